@@ -18,12 +18,12 @@ from functools import cached_property
 from pathlib import Path
 from statistics import mean, stdev
 
-from lookonce import read_run_file
+from lookonce import plots, read_run_file
 from lookonce.datasets.majority import Majority
 from lookonce.datasets.records import Record, read_records
 from lookonce.datasets.sample.write import write_sample
 from lookonce.eval.answerer import Answerer
-from lookonce.plots import Line, Panel, line_plot, svg_file
+from lookonce.plots import Line, Panel
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
 from lookonce.run.log_file import Curve, Curves, read_curves
@@ -167,15 +167,11 @@ def drawing(found: list[Trained]) -> str:
     whole, high = found[0], max(list(found[0].mean_validation_loss.values())[2:])
     panels = []
     for each in found[1:]:
-        names = ("", "", "") if panels else ("unrounded, each seed", "mean", "rounded, mean")  # once in the legend
-        curves = [
-            Line("" if seed else names[0], points_of(one.validation_loss), "faint")
-            for seed, one in enumerate(whole.curves)
-        ]
-        curves.append(Line(names[1], points_of(whole.mean_validation_loss), "main"))
-        curves.append(Line(names[2], points_of(each.mean_validation_loss), "marked"))
-        panels.append(Panel(f"validation loss, {each.frozen}", curves, 0.0, high, 170))
-    return svg_file(line_plot("Losses with rounded frozen weights", "step", panels))
+        lines = [Line("unrounded, each seed", one.validation_loss, "faint") for one in whole.curves]
+        lines.append(Line("unrounded, mean", whole.mean_validation_loss, "line"))
+        lines.append(Line("rounded, mean", each.mean_validation_loss, "marked", 1))
+        panels.append(Panel(f"validation loss, {each.frozen}", lines, (0.0, high)))
+    return plots.to_file(plots.curves(panels, "step", "Losses with rounded frozen weights"))
 
 
 def points_of(curve: Curve) -> list[tuple[float, float]]:

@@ -3,11 +3,11 @@
 Q questions, R runs, C candidates, P pairs.
 
 Design: intervals and tests are over images, not questions, since the answers about one image are right or wrong
-together. An interval over images holds the chance of the test set and not that of training. So runs that are seeds of
-one another are one *candidate*: its score is their mean, and its spread is from the worst to the best of them. A
-difference counts only if its interval does not hold 0, its p after Holm's correction is below 5 %, and it is larger
-than the spread of either candidate. Runs that are all seeds of one training are compared with each other, and none of
-them is better. As text a comparison is a table of the runs, one of the pairs, and a sentence for each pair.
+together. An interval over images covers the choice of the test set and not the randomness of training. So runs that
+are seeds of one another are one *candidate*: its score is their mean, and its spread is from the worst to the best of
+them. A difference counts only if its interval does not hold 0, its p after Holm's correction is below 5 %, and it is
+larger than the spread of either candidate. Runs that are all seeds of one training are compared with each other, and
+none of them is better. As text a comparison is a table of the runs, one of the pairs, and a sentence for each pair.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from lookonce.eval.statistics import (
     sign_flip_p,
     totals,
 )
-from lookonce.text import count, listed, table, terminal_width
+from lookonce.text import count, listed, shown_p, table, terminal_width
 
 MAX_PAIRS = 2000
 """The most pairs that are compared; each takes 10,000 resamples."""
@@ -218,6 +218,10 @@ def _pair(
 WIDTH = 80
 PAIRS = ("pair", "points", "95% interval", "p (Holm)", "only one right", "McNemar p")
 FEW_IMAGES = f"all questions are about fewer than {MIN_CLUSTERS} images, so there is no interval"
+INTERVAL_AND_MCNEMAR = (
+    "The interval and p take images as independent and McNemar's test takes questions, so it may find a difference "
+    "that they do not: the answers about one image are right or wrong together."
+)
 EXACT_MATCH_IS_POOR = (
     f"Only exact match was compared, which says little about these answers: half of the references have {SENTENCE} "
     f"words or more, or no run has {FEW_RIGHT:.0%} right. To compare the words of the answers: lookonce compare RUN "
@@ -289,13 +293,6 @@ def _figures(pair: Pair) -> str:
     return f"95% interval {Interval(low, high).in_percent()}, p after Holm {shown_p(pair.p_holm)}"
 
 
-def shown_p(value: float) -> str:
-    """A p value as text."""
-    if value < 0.0001:
-        return "<0.0001"
-    return f"{value:.4f}" if value < 0.001 else f"{value:.3f}"
-
-
 def _run_row(one: Candidate, letter: str) -> tuple[str, ...]:
     spread = "" if one.spread is None else f"{100 * one.spread:.1f} points"
     return f"{letter}  {one.name}", f"{one.score:.1%}", _interval(one.interval), f"{one.majority:.1%}", spread
@@ -315,11 +312,12 @@ def _interval(interval: Interval | None) -> str:
 def _notes(comparison: Comparison) -> list[str]:
     """How the figures were computed, and what they do not hold."""
     notes = [
-        "Intervals take images as independent, and not questions. p: sign flips by image, corrected for "
-        f"{count(len(comparison.pairs), 'pair')} (Holm)."
+        "Majority: the score of always giving each question's most frequent training answer, no image seen. p: sign "
+        f"flips by image; Holm's correction raises it, because {count(len(comparison.pairs), 'pair')} may differ by "
+        "chance."
     ]
     if comparison.metric == "exact_match":
-        notes[0] += " McNemar takes questions of one image as independent."
+        notes.append(INTERVAL_AND_MCNEMAR)
     if comparison.is_exact_match_poor:
         notes.append(EXACT_MATCH_IS_POOR)
     if comparison.prompts:
@@ -332,7 +330,7 @@ def _notes(comparison: Comparison) -> list[str]:
     knows_seeds = any(one.spread is not None for one in comparison.candidates)
     if not knows_seeds and not any(pair.are_seeds for pair in comparison.pairs):
         notes.append(
-            "The intervals do not hold the chance of training: train each variant with at least three values of "
+            "The intervals do not cover the randomness of training: train each variant with at least three values of "
             "train.seed and name all of the runs."
         )
     return notes

@@ -35,6 +35,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lookonce.text import in_percent
+
 Clusters = NDArray[np.intp]
 """The number of each question's cluster, from 0."""
 Matrix = NDArray[np.float64]
@@ -83,8 +85,7 @@ class Interval(NamedTuple):
 
     def in_percent(self) -> str:
         """Both ends in percent: "91.3 to 93.5"."""
-        low, high = (round(100 * end, 1) + 0.0 for end in self)  # no "-0.0"
-        return f"{low:.1f} to {high:.1f}"
+        return in_percent(self)
 
 
 def share_interval(values_Q: Vector, clusters: Clusters) -> Interval | None:

@@ -1,8 +1,8 @@
 """The audit as text, and as one HTML page: what is wrong first, then what is in the files, and some images.
 
-Design: the page needs no network. Everything is in it: styles, plots as SVG, and as data: URLs a contact sheet, images
-with a question each, drawn from a seed. It has no script. It can be sent by mail and opened from a disk. 48 images take
-about a megabyte.
+Design: the page is templates/audit.html.jinja. Everything is in it: style sheet, plots as SVG, and as data: URLs a
+contact sheet, images with a question each, drawn from a seed. It can be sent by mail and opened from a disk. 48 images
+take about a megabyte.
 """
 
 from __future__ import annotations
@@ -10,23 +10,20 @@ from __future__ import annotations
 import base64
 import io
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from xml.etree.ElementTree import Element
 
 from PIL import ImageOps
 
-from lookonce import page as pages
+from lookonce import page, plots
 from lookonce.datasets.audit.audit import Audit, Vocabulary
 from lookonce.datasets.audit.corpus import Corpus, distinct
 from lookonce.datasets.audit.findings import LEVELS, Finding
 from lookonce.datasets.images import UNDECODABLE, open_image, read_many
 from lookonce.errors import ImageError
-from lookonce.page import Card, Section, figure, gallery, heading, histogram, notice, page, section
-from lookonce.plots import binned, points, shares
-from lookonce.text import bars, count, shown, table
+from lookonce.text import bars, binned, count, shown, table
 from lookonce.threads import threaded_map
 
 NUM_QUESTIONS, NUM_SIZES, MAX_BARS = 25, 8, 20
@@ -109,12 +106,12 @@ def _per_image(audit: Audit) -> str:
     return f"questions per image ({mean:.1f} on average): number of images\n{bars(numbers)}"
 
 
-def size_lines(audit: Audit) -> tuple[Sequence[str], list[Sequence[str]]]:
+def size_lines(audit: Audit, most: int = NUM_SIZES) -> tuple[Sequence[str], list[Sequence[str]]]:
     """Return header and lines of a table of the most frequent image sizes."""
     lines = [(f"{width} x {height}", f"{images:,}") for (width, height), images in audit.sizes.items()]
-    if len(lines) > NUM_SIZES:
-        rest = sum(list(audit.sizes.values())[NUM_SIZES:])
-        lines = [*lines[:NUM_SIZES], (count(len(lines) - NUM_SIZES, "other size"), f"{rest:,}")]
+    if len(lines) > most:
+        rest = sum(list(audit.sizes.values())[most:])
+        lines = [*lines[:most], (count(len(lines) - most, "other size"), f"{rest:,}")]
     return ("image size", "images"), list(lines)
 
 
@@ -212,90 +209,39 @@ def _shrink(read: tuple[Path, bytes | ImageError], side: int) -> tuple[Path, byt
     return path, target.getvalue()
 
 
+@dataclass(frozen=True)
+class Section:
+    """A section of the page from another module: some tables, and a histogram of how often each number occurs."""
+
+    title: str
+    text: str
+    tables: Sequence[tuple[Sequence[str], Sequence[Sequence[str]]]] = ()
+    counts: Mapping[int, int] | None = None
+    x_name: str = ""
+    y_name: str = ""
+
+
 def to_page(audit: Audit, sections: Sequence[Section] = (), sheet: Sequence[Thumbnail] = ()) -> str:
     """Return the whole page; `sections` are shown before the answers."""
+
+    def histogram(counts: Mapping[int, int], x_name: str, y_name: str) -> str:
+        return plots.to_svg(plots.histogram(counts, x_name, y_name), f"{y_name} by {x_name}")
+
+    sizes = f"{count(len(audit.sizes), 'image size')}: width and height"
     names = ", ".join(file.name for file in audit.files)
-    content = [
-        _heading_section(audit, names),
-        *_findings_section(audit.findings),
-        *section("Files", "", pages.table(*file_lines(audit))),
-        *_per_image_section(audit),
-        *(element for one in sections for element in one.elements()),
-        *_answers_section(audit),
-        *_sizes_section(audit),
-        *_baselines_section(audit),
-        *_contact_sheet_section(sheet),
-    ]
-    footer = "Made by lookonce data audit. Its --json has the same numbers and all items of each finding."
-    return page(f"Audit of {names}", content, footer)
-
-
-def _heading_section(audit: Audit, names: str) -> Element:
-    per_image = audit.num_questions / max(audit.num_named_images, 1)
-    best = audit.baselines[-1] if audit.baselines else None
-    tiles = [
-        ("questions", f"{audit.num_questions:,}"),
-        ("distinct questions", f"{audit.num_distinct_questions:,}"),
-        ("distinct images", f"{audit.num_images:,}"),
-        ("questions per image", f"{per_image:.1f}"),
-        *([(f"majority baseline, {best.scored_on}", f"{best.exact_match:.1%}")] if best else []),
-    ]
-    return heading(names, summary(audit), tiles)
-
-
-def _findings_section(findings: Sequence[Finding]) -> list[Element]:
-    notices = [notice(one.level, one.says, one.examples, one.num_more) for one in findings]
-    return section("What is wrong", "" if findings else "No problems found.", *notices)
-
-
-def _per_image_section(audit: Audit) -> list[Element]:
-    if not audit.questions_per_image:
-        return []
-    text = "How many images have each number of questions. The more questions per image, the faster lookonce trains."
-    plot = histogram(audit.questions_per_image, "questions per image", "images")
-    return section("Questions per image", text, plot)
-
-
-def _answers_section(audit: Audit) -> list[Element]:
-    chosen = asked_again(audit)[:NUM_DRAWN]
-    more = audit.num_distinct_questions - len(chosen)
-    if not chosen:
-        return section("Answers per question", f"{count(more, 'question')} asked once each.")
-    text = (
-        "The five most frequent answers of each question, and how many distinct answers there are. "
-        "If a bar is nearly one colour, the question can be answered without the image."
+    return page.render(
+        "audit.html.jinja",
+        title=f"Audit of {names}",
+        names=names,
+        audit=audit,
+        summary=summary(audit),
+        files=file_lines(audit),
+        sections=sections,
+        asked_again=asked_again(audit)[:NUM_DRAWN],
+        size_table=size_lines(audit),
+        all_sizes=size_lines(audit, len(audit.sizes)),
+        sizes=plots.to_svg(plots.points(audit.sizes, "width, pixels", "height, pixels"), sizes) if audit.sizes else "",
+        histogram=histogram,
+        sheet=sheet,
+        footer="Made by lookonce data audit. Its --json has the same numbers and all items of each finding.",
     )
-    text += f" The {count(len(chosen), 'question')} asked most; there are {more:,} others." if more else ""
-    lines = [(f"{each.question}  ({count(each.num_answers, 'answer')})", each.num_asked, each.top) for each in chosen]
-    plot = shares(lines, "the most frequent answers of each question")
-    return section("Answers per question", text, figure(plot))
-
-
-def _sizes_section(audit: Audit) -> list[Element]:
-    if not audit.sizes:
-        return []
-    text = f"{count(len(audit.sizes), 'size')}; the area of a circle shows how many images have it."
-    plot = points(audit.sizes, "width, pixels", "height, pixels")
-    return section("Image sizes", text, figure(plot), pages.table(*size_lines(audit)))
-
-
-def _baselines_section(audit: Audit) -> list[Element]:
-    lines = [
-        (each.scored_on, "itself" if each.learned_on == each.scored_on else each.learned_on, f"{each.num_questions:,}")
-        + (f"{each.exact_match:.1%}",)
-        for each in audit.baselines
-    ]
-    text = (
-        "The score of always giving each question's most frequent answer, without looking at any image. "
-        "Only what a model scores above it may come from the images."
-    )
-    header = ("scored on", "learned on", "questions", "exact match")
-    return section("Majority baseline", text, pages.table(header, lines))
-
-
-def _contact_sheet_section(sheet: Sequence[Thumbnail]) -> list[Element]:
-    if not sheet:
-        return []
-    cards = [Card(one.url, one.name, one.question, one.answer, f"{one.name}, {one.file}") for one in sheet]
-    text = f"{count(len(cards), 'image')} drawn at random, each with one of its questions."
-    return section("Contact sheet", text, gallery(cards))

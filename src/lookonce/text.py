@@ -62,6 +62,19 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def in_percent(ends: Sequence[float]) -> str:
+    """Both ends of an interval in percent: "91.3 to 93.5"."""
+    low, high = (round(100 * end, 1) + 0.0 for end in ends)  # no "-0.0"
+    return f"{low:.1f} to {high:.1f}"
+
+
+def shown_p(value: float) -> str:
+    """A p value as text."""
+    if value < 0.0001:
+        return "<0.0001"
+    return f"{value:.4f}" if value < 0.001 else f"{value:.3f}"
+
+
 def faster(ratio: float) -> str:
     """How a time compares with another that is `ratio` times as long: "2.5 times faster", "1.1 times slower"."""
     return f"{ratio:.1f} times faster" if ratio >= 1 else f"{1 / ratio:.1f} times slower"
@@ -128,6 +141,19 @@ def bars(numbers: Sequence[tuple[str, int]]) -> str:
         f"  {name:>{width}}  {'#' * round(BAR * number / largest) if largest else ''} {number:,}"
         for name, number in numbers
     )
+
+
+def binned(counts: Mapping[int, int], max_bins: int) -> list[tuple[str, int]]:
+    """Sum up how often each number occurs in at most `max_bins` ranges of the same width, named "3" or "3-5"."""
+    low, high = min(counts), max(counts)
+    width = -(-(high - low + 1) // max_bins)
+    return [
+        (
+            str(start) if width == 1 else f"{start:,}-{start + width - 1:,}",
+            sum(counts.get(number, 0) for number in range(start, start + width)),
+        )
+        for start in range(low, high + 1, width)
+    ]
 
 
 def listed(items: Sequence[str], most: int = 5) -> str:

@@ -17,6 +17,9 @@ import sys
 import traceback
 from typing import Any
 
+import matplotlib.backends.backend_svg
+import matplotlib.figure  # noqa: F401
+
 import lookonce.cli
 import lookonce.commands.cache
 import lookonce.commands.train

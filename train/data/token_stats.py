@@ -25,10 +25,10 @@ from lookonce.cache.build.progress import planned_tokens
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.datasets.audit.corpus import Corpus, CorpusFile
 from lookonce.datasets.audit.findings import Finding, Item, encodable, findings_from
+from lookonce.datasets.audit.report import Section
 from lookonce.datasets.records import Context, Record, Turn
 from lookonce.errors import ModelError, RecordsError
 from lookonce.families.lookup import DEFAULT, family_in
-from lookonce.page import Section
 from lookonce.run.sections.batch import BatchSection
 from lookonce.text import count, table
 from lookonce.train.data.sampler import Sampler

@@ -28,8 +28,7 @@ from lookonce.errors import LookonceError, ModelError, UsageError
 from lookonce.eval.scores.metrics import NAMES, read_metrics
 from lookonce.eval.statistics import MIN_CLUSTERS
 from lookonce.hub import find_model, is_commit, is_hub_name, license_of_model
-from lookonce.report.runs import ReportedRun, SplitFacts
-from lookonce.report.training import Cost
+from lookonce.report.runs import Cost, ReportedRun, SplitFacts
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
 from lookonce.run.records import HELD_OUT, read_split

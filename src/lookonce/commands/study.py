@@ -9,7 +9,17 @@ from pathlib import Path
 
 import click
 
-from lookonce.commands.options import JSON, PATH, SECONDS, Decimal, check_launch, emit, notify, only_results_on_stdout
+from lookonce.commands.options import (
+    JSON,
+    PATH,
+    PDF,
+    SECONDS,
+    Decimal,
+    check_launch,
+    emit,
+    notify,
+    only_results_on_stdout,
+)
 from lookonce.text import count
 
 STUDY = click.argument("study_file", metavar="STUDY.yaml", type=PATH)
@@ -172,28 +182,33 @@ def jobs(study_file: Path, as_json: bool) -> None:
 @study.command()
 @STUDY
 @click.option("-o", "--output", type=PATH, metavar="FILE", help="Page to write; by default report.html of the study.")
+@PDF
 @JSON
-def report(study_file: Path, output: Path | None, as_json: bool) -> None:
-    """Compare the arms of a study, and write one HTML page about its runs.
+def report(study_file: Path, output: Path | None, has_pdf: bool, as_json: bool) -> None:
+    """Compare the variants of a study, and write one HTML page about its runs.
 
-    The runs of an arm are seeds of one another and count as one. The figures are those of lookonce compare, the page is
-    that of lookonce report, with a table of the arms, a sentence about each for a paper, what chains of arms forget of
-    each stage, and what earlier answers in the prompts are worth. The tables are written beside the page, as CSV and as
-    LaTeX. Runs that are not complete are left out, and named. The majority answers are those of the base run's training
-    records, for every arm.
+    The runs of a variant (an arm of the study file) are seeds of one another and count as one. The figures are those of
+    lookonce compare. The page is that of lookonce report; it begins with a forest plot of the variants, a verdict and a
+    sentence for a paper about each, and the methods as a paragraph. Then it shows learning curves, scores by question
+    and by stage, what sequences of trainings forget of each stage, and what earlier answers in the prompts are worth.
+    The tables are written beside the page, as CSV and as LaTeX. Runs that are not complete are left out, and named. The
+    majority answers are those of the base run's training records, for every variant.
 
     \b
     Keys of --json: those of lookonce compare and lookonce report, and
-      arms         arm, seeds, exact_match, interval, majority, spread, difference, difference_interval, p_holm,
-                   is_distinguishable, sentence; cost: needs (arms), num_records, training_seconds, answering_seconds
+      arms         arm, seeds, exact_match, exact_match_by_seed, interval, majority, spread, difference,
+                   difference_interval, p_holm, is_distinguishable, sentence; cost: needs (arms), num_records,
+                   training_seconds, answering_seconds
+      scores_by    question and stage: of each its num_questions, majority, and the exact match of each arm
       learning_curves  arm, phases, and points: samples, minutes, validation_loss, exact_match
       forgetting   arms, seeds, stages, exact_match (by arm and stage), forgotten (by stage)
-      left_out, majority (whose answers it has, as a sentence)
+      left_out, majority (whose answers it has, as a sentence), methods (a paragraph)
 
     \b
     Examples:
       lookonce study report study.yaml
       lookonce study report study.yaml -o study.html --json
+      lookonce study report study.yaml --pdf
     """
     from lookonce.report.report import check_replaces_page
     from lookonce.run.claim import RunClaim, claimed_around
@@ -208,8 +223,9 @@ def report(study_file: Path, output: Path | None, as_json: bool) -> None:
     with RunClaim(folder, "lookonce study report") as owner, claimed_around(page, "lookonce study report"):
         owner.take(patience_s=PATIENCE_S)
         found = report_study(study_file)
-        tables = found.write(page)
+        written = found.write(page, has_pdf)
     for name in found.left_out:
         notify(f"not complete, and left out: {name}")
-    notify(f"wrote the page to {page}, and {count(len(tables), 'file')} of its tables beside it")
+    what = "tables, methods and plots" if has_pdf else "tables and methods"
+    notify(f"wrote the page to {page}, and {count(len(written), 'file')} of its {what} beside it")
     emit(found.to_json(), found.text(), as_json)

@@ -10,8 +10,7 @@ Answers to other questions than those of the result, which an earlier evaluation
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from xml.etree.ElementTree import Element
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +21,7 @@ from lookonce.eval.join import Run, in_one_order
 from lookonce.eval.scores.metrics import IN_CONTEXT
 from lookonce.eval.scores.prediction import GROUPINGS, Prediction, read_predictions
 from lookonce.eval.statistics import Interval, clusters_of, difference_interval, share_interval
-from lookonce.page import sentences, subsection, table
-from lookonce.plots import Content, number_cell
-from lookonce.report.runs import Part, ReportedRun
+from lookonce.report.runs import ReportedRun
 from lookonce.run.config import RunFile
 from lookonce.text import shell
 
@@ -166,35 +163,12 @@ def _command(run: ReportedRun, answers: Mapping[str, Run]) -> str:
     return shell("lookonce", "eval", run.folder.folder, "--split", run.split, *options)
 
 
-HEADER = ("questions", *KINDS, *PAIRS)
-NOTE = (
-    "Exact match by whose answers to earlier questions the prompts have. Own: the model's, stage by stage. True: those "
-    "of the records, which a user does not have; they are the upper limit. None: no answers. Differences are in "
-    "points, in pairs; below each figure is its 95% interval over images. Of several seeds it is the mean."
-)
+NAMES = {"own": "predicted", "true": "reference", "none": "none"}
+"""Whose answers prompts have, in words."""
+HEADER = ("questions", *NAMES.values(), *(" - ".join(NAMES[kind] for kind in pair) for pair in PAIRS.values()))
 
 Cell = tuple[str, str]
 """A figure and its interval, as they are shown."""
-
-
-def contexts(runs: Sequence[ReportedRun]) -> Part:
-    """A table for each training with `data.context`; its seeds count as one.
-
-    Raises:
-        UsageError: seeds of one training answered different questions.
-    """
-    found = context_scores(runs)
-    content = [element for one in found for element in subsection(one.title, "", *_content(one))]
-    text = NOTE if found else "No run that is evaluated has `data.context`."
-    return Part("contexts", "Own, true and no earlier answers", text, [asdict(one) for one in found], content)
-
-
-def _content(one: ContextScores) -> list[Element]:
-    lines: list[list[Content]] = [
-        [group, *(number_cell(*cell) for cell in cells)] for group, cells in context_cells(one).items()
-    ]
-    missing = [sentences([f"Not asked yet; run: {line}" for line in one.not_asked])] if one.not_asked else []
-    return [table(HEADER, lines), *missing]
 
 
 def context_cells(one: ContextScores) -> dict[str, list[Cell]]:

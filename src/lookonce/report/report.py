@@ -1,34 +1,59 @@
-"""All parts of a report together, as one HTML page and as JSON.
+"""The report of one or several runs: their numbers as JSON, and an HTML page of them.
 
-Design: the page has everything in it: styles, plots as SVG, thumbnails as data: URLs, no script. Each part gives its
-numbers with its elements, so that the JSON has all that is on the page. It costs a second or two for 9,000 questions
-about 975 images, most of it to draw images for intervals.
+Design: each part gives numbers, which are its JSON, and templates/report.html.jinja shows them. So every number of the
+page is in the JSON. The page has everything in it: style sheet, plots as SVG, thumbnails as data: URLs, no script. A
+part of which nothing is known has no heading; the end of the page says why.
+
+It costs two seconds for 9,000 questions about 975 images, 0.8 of them to import matplotlib and to draw.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lookonce.errors import UsageError
+from lookonce import page, plots
+from lookonce.differences import flatten
+from lookonce.errors import ModelError, UsageError
+from lookonce.eval.compare import FEW_IMAGES, INTERVAL_AND_MCNEMAR, compare, to_json
+from lookonce.eval.scores.metrics import BASELINES, NAMES, read_metrics
+from lookonce.eval.scores.prediction import GROUPINGS
+from lookonce.eval.statistics import MIN_CLUSTERS, Interval
 from lookonce.files import write_text
-from lookonce.page import heading, page
-from lookonce.report.answers import answers, errors
-from lookonce.report.contexts import contexts
-from lookonce.report.provenance import data, provenance, settings
-from lookonce.report.runs import DataFacts, Part, ReportedRun, open_runs
-from lookonce.report.scores import comparison, groups, metrics, run_sentence, verdict
-from lookonce.report.training import cost, curves
-from lookonce.run.folder import RunFolder
-from lookonce.text import listed
+from lookonce.hub import find_model, license_of_model
+from lookonce.plots import Line, Panel
+from lookonce.report.answers import answers, errors, pictures
+from lookonce.report.contexts import HEADER as CONTEXTS_HEADER
+from lookonce.report.contexts import ContextScores, context_cells, context_scores
+from lookonce.report.runs import BENCH, Cost, DataFacts, ReportedRun, open_runs, overlap
+from lookonce.run.config import RunFile
+from lookonce.run.folder import RunFolder, Trained
+from lookonce.run.log_file import Curves, smoothed
+from lookonce.run.sections.model import ModelSection
+from lookonce.run.sections.paths import RECORDED
+from lookonce.text import count, duration, faster, listed, shell, shown, size
 from lookonce.version import __version__
 
-MADE_BY = "Made by lookonce report"
-"""What stands at the end of a page."""
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 MAX_TOLD = 3
 """The top of the page has the scores of this many runs, and the sentences of this many runs or pairs."""
+ABSENT = {
+    "comparison": "Comparison: comparing needs two runs with answers: lookonce report RUN RUN",
+    "groups": "Exact match by group, other metrics: nothing is evaluated yet.",
+    "curves": "Curves: no training has logged a loss.",
+    "answers": "Answers, errors: no questions are answered yet.",
+    "cost": "Cost: nothing is recorded.",
+    "settings": "Settings: no run folder, so no settings.",
+    "data": "Data and leaks: no run folder, so the records are not known.",
+}
+"""Why a part has no numbers."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +61,9 @@ class Report:
     """The report of some runs."""
 
     runs: Sequence[ReportedRun]
-    parts: Sequence[Part]
-    of_what: str = ""
-    """What the title names; by default the runs."""
+    numbers: dict[str, Any]
+    """The numbers of each part by its key, as JSON; None if nothing is known."""
+    contexts: Sequence[ContextScores]
 
     @classmethod
     def of(cls, runs: Sequence[ReportedRun], *, with_first_only: bool = False) -> Report:
@@ -48,38 +73,95 @@ class Report:
             UsageError: the runs answered different questions.
         """
         compared = comparison(runs, with_first_only)  # first, because the others take runs to have the same questions
-        in_context = [contexts(runs)] if any(run.has_context for run in runs) else []
-        makers = (groups, metrics, curves, answers, errors, cost, settings, data, provenance)
-        return cls(runs, [verdict(runs), compared, *in_context, *(make(runs) for make in makers)])
-
-    def to_page(self) -> str:
-        """The whole page as text."""
-        title = f"Report of {self.of_what or listed([run.name for run in self.runs])}"
-        top = heading(title, " ".join(self.sentences()[:MAX_TOLD]), self._tiles())
-        content = [top, *(element for part in self.parts for element in part.elements())]
-        return page(title, content, f"{MADE_BY}, version {__version__}. Its --json has the same numbers.")
+        contexts = context_scores(runs)
+        has_context = any(run.has_context for run in runs)
+        numbers = {
+            "verdict": {"runs": [_verdict(run) for run in runs]},
+            "comparison": compared,
+            **({"contexts": [asdict(one) for one in contexts]} if has_context else {}),
+            "groups": {run.name: _groups(run) for run in runs if run.scores} or None,
+            "metrics": {run.name: _metrics(run) for run in runs if run.metrics.get("metrics")} or None,
+            "curves": curves(runs),
+            "answers": answers(runs),
+            "errors": errors(runs),
+            "cost": cost(runs),
+            "settings": settings(runs),
+            "data": {run.name: _data(run) for run in runs if run.settings} or None,
+            "provenance": provenance(runs),
+        }
+        return cls(runs, numbers, contexts)
 
     def to_json(self) -> dict[str, Any]:
-        """The numbers of all parts, by their keys."""
-        return {part.key: part.numbers for part in self.parts}
+        return self.numbers
 
     def sentences(self) -> list[str]:
         """How the runs compare; without a comparison, how each is scored."""
-        compared = next(part.numbers for part in self.parts if part.key == "comparison")
+        compared = self.numbers["comparison"]
         if not compared:
             return [run_sentence(run) for run in self.runs]
         return [pair["sentence"] for pair in compared.get("token_f1", compared)["pairs"]]
 
-    def _tiles(self) -> Iterable[tuple[str, str]]:
-        scored = [(run.name, run.scores) for run in self.runs if run.scores]
-        for name, scores in scored[:MAX_TOLD]:
-            words = "exact match" if len(scored) == 1 else name
-            yield words, f"{scores.overall.exact_match:.1%}"
-        if scored:
-            scores = scored[0][1]
-            yield "majority baseline", f"{scores.overall.majority:.1%}"
-            yield "questions", f"{scores.overall.num_questions:,}"
-            yield "images", f"{scores.num_images:,}"
+    def to_page(self, template: str = "report.html.jinja", **more: Any) -> str:
+        """The whole page as text, by this template or one that extends it with `more` values."""
+        names, json = [run.name for run in self.runs], self.numbers
+        known = json["settings"] or {"settings": {}, "differing": [], "defaults": None}
+        defaults = {"default value": known["defaults"]} if known["defaults"] else {}
+        scored = [one for one in json["verdict"]["runs"] if "baselines" in one]
+        metrics = json["metrics"] or {}
+        counts = [one["counts"] or {} for one in metrics.values()]
+        conditions = [(run, key) for run, one in metrics.items() for key in one["baselines"]]
+        values = {
+            "title": f"Report of {listed(names)}",
+            "lead": " ".join(self.sentences()[:MAX_TOLD]),
+            "footer": f"{page.MADE_BY}, version {__version__}. Its --json has the same numbers.",
+            "named": _tiles(scored),
+            "names": names,
+            "json": json,
+            "looks": merged([(run.name, _looks(run)) for run in self.runs if run.scores], len(names)),
+            "said": merged(_said_of_records(self.runs, json["data"] or {}), len(names)),
+            "conditions": conditions,
+            "beside": [NAMES[key] + (f", {run}" if len(metrics) > 1 else "") for run, key in conditions],
+            "metric_names": {key: one for run in reversed(metrics.values()) for key, one in run["metrics"].items()},
+            "not_installed": next(
+                (text for one in metrics.values() if "pip" in (text := one["text_metrics"] or "")), ""
+            ),
+            "counted": {key: name for key, name in COUNTS.items() if any(one.get(key) is not None for one in counts)},
+            "curves": [plots.to_svg(plot, f"{name} of {listed(names)}") for name, plot in self.plots().items()],
+            "contexts": [(one, context_cells(one)) for one in self.contexts],
+            "contexts_header": CONTEXTS_HEADER,
+            "picture_of": pictures(json["answers"] or []),
+            "cost_lines": cost_lines(json["cost"] or {}),
+            "settings": _lines(known["settings"], page.setting),
+            "differing": _lines(known["settings"] | defaults, page.setting, known["differing"]),
+            "facts": _lines(json["provenance"]["facts"], lambda text: shown(text or "", 120)),
+            "splits": _splits(self.runs),
+            "absent": [why for key, why in ABSENT.items() if not json[key]],
+        }
+        fixed = {"GROUPINGS": GROUPINGS, "NAMES": NAMES, "DISTANCES": DISTANCES, "BENCH": BENCH}
+        values |= fixed | {"INTERVAL_AND_MCNEMAR": INTERVAL_AND_MCNEMAR}
+        return page.render(template, **values | more)
+
+    def plots(self) -> dict[str, Figure]:
+        """The curves of the runs, a plot for each figure."""
+        known = self.numbers["curves"] or {}
+        return {panel.name: plots.curves([panel], "step") for panel in _panels(known)}
+
+
+def _tiles(scored: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Names and numbers for the top of a page."""
+    found = [("exact match" if len(scored) == 1 else one["name"], f"{one['exact_match']:.1%}") for one in scored]
+    for one in scored[:1]:
+        found[MAX_TOLD:] = [("majority baseline", f"{one['majority']:.1%}")]
+        found += [("questions", f"{one['num_questions']:,}"), ("images", f"{one['num_images']:,}")]
+    return found
+
+
+def _lines(
+    by_run: Mapping[str, Mapping[str, Any]], show: Callable[[Any], str], keys: Iterable[str] | None = None
+) -> list[list[str]]:
+    """A line for each key, by default all keys, with a cell for each run."""
+    keys = dict.fromkeys(key for one in by_run.values() for key in one) if keys is None else keys
+    return [[key, *(show(one.get(key)) for one in by_run.values())] for key in keys]
 
 
 def check_replaces_page(path: Path) -> None:
@@ -89,9 +171,17 @@ def check_replaces_page(path: Path) -> None:
         UsageError: there is something else.
     """
     content = path.read_bytes() if path.is_file() else b""
-    is_page = content.startswith(b"<!doctype html>") and MADE_BY.encode() in content
+    is_page = content.startswith(b"<!doctype html>") and page.MADE_BY.encode() in content
     if path.exists() and not is_page:
         raise UsageError(f"{path} exists and is not a page of lookonce report; name another file with -o, or remove it")
+
+
+def write_plots(figures: Mapping[str, Figure], beside: Path) -> list[Path]:
+    """Write plots as PDF beside a page, named after it; returns the paths."""
+    paths = [beside.with_name(f"{beside.stem}-{name.replace(' ', '-')}.pdf") for name in figures]
+    for path, figure in zip(paths, figures.values(), strict=True):
+        plots.write_pdf(figure, path)
+    return paths
 
 
 def report_training(folder: RunFolder, summary: dict[str, Any], data: DataFacts) -> Path:
@@ -99,3 +189,377 @@ def report_training(folder: RunFolder, summary: dict[str, Any], data: DataFacts)
     runs = [replace(run, known_summary=summary, known_data=data) for run in open_runs([folder.folder])]
     write_text(folder.report, Report.of(runs).to_page())
     return folder.report
+
+
+def merged(said: Iterable[tuple[str, str]], num_runs: int) -> list[str]:
+    """Sentences on runs, each once with the names of the runs; of a single run no name is needed."""
+    names: dict[str, list[str]] = {}
+    for name, sentence in said:
+        names.setdefault(sentence, []).append(name)
+    if num_runs == 1:
+        return [f"{text[0].upper()}{text[1:]}" for text in names]
+    return [f"{'All runs' if len(some) == num_runs else ', '.join(some)}: {text}" for text, some in names.items()]
+
+
+BLIND = ("shuffled", "blank")
+"""Baselines that a model reaches without seeing the image of the question."""
+
+
+def _verdict(run: ReportedRun) -> dict[str, Any]:
+    """What a run scores beside its baselines, with a sentence."""
+    value: dict[str, Any] = {"name": run.name, "split": run.split, "sentence": run_sentence(run)}
+    if run.scores is None:
+        return value
+    overall = asdict(run.scores.overall)
+    return value | overall | {"num_images": run.scores.num_images, "baselines": run.metrics["baselines"]}
+
+
+def run_sentence(run: ReportedRun) -> str:
+    """How a run is scored, or why it is not."""
+    if run.scores is None:
+        training = f"; its training: {run.training.text()}" if run.training else ""
+        return f"{run.name} is not evaluated on {run.split}{training}."
+    overall, majority = run.scores.overall, run.metrics["baselines"]["majority"]
+    asked = f"{count(overall.num_questions, 'question')} about {count(run.scores.num_images, 'image')}"
+    right = f"{run.name} answers {overall.exact_match:.1%} of {asked} exactly right"
+    if overall.interval is None or majority["interval"] is None:
+        return f"{right}; {FEW_IMAGES}. The majority answers reach {overall.majority:.1%}."
+    compared = _beside_majority(100 * majority["difference"], Interval(*majority["interval"]))
+    interval = f"(95% interval {overall.interval.in_percent()})"
+    return f"{right} {interval}. That is {compared} always the majority answer ({overall.majority:.1%})."
+
+
+def _beside_majority(points: float, interval: Interval) -> str:
+    if interval.low > 0:
+        return f"{points:.1f} points more than"
+    return f"{-points:.1f} points less than" if interval.high < 0 else "not distinguishable from"
+
+
+def _looks(run: ReportedRun) -> str:
+    """Whether the model looks at the image, by what it scores without the right one."""
+    known = {key: one for key, one in run.metrics["baselines"].items() if key in BLIND}
+    if not known:
+        return "whether the model looks at the image is not known; to measure it: lookonce eval RUN --baselines"
+    scores = " and ".join(f"{one['exact_match']:.1%} with {NAMES[key]}" for key, one in known.items())
+    if all(one["interval"] and one["interval"][0] > 0 for one in known.values()):
+        return f"the model scores {scores}, so it looks at the image"
+    return f"the model scores {scores}, so nothing shows that it looks at the image"
+
+
+def comparison(runs: Sequence[ReportedRun], with_first_only: bool) -> dict[str, Any] | None:
+    """All pairs, or those with the first run; where exact match says little, also by F1 of words.
+
+    Raises:
+        UsageError: the runs answered different questions.
+    """
+    answered = [run.answers for run in runs if run.answers]
+    if len(answered) < 2:
+        return None
+    found = compare(answered, with_first_only=with_first_only)
+    if not found.is_exact_match_poor:
+        return to_json(found)
+    return to_json(found) | {"token_f1": to_json(compare(answered, with_first_only=with_first_only, metric="token_f1"))}
+
+
+def _groups(run: ReportedRun) -> dict[str, Any]:
+    """The scores of a run by group, beside the baselines."""
+    assert run.scores
+    numbers: dict[str, Any] = {"num_groups": run.scores.num_groups}
+    for by in GROUPINGS:
+        beside = {key: found.get(f"by_{by}", {}) for key, found in run.conditions.items()}
+        numbers[f"by_{by}"] = {
+            name: asdict(one)
+            | {
+                "gain": one.gain,
+                "baselines": {key: some[name]["exact_match"] for key, some in beside.items() if name in some},
+            }
+            for name, one in run.scores.groups[by].items()
+        }
+    return numbers
+
+
+DISTANCES = ("point_distance", "point_distance_median")
+"""Figures that are not shares but in the units of the answers."""
+COUNTS = {
+    "distinct_wrong": "different wrong answers",
+    "empty": "empty answers",
+    "cut": "answers cut at the token limit",
+    "outside_training": "answers that training never had",
+}
+
+
+def _metrics(run: ReportedRun) -> dict[str, Any]:
+    """All other metrics of a run, beside the baselines that the model has answered."""
+    beside = {key: found.get("metrics", {}) for key, found in run.conditions.items()}
+    return {name: run.metrics.get(name) for name in ("metrics", "counts", "text_metrics")} | {"baselines": beside}
+
+
+def curves(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
+    """What each run has logged, and its exact match after shorter trainings and the last one."""
+    found = {run.name: _curves(run) for run in runs}
+    return {name: one for name, one in found.items() if one["loss"] or one["validation_loss"]} or None
+
+
+def _curves(run: ReportedRun) -> dict[str, Any]:
+    """The curves without values that are not finite, which have no place in a plot."""
+    logged = Curves(
+        *(
+            {step: value for step, value in curve.items() if isinstance(value, int | float) and math.isfinite(value)}
+            for curve in vars(run.curves).values()
+        )
+    )
+    return {
+        "loss": logged.loss,
+        "validation_loss": logged.validation_loss,
+        "learning_rate": logged.learning_rate,
+        "best": logged.best,
+        "exact_match": measured(run),
+        "exact_match_while_training": logged.exact_match,
+        "most_right": logged.most_right,
+    }
+
+
+def measured(run: ReportedRun) -> dict[int, float]:
+    """The exact match after some steps, of the training before it was extended and of the last one."""
+    if run.folder is None:
+        return {}
+    found = {}
+    for folder in (*run.folder.folder.glob("steps-*"), run.folder.folder):
+        results = RunFolder(folder)
+        trained = results.read_trained() if results.trained.exists() else None
+        if isinstance(trained, Trained) and (scores := read_metrics(results, run.split)):
+            found[trained.num_steps] = scores["overall"]["exact_match"]
+    return dict(sorted(found.items()))
+
+
+def _panels(found: Mapping[str, Any]) -> Iterator[Panel]:
+    """A panel for each figure; exact match while training and after it are not comparable, so each has its own."""
+    logged = [Curves(one["loss"], one["validation_loss"]) for one in found.values()]
+    is_alone = len(found) == 1
+    losses = [
+        line
+        for number, (name, one) in enumerate(zip(found, logged, strict=True))
+        for line in _losses(name, one, number, is_alone)
+    ]
+    if found:
+        lows, highs = zip(*(one.loss_range() for one in logged), strict=True)
+        yield Panel("loss", losses, (min(lows), max(highs)), height=300)
+    names = {"learning_rate": "learning rate", "exact_match_while_training": "exact match while training"}
+    for key, title in (names | {"exact_match": "exact match"}).items():
+        lines = [
+            Line("" if is_alone else name, one[key], "line" if key == "learning_rate" else "marked", number)
+            for number, (name, one) in enumerate(found.items())
+            if len(one[key]) > 1
+        ]
+        if lines:
+            yield Panel(title, lines, None if key == "learning_rate" else (0, 1), height=220)
+
+
+def _losses(name: str, logged: Curves, number: int, is_alone: bool) -> list[Line]:
+    faint = [Line("each logged loss", logged.loss, "faint", number)] if is_alone else []
+    mean = Line("mean training loss" if is_alone else name, smoothed(logged.loss), "line", number)
+    validation = Line("validation loss" if is_alone else "", logged.validation_loss, "marked", number + is_alone)
+    return [*faint, mean, *([validation] if logged.validation_loss else [])]
+
+
+def cost(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
+    """What each run cost, as far as it is recorded."""
+    found = {run.name: asdict(Cost.of(run)) for run in runs}
+    return found if cost_lines(found) else None
+
+
+def cost_lines(costs: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """A line for each figure that is known of a run, with a cell for each run."""
+    lines = [[name, *map(show, costs.values())] for name, show in COST_LINES.items()]
+    return [line for line in lines if any(line[1:])]
+
+
+def _optional(key: str, show: Callable[[Any], str]) -> Callable[[Mapping[str, Any]], str]:
+    return lambda one: "" if one[key] is None else show(one[key])
+
+
+def _training_time(one: Mapping[str, Any]) -> str:
+    since = f" since step {one['first_step']:,}" if one["first_step"] else ""
+    return "" if one["training_seconds"] is None else f"{duration(one['training_seconds'])}{since}"
+
+
+def _answering_time(one: Mapping[str, Any]) -> str:
+    seconds = one["answering_seconds"]
+    return "" if seconds is None else f"{duration(seconds)}, {1e3 * seconds / one['num_answered']:.1f} ms a question"
+
+
+def _gpu_hours(one: Mapping[str, Any]) -> str:
+    if one["num_gpus"] == 0:
+        return "none, on a CPU"
+    return "" if one["gpu_hours"] is None else f"{one['gpu_hours']:.2f} on {one['num_gpus']} GPU"
+
+
+def _speed(one: Mapping[str, Any]) -> str:
+    first, *others = one["speed"] or [""]
+    return ", ".join(f"{name} {faster(one['speed'][name])} than {first}" for name in others)
+
+
+COST_LINES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "encoding the cache": _optional("cache_seconds", duration),
+    "before the first step": lambda one: (
+        duration(sum(one["startup_seconds"].values())) if one["startup_seconds"] else ""
+    ),
+    "training": _training_time,
+    "answering": _answering_time,
+    "GPU hours": _gpu_hours,
+    "memory reserved": _optional("memory_gb", "{:.1f} GB".format),
+    "steps": _optional("num_steps", "{:,}".format),
+    "samples": _optional("num_samples", "{:,}".format),
+    "ms a sample": _optional("ms_per_sample", "{:.2f}".format),
+    "tokens per second": _optional("tokens_per_second", "{:,.0f}".format),
+    "waiting for data": _optional("wait_share", "{:.1%}".format),
+    "cache": _optional("cache_bytes", size),
+    "adapter": _optional("adapter_bytes", size),
+    "measured speed": _speed,
+}
+
+
+def settings(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
+    """All keys of all runs, and those that differ between them, or of a single run from the defaults."""
+    known = {run.name: flatten(run.settings.model_dump(mode="json")) for run in runs if run.settings}
+    if not known:
+        return None
+    defaults = _defaults(next(run.settings for run in runs if run.settings)) if len(known) == 1 else None
+    compared = [*known.values(), *([defaults] if defaults else [])]
+    names = dict.fromkeys(name for values in known.values() for name in values)
+    differing = [name for name in names if len({page.setting(values.get(name)) for values in compared}) > 1]
+    return {"differing": differing, "settings": known, "defaults": defaults}
+
+
+def _defaults(run: RunFile) -> dict[str, Any]:
+    """The settings of a run file that names model, records and output, and nothing else."""
+    required = {"model": {"path": run.model.path}, "data": {"train": run.data.train}, "output": run.output}
+    return flatten(RunFile.model_validate(required, context=RECORDED).model_dump(mode="json"))
+
+
+def _data(run: ReportedRun) -> dict[str, Any]:
+    """What is known of a run's records."""
+    predictions = run.answers.predictions if run.answers else []
+    return {
+        "splits": {split: vars(one) for split, one in run.data.splits.items()},
+        "problem": run.data.problem,
+        "seen_in_training": overlap(predictions, run.data) if predictions and run.data.seen else None,
+        "num_too_long": run.trained.get("num_too_long"),
+        "prepared": dict(run.data.prepared),
+    }
+
+
+def _splits(runs: Sequence[ReportedRun]) -> list[tuple[str, ...]]:
+    """The lines of a table of the splits; runs with the same splits are named together."""
+    names: dict[Any, list[str]] = {}
+    for run in runs:
+        for split, one in run.data.splits.items():
+            names.setdefault((split, one), []).append(run.name)
+    return [
+        (split, f"{one.num_records:,}", f"{one.num_questions:,}", f"{one.num_images:,}", ", ".join(some))
+        for (split, one), some in names.items()
+    ]
+
+
+def _said_of_records(runs: Sequence[ReportedRun], numbers: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What is known of each run's records: the run's name, and a sentence."""
+    for run in (run for run in runs if run.settings):
+        assert run.settings
+        if run.data.problem:
+            yield run.name, f"the records cannot be read now: {run.data.problem}"
+        if seen := numbers[run.name]["seen_in_training"]:
+            yield run.name, _leak(run, seen)
+        if too_long := numbers[run.name]["num_too_long"]:
+            yield run.name, f"{count(too_long, 'training record')} left out as too long"
+        if left_out := run.data.prepared.get("rows", {}).get("left_out", {}):
+            reasons = ", ".join(f"{reason}: {number:,}" for reason, number in left_out.items())
+            yield run.name, f"rows that lookonce data prepare left out: {reasons}"
+        if not run.data.problem:
+            files = [*run.settings.data.train, *run.settings.data.val, *run.settings.data.test]
+            audit = shell("lookonce", "data", "audit", *files, "--html", "audit.html")
+            yield run.name, f"what is in the records, and what is wrong with them: {audit}"
+
+
+def _leak(run: ReportedRun, seen: dict[str, Any]) -> str:
+    how = "compared by content" if seen["by_content"] else "compared by file name, which does not find renamed copies"
+    if not seen["num_questions"]:
+        return f"no image of {run.split} is also in training ({how})"
+    others = seen["exact_match_of_others"]
+    rest = "" if others is None else f"; on the others exact match is {others:.1%}"
+    questions = f"{count(seen['num_questions'], 'question')} of {run.split}"
+    return f"{questions} are about {count(seen['num_images'], 'image')} also in training ({how}){rest}"
+
+
+UNKNOWN = "not recorded"
+ELSEWHERE = "by another program, saved with lookonce.save_run"
+DIGITS = 16
+"""Digits of a hash that are shown; run.json has all."""
+
+
+def provenance(runs: Sequence[ReportedRun]) -> dict[str, Any]:
+    """Versions, hashes, dates, commands and licences of each run; and what the figures do not show."""
+    limits = merged(((run.name, line) for run in runs for line in _limits(run)), len(runs))
+    return {"facts": {run.name: _facts(run) for run in runs}, "limits": limits}
+
+
+def _facts(run: ReportedRun) -> dict[str, str]:
+    """Names and values, as text."""
+    if run.settings is None or run.folder is None:
+        return {"run folder": "none, a predictions file"}
+    train = [] if run.was_trained_elsewhere else [shell("lookonce", "train", run.folder.folder / "run.yaml")]
+    return {
+        "run folder": str(run.folder.folder.absolute()),
+        "trained": ELSEWHERE if run.was_trained_elsewhere else _dates(run),
+        "device": ", ".join(run.environment.get("gpus") or ["CPU"]) if run.environment else UNKNOWN,
+        **{name: version or UNKNOWN for name, version in run.environment.get("libraries", {}).items()},
+        "seed": str(run.settings.train.seed),
+        "features (fingerprint)": str(run.inputs.get("cache", UNKNOWN))[:DIGITS],
+        "language model (hash)": str(run.inputs.get("language_model", UNKNOWN))[:DIGITS],
+        **{f"{split} records (hash)": str(one)[:DIGITS] for split, one in run.inputs.get("records", {}).items()},
+        "commands": "; ".join([*train, shell("lookonce", "eval", run.folder.folder)]),
+        "data": str(run.data.prepared.get("title", UNKNOWN)),
+        "licence of the data": str(run.data.prepared.get("licence", UNKNOWN)),
+        "model": str(run.settings.model.path),
+        "licence of the model": _licence(run.settings.model),
+    }
+
+
+def _dates(run: ReportedRun) -> str:
+    """When the first and the last line of the log were written."""
+    times = [line["time"] for line in run.log if isinstance(line.get("time"), int | float)]
+    if not times:
+        return UNKNOWN
+    first, last = (datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M") for moment in (times[0], times[-1]))
+    return f"{first} to {last} UTC"
+
+
+def _licence(model: ModelSection) -> str:
+    """The licence in the model's card; nothing is downloaded."""
+    folder = Path(model.path)
+    with contextlib.suppress(ModelError):
+        folder = folder if folder.is_dir() else find_model(str(model.path), model.revision, is_local=True)
+    return license_of_model(folder) or UNKNOWN
+
+
+def _limits(run: ReportedRun) -> Iterator[str]:
+    """What the figures of a run do not show."""
+    if run.was_trained_elsewhere:
+        yield (
+            "another program trained the adapter: its steps, its time and its settings are not recorded, and "
+            "the sections batch and train are not those of its training"
+        )
+    if run.answers is None or run.scores is None:
+        return
+    if run.scores.num_images < MIN_CLUSTERS:
+        yield FEW_IMAGES
+    if missing := [NAMES[key] for key in BASELINES if key not in run.metrics["baselines"]]:
+        yield f"not measured: {', '.join(missing)}"
+    if run.split == "val":
+        yield "val is not a final test: epochs or settings may have been chosen by it"
+    if not all(one.image_keys or not one.images for one in run.answers.predictions):
+        yield "predictions of an earlier version, without image keys: images are compared by their paths"
+    if run.settings:
+        yield (
+            "the intervals cover the choice of test images, not the randomness of training; train each variant with "
+            "several seeds"
+        )

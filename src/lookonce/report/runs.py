@@ -1,10 +1,13 @@
-"""What a report is made of: the runs with all that is known of them, and the parts of the page.
+"""The runs of a report, with all that is known of them: answers, scores, records, curves, and what they cost.
 
 Design: everything is read from the files of the run folder, and each file may be absent, because a run may be
 unfinished or of an earlier version. What a file lacks is said in the part that needs it. Neither torch nor the model is
 loaded. A predictions file outside a run folder has answers only. Image keys come from the plan of the run's cache, so
 no image is read. Without the plan images are compared by their paths, which does not find a copy under another name.
-Of a grouping the groups with most questions are shown, since question texts may all be different.
+Of a grouping the groups with most questions are scored, since question texts may all be different.
+
+All cost is recorded by the phases; nothing is estimated. GPU hours count the GPUs that the training could use, since
+their number is recorded and that of its processes is not.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any
-from xml.etree.ElementTree import Element
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,55 +35,16 @@ from lookonce.eval.scores.metrics import BASELINES, Evaluation, read_metrics
 from lookonce.eval.scores.prediction import GROUPINGS, MAX_GROUPS, Prediction
 from lookonce.eval.statistics import Clusters, Interval, clusters_of, share_interval
 from lookonce.files import read_object
-from lookonce.page import section
-from lookonce.plots import node
 from lookonce.run.config import RunFile
 from lookonce.run.folder import AGAIN, RECORD, Environment, RunFolder, read_form
 from lookonce.run.log_file import Curves, read_curves, read_lines
 from lookonce.run.records import read_splits, without_fold
 from lookonce.status import TrainingPhase, find_training
 from lookonce.summary import Summary
-from lookonce.text import first_line, listed, shown
+from lookonce.text import first_line, listed
 
-MAX_TEXT = 240
-"""Characters of a text of a record, or of an answer, that are shown."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """One part of a report."""
-
-    key: str
-    """Its key in the JSON."""
-    title: str
-    text: str
-    """A short text below the title. If nothing is known, it is all there is, and says why."""
-    numbers: Any = None
-    """All its numbers, as JSON."""
-    content: Sequence[Element] = ()
-
-    def elements(self) -> list[Element]:
-        return section(self.title, self.text, *self.content)
-
-
-def words(text: str) -> str:
-    """A text of a record, or an answer, as it is shown: on one line, cut if long, named if there is nothing to see."""
-    return shown(text, MAX_TEXT) if text.strip() else "(empty)"
-
-
-def breakable(text: str) -> Element:
-    """A text in a cell that may have a long word, such as a path; it is broken where the table would be too wide."""
-    return node("span", text, class_="words")
-
-
-def merged(said: Iterable[tuple[str, str]], num_runs: int) -> list[str]:
-    """Sentences on runs, each once with the names of the runs; of a single run no name is needed."""
-    names: dict[str, list[str]] = {}
-    for name, sentence in said:
-        names.setdefault(sentence, []).append(name)
-    if num_runs == 1:
-        return [f"{text[0].upper()}{text[1:]}" for text in names]
-    return [f"{'All runs' if len(some) == num_runs else ', '.join(some)}: {text}" for text, some in names.items()]
+BENCH = "bench.json"
+"""The file in the run folder into which a user may save `lookonce bench step RUN.yaml --json`."""
 
 
 @dataclass(frozen=True)
@@ -314,6 +278,75 @@ class ReportedRun:
         if self.known_data:
             return self.known_data
         return DataFacts.read(self.settings, str(self.inputs.get("cache", ""))) if self.settings else DataFacts()
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run cost; None where it is not recorded."""
+
+    startup_seconds: dict[str, float]
+    """Seconds of each piece of work before the first step."""
+    cache_seconds: float | None
+    """Encoding of the cache, all workers together."""
+    training_seconds: float | None
+    first_step: int
+    """The step from which the training was resumed; its seconds are those since then."""
+    answering_seconds: float | None
+    num_answered: int
+    """Questions that were answered in these seconds."""
+    num_gpus: int | None
+    gpu_hours: float | None
+    """Hours of training and answering on GPUs; None on a CPU."""
+    memory_gb: float | None
+    """The most that PyTorch reserved on a GPU."""
+    num_steps: int | None
+    num_samples: int | None
+    ms_per_sample: float | None
+    tokens_per_second: float | None
+    """The median of the log."""
+    wait_share: float | None
+    """The share of the training that waited for data."""
+    cache_bytes: int | None
+    adapter_bytes: int | None
+    speed: dict[str, float]
+    """How many times faster than the first variant each variant of the benchmark is."""
+
+    @classmethod
+    def of(cls, run: ReportedRun) -> Cost:
+        trained, summary, answering = run.trained, run.summary, run.answering
+        gpus = run.environment.get("gpus")
+        seconds, first_step, samples = trained.get("seconds"), trained.get("first_step", 0), trained.get("num_samples")
+        startup = trained.get("startup_seconds", {})
+        busy = (seconds or 0) + (answering.get("seconds") or 0)
+        rates = [line["tokens_per_second"] for line in run.log if line.get("tokens_per_second")]
+        return cls(
+            startup_seconds=startup,
+            cache_seconds=summary.get("encode_seconds"),
+            training_seconds=seconds,
+            first_step=first_step,
+            answering_seconds=answering.get("seconds") if answering.get("num_answered") else None,
+            num_answered=answering.get("num_answered", 0),
+            num_gpus=None if gpus is None else len(gpus),
+            gpu_hours=len(gpus) * busy / 3600 if gpus and busy else None,
+            memory_gb=max((line["memory_gb"] for line in run.log if line.get("memory_gb")), default=None),
+            num_steps=trained.get("num_steps"),
+            num_samples=samples,
+            ms_per_sample=1e3 * seconds / samples if seconds and samples and not first_step else None,
+            tokens_per_second=median(rates) if rates else None,
+            wait_share=trained.get("wait_share"),
+            cache_bytes=summary.get("cache_bytes"),
+            adapter_bytes=_size_of(run.folder.adapter) if run.folder else None,
+            speed=_speed(read_object(run.folder.folder / BENCH)) if run.folder else {},
+        )
+
+
+def _size_of(folder: Path) -> int | None:
+    return sum(path.stat().st_size for path in folder.iterdir()) if folder.is_dir() else None
+
+
+def _speed(bench: dict[str, Any]) -> dict[str, float]:
+    measured = {one["way"]: one["ms_per_sample"] for one in bench.get("ways", [])}
+    return {name: next(iter(measured.values())) / value for name, value in measured.items()}
 
 
 def open_runs(paths: Sequence[Path], split: str | None = None) -> list[ReportedRun]:

@@ -5,6 +5,6 @@ state    how far the runs are, by what their folders say; and arms whose answers
 pool     jobs, and a process on each GPU, until all have ended
 run      what is missing, as jobs: run here, or listed for the scheduler of a cluster
 plan     what a study will cost
-figures  figures of the arms, as tables
-report   the arms compared, as a page and as tables
+figures  figures of the variants, as tables
+report   the variants compared, as a page and as tables
 """

@@ -1,42 +1,40 @@
-"""`lookonce study report`: the arms compared, by `lookonce compare` and on the page of `lookonce report`.
+"""`lookonce study report`: the variants compared, as a page, as tables for a paper, and as JSON.
 
-Design: runs of one arm are seeds of one another as the study has them, whatever their records are: a share of the
-records that is drawn by the seed is another one for each. Runs that are not complete are left out, and named.
+Design: runs of one variant are seeds of one another as the study has them, whatever their records are: a share of the
+records that is drawn by the seed is another one for each. Runs that are not complete are left out, and named. The page
+is that of `lookonce report` with the variants first.
 
-A run's own majority answers are those of the records that it is trained on. An arm with a part of the records, such as
-the last phase of a chain, would be compared with the majority of that part, which answers the other stages badly. So
-the rows get the majority of all training records of the base run, the same for every arm, and the scores beside them
-follow. The run folders stay as they are.
+A run's own majority answers are those of the records that it is trained on. A variant with a part of the records, such
+as the last phase of a sequence, would be compared with the majority of that part, which answers the other stages badly.
+So the rows get the majority of all training records of the base run, the same for every variant, and the scores beside
+them follow. The run folders stay as they are.
 
-A learning curve is that of an arm with all phases of its chain, one behind another, since it costs what they cost.
-Values are means over the seeds, at the steps that all of them have. Minutes are those of training, from the times in
-the log; a training that was resumed has none. There are few colours, so there may be several figures, with the first
-arm in each.
+A learning curve is that of a variant with all phases of its sequence, one behind another, since it costs what they
+cost. Values are means over the seeds, at the steps that all of them have. Minutes are those of training, from the times
+in the log; a training that was resumed has none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from textwrap import fill
-from typing import Any, Literal
-from xml.etree.ElementTree import Element
+from typing import TYPE_CHECKING, Any, Literal
 
+from lookonce import plots
 from lookonce.datasets.majority import Majority
 from lookonce.errors import LookonceError, UsageError
-from lookonce.eval.compare import WIDTH, Comparison, compare, to_json, to_text
+from lookonce.eval.compare import LEVEL, WIDTH, Comparison, compare, to_json, to_text
 from lookonce.eval.join import Run
 from lookonce.eval.scores.metrics import Headline
 from lookonce.eval.scores.prediction import read_predictions
+from lookonce.eval.statistics import PERMUTATIONS
 from lookonce.files import write_text
-from lookonce.page import key
-from lookonce.plots import Line, Panel, line_plot, node
-from lookonce.report.contexts import ContextScores, context_scores
-from lookonce.report.report import Report
-from lookonce.report.runs import Part, ReportedRun, open_runs
-from lookonce.report.training import NUM_COLOURS
+from lookonce.plots import Line, Panel
+from lookonce.report.report import Report, write_plots
+from lookonce.report.runs import ReportedRun, open_runs
 from lookonce.run.config import read_run_file
 from lookonce.run.folder import TrainedElsewhere
 from lookonce.run.log_file import read_lines
@@ -44,31 +42,31 @@ from lookonce.run.records import read_splits
 from lookonce.study.figures import (
     ArmFigures,
     Forgetting,
+    Groups,
     Table,
-    arms_part,
     arms_table,
     context_table,
     context_text,
     figures,
     find_forgetting,
-    forgetting_part,
-    write_tables,
+    group_tables,
+    latex,
+    phases_of,
+    scores_of_groups,
 )
 from lookonce.study.file import StudyFile, read_study
 from lookonce.study.state import RoutedRun, StudyStatus
-from lookonce.text import first_line, listed, shell, table
+from lookonce.text import count, first_line, listed, shell, table
 
-MAJORITY_NOTE = "The majority answers are those of all training records of the base run, for every arm."
-CURVES_TITLE = "Learning curves"
-CURVES_NOTE = (
-    "Means over the seeds. A chain is drawn with all its phases, each behind the one before; a new phase has another "
-    "loss at once."
-)
-NO_CURVES = "No run has a validation loss."
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MAJORITY_NOTE = "The majority answers are those of all training records of the base run, for every variant."
 METRICS = {"validation_loss": "eval_loss", "exact_match": "eval_exact_match"}
 """The log's names of what is drawn."""
 NAMES = {"validation_loss": "validation loss", "exact_match": "exact match while training"}
 Axis = Literal["samples", "minutes"]
+AXES: dict[Axis, str] = {"samples": "samples", "minutes": "minutes of training"}
 
 
 @dataclass(frozen=True)
@@ -84,32 +82,27 @@ class Measured:
 
 @dataclass(frozen=True)
 class ArmCurve:
-    """What was measured of an arm and of the phases before it, in order."""
+    """What was measured of a variant and of the phases before it, in order."""
 
     arm: str
     phases: list[str]
     points: list[Measured]
 
-    def line(self, metric: str, axis: Axis, colour: int) -> Line:
-        points = [(getattr(one, axis), getattr(one, metric)) for one in self.points]
-        return Line("", [point for point in points if None not in point], "marked", colour)
+    def points_of(self, metric: str, axis: Axis) -> dict[float, float]:
+        points = {getattr(one, axis): getattr(one, metric) for one in self.points}
+        return {x: y for x, y in points.items() if x is not None and y is not None}
 
 
 def learning_curves(study: StudyFile, arms: Sequence[str], runs: Mapping[str, ReportedRun]) -> list[ArmCurve]:
-    """The curves of those arms that are trained; `runs` are the complete ones, by name."""
+    """The curves of those variants that are trained; `runs` are the complete ones, by name."""
     found = []
     for arm in (arm for arm in arms if arm in study.trained):
-        phases = _phases(arm, study)
+        phases = phases_of(arm, study)
         seeds = [seed for seed in study.seeds if all(f"{phase}-{seed}" in runs for phase in phases)]
         points = _joined([_mean([_measured(runs[f"{phase}-{seed}"]) for seed in seeds]) for phase in phases])
         if points:
             found.append(ArmCurve(arm, phases, points))
     return found
-
-
-def _phases(arm: str, study: StudyFile) -> list[str]:
-    before = study.arms[arm].starts_from
-    return [*(_phases(before, study) if before else []), arm]
 
 
 def _measured(run: ReportedRun) -> dict[int, Measured]:
@@ -129,83 +122,41 @@ def _measured(run: ReportedRun) -> dict[int, Measured]:
 
 
 def _mean(seeds: Sequence[Mapping[int, Measured]]) -> list[Measured]:
-    """The means over seeds, at the steps that all have."""
+    """The means over seeds, at the steps that all have; None where a seed has no value."""
     steps = sorted(set(seeds[0]).intersection(*seeds[1:])) if seeds else []
     found = []
     for step in steps:
-        some = [one[step] for one in seeds]
-        found.append(
-            Measured(
-                fmean(one.samples for one in some),
-                _mean_of([one.minutes for one in some]),
-                _mean_of([one.validation_loss for one in some]),
-                _mean_of([one.exact_match for one in some]),
-            )
-        )
+        by_field = zip(*(astuple(one[step]) for one in seeds), strict=True)
+        means: list[Any] = [None if None in values else fmean(values) for values in by_field]
+        found.append(Measured(*means))
     return found
-
-
-def _mean_of(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if len(known) == len(values) else None
 
 
 def _joined(phases: Sequence[Sequence[Measured]]) -> list[Measured]:
     """The points of phases, each behind the last one of the phase before; none if a phase has none."""
     found: list[Measured] = []
-    samples: float = 0
-    minutes: float | None = 0
     for phase in phases:
+        before = found[-1] if found else Measured(0, 0, None, None)
         if not phase:
             return []
-        found += [
-            Measured(
-                samples + one.samples,
-                None if one.minutes is None or minutes is None else minutes + one.minutes,
-                one.validation_loss,
-                one.exact_match,
-            )
-            for one in phase
-        ]
-        samples, minutes = found[-1].samples, found[-1].minutes
+        for one in phase:
+            has_time = one.minutes is not None and before.minutes is not None
+            minutes = (before.minutes or 0) + (one.minutes or 0) if has_time else None
+            found.append(replace(one, samples=before.samples + one.samples, minutes=minutes))
     return found
 
 
-def curves_part(found: Sequence[ArmCurve]) -> Part:
-    """The curves as a part of the page."""
-    if not found:
-        return Part("learning_curves", CURVES_TITLE, NO_CURVES)
-    content = [element for some in _figures(found) for element in some]
-    return Part("learning_curves", CURVES_TITLE, CURVES_NOTE, [asdict(one) for one in found], content)
-
-
-def _figures(found: Sequence[ArmCurve]) -> list[list[Element]]:
-    """Two plots for the first arm and as many others as there are colours."""
-    first, *others = found
-    size = NUM_COLOURS - 1
-    groups = [[first, *others[start : start + size]] for start in range(0, max(len(others), 1), size)]
-    return [[key([one.arm for one in group], "marked"), *_plots(group)] for group in groups]
-
-
-def _plots(group: Sequence[ArmCurve]) -> list[Element]:
-    plots = []
-    axes: dict[Axis, str] = {"samples": "samples", "minutes": "minutes of training"}
-    for axis, name in axes.items():
-        panels = [panel for metric in METRICS if (panel := _panel(group, metric, axis))]
-        if panels:
-            plot = line_plot("", name, panels)
-            plot.set("aria-label", f"{', '.join(one.arm for one in group)} over {name}")
-            plots.append(node("figure", plot, class_="curves"))
-    return plots
-
-
-def _panel(group: Sequence[ArmCurve], metric: str, axis: Axis) -> Panel | None:
-    lines = [one.line(metric, axis, number) for number, one in enumerate(group, start=1)]
-    values = [value for line in lines for _, value in line.points]
-    if not values:
-        return None
-    low, high = (0.0, 1.0) if metric == "exact_match" else (min(values), max(values))
-    return Panel(NAMES[metric], lines, low, high, 260)
+def curve_panels(found: Sequence[ArmCurve]) -> dict[str, tuple[Panel, str]]:
+    """A panel for each metric and axis that is known, with the name of the axis; all variants are in each."""
+    panels: dict[str, tuple[Panel, str]] = {}
+    for metric in METRICS:
+        for axis, name in AXES.items():
+            known = [(one.arm, one.points_of(metric, axis)) for one in found]
+            lines = [Line(arm, points, "marked", number) for number, (arm, points) in enumerate(known) if points]
+            if lines:
+                limits = (0.0, 1.0) if metric == "exact_match" else None
+                panels[f"{NAMES[metric]} over {axis}"] = (Panel(NAMES[metric], lines, limits, height=260), name)
+    return panels
 
 
 def with_base_majority(study: StudyFile, runs: Mapping[str, ReportedRun]) -> tuple[Mapping[str, ReportedRun], str]:
@@ -234,51 +185,87 @@ def _with(majority: Majority, run: ReportedRun) -> ReportedRun:
 
 @dataclass(frozen=True)
 class StudyReport:
-    """The comparison of a study's arms, and the page of their runs."""
+    """The comparison of a study's variants, and the report of their runs."""
 
     folder: Path
     """The output folder of the study."""
     comparison: Comparison
     majority: str
     """Whose the majority answers are, as a sentence."""
-    page: Report
+    report: Report
     arms: list[ArmFigures]
+    curves: list[ArmCurve]
     forgetting: list[Forgetting]
-    contexts: list[ContextScores]
+    groups: Groups
+    methods: str
+    """How the study was done, as a paragraph for a paper."""
     left_out: list[str]
     """Runs that are not complete, and therefore not compared."""
 
     def to_json(self) -> dict[str, Any]:
-        said = {"left_out": self.left_out, "majority": self.majority}
-        return to_json(self.comparison) | said | self.page.to_json()
+        said = {"left_out": self.left_out, "majority": self.majority, "methods": self.methods}
+        parts: dict[str, Any] = {"arms": [asdict(one) for one in self.arms], "scores_by": self.groups}
+        parts["learning_curves"] = [asdict(one) for one in self.curves] or None
+        parts["forgetting"] = [asdict(one) for one in self.forgetting]
+        return to_json(self.comparison) | said | parts | self.report.to_json()
 
     @property
     def tables(self) -> list[Table]:
-        """The figures of the arms, what each chain forgets, and what earlier answers in the prompts are worth."""
-        return [
-            arms_table(self.arms),
-            *(one.table() for one in self.forgetting),
-            *(context_table(one) for one in self.contexts),
-        ]
+        """The figures of the variants, their scores by question and stage, and what each sequence forgets."""
+        forgotten = [one.table() for one in self.forgetting]
+        return [arms_table(self.arms, self.majority), *group_tables(self.groups), *forgotten]
 
     def text(self) -> str:
-        """The comparison, what chains forget, and own, true and no earlier answers."""
-        chains = [one.table() for one in self.forgetting]
-        matrices = [f"exact match by stage\n{table(one.header, one.lines)}" for one in chains]
-        contexts = [context_text(one) for one in self.contexts]
+        """The comparison, what sequences forget, and predicted, reference and no earlier answers."""
+        forgotten = [one.table() for one in self.forgetting]
+        matrices = [f"exact match by stage\n{table(one.header, one.lines)}" for one in forgotten]
+        contexts = [context_text(one) for one in self.report.contexts]
         return "\n\n".join([to_text(self.comparison), fill(self.majority, WIDTH), *matrices, *contexts])
 
-    def write(self, page: Path) -> list[Path]:
-        """Write the page, and the tables beside it; returns the paths of these."""
-        write_text(page, self.page.to_page())
-        return write_tables(self.tables, page)
+    def plots(self) -> dict[str, Figure]:
+        """The forest plot, then the learning curves."""
+        learned = {name: plots.curves([panel], axis) for name, (panel, axis) in curve_panels(self.curves).items()}
+        return {"forest": plots.forest([asdict(one) for one in self.arms])} | learned
+
+    def to_page(self) -> str:
+        """The whole page as text."""
+        first, seeds = self.arms[0], max(len(one.seeds) for one in self.arms)
+        comparison, drawn = self.comparison, self.plots()
+        forest, *learned = [plots.to_svg(plot, f"{name} of {self.folder.name}") for name, plot in drawn.items()]
+        asked = f"{count(comparison.num_questions, 'question')} about {count(comparison.num_images, 'image')}"
+        return self.report.to_page(
+            "study.html.jinja",
+            title=f"{self.folder.name}: {first.arm} against {count(len(self.arms) - 1, 'variant')}",
+            lead=f"{count(len(self.arms), 'variant')} of one training, with {count(seeds, 'seed')} each, on {asked}.",
+            named=[
+                ("variants", f"{len(self.arms)}"),
+                ("seeds each", f"{seeds}"),
+                ("questions", f"{comparison.num_questions:,}"),
+                ("images", f"{comparison.num_images:,}"),
+                ("majority baseline", f"{first.majority:.1%}"),
+            ],
+            study=self,
+            verdicts=[pair["sentence"] for pair in to_json(comparison)["pairs"]],
+            forest=forest,
+            learned=learned,
+        )
+
+    def write(self, page: Path, has_pdf: bool = False) -> list[Path]:
+        """Write the page, and beside it the tables, the methods, and as PDF the plots; returns the paths of these."""
+        write_text(page, self.to_page())
+        texts = {f"{page.stem}-methods.tex": latex(self.methods) + "\n"}
+        for one in (*self.tables, *map(context_table, self.report.contexts)):
+            texts |= {f"{page.stem}-{one.name}.csv": one.to_csv(), f"{page.stem}-{one.name}.tex": one.to_latex()}
+        for name, text in texts.items():
+            write_text(page.with_name(name), text)
+        return [page.with_name(name) for name in texts] + (write_plots(self.plots(), page) if has_pdf else [])
 
 
 def report_study(path: Path) -> StudyReport:
-    """Compare the arms of a study, as far as their runs are complete.
+    """Compare the variants of a study, as far as their runs are complete.
 
     Raises:
-        UsageError: fewer than two arms have a complete run, or the runs answered different questions.
+        UsageError: fewer than two variants have a complete run, or the runs answered different questions.
         LookonceError: the study file, or a file of a run, is wrong.
     """
     study, status = read_study(path), StudyStatus.read(path)
@@ -290,28 +277,58 @@ def report_study(path: Path) -> StudyReport:
     is_against_one = study.compare.baseline is not None
     answers = {name: run.answers for name, run in runs.items() if run.answers}
     comparison = compare([answers[name] for name in wanted], with_first_only=is_against_one)
-    arms, forgetting = figures(comparison, study, runs), find_forgetting(study, answers)
     compared = [runs[name] for name in wanted]
-    contexts = context_scores(compared)
-    page = Report.of(compared, with_first_only=is_against_one)
-    parts = sorted(page.parts, key=lambda part: part.key != "contexts")  # of arms, before what is of single runs
-    learned = learning_curves(study, study.compared(), runs)
-    parts = [arms_part(arms, majority), curves_part(learned), forgetting_part(forgetting), *parts]
-    page = replace(page, parts=parts, of_what=f"the study {study.output.name}")
-    return StudyReport(study.output, comparison, majority, page, arms, forgetting, contexts, left_out)
+    arms = figures(comparison, study, runs)
+    return StudyReport(
+        folder=study.output,
+        comparison=comparison,
+        majority=majority,
+        report=Report.of(compared, with_first_only=is_against_one),
+        arms=arms,
+        curves=learning_curves(study, study.compared(), runs),
+        forgetting=find_forgetting(study, answers),
+        groups=scores_of_groups(arms, answers),
+        methods=methods(comparison, arms, compared),
+        left_out=left_out,
+    )
+
+
+def methods(comparison: Comparison, arms: Sequence[ArmFigures], runs: Sequence[ReportedRun]) -> str:
+    """How a study was done, as a paragraph for a paper."""
+    trained = next((run.settings for run in runs if run.settings), None)
+    split = next((run.split for run in runs if run.split), "")
+    path = Path(trained.model.path) if trained else Path()
+    adapters = f"LoRA adapters of rank {trained.lora.rank}" if trained else "adapters"
+    model = f"{adapters} of {path.name if path.is_absolute() else path}"
+    seeds = sorted({seed for one in arms for seed in one.seeds})
+    names = listed([one.arm for one in arms], len(arms))
+    return (
+        f"We trained {model} in {count(len(arms), 'variant')} ({names}), each with the "
+        f"{'seeds' if len(seeds) > 1 else 'seed'} {listed(list(map(str, seeds)), len(seeds))}, on cached features of "
+        f"the frozen vision tower, and compared them on the {count(comparison.num_questions, 'question')} about "
+        f"{count(comparison.num_images, 'image')} of the {split} split. The measure is exact match, the share of "
+        "answers that equal a reference answer apart from spaces around it; that of a variant is the mean over its "
+        "seeds. "
+        f"Always giving a question's most frequent training answer (majority baseline) has {arms[0].majority:.1%}. "
+        "Intervals are 95% Wilson intervals with the variance between images, since answers about one image are "
+        "correlated; those of differences are paired by question. P values are of sign-flip tests by image with "
+        f"{PERMUTATIONS:,} draws, after Holm's correction for {count(len(comparison.pairs), 'comparison')}. We call a "
+        f"difference one beyond chance if its interval does not hold 0, p is below {LEVEL}, and it is larger than the "
+        "difference between the best and the worst seed of either variant."
+    )
 
 
 def _check(study: StudyFile, complete: list[str], left_out: list[str], path: Path) -> None:
     """Check that there is something to compare."""
     arms, baseline = {name.rpartition("-")[0] for name in complete}, study.compare.baseline
     if len(arms) < 2 or (baseline and baseline not in arms):
-        needed = f"two arms with complete runs, {baseline} among them" if baseline else "two arms with complete runs"
+        needed = "two variants with complete runs" + (f", {baseline} among them" if baseline else "")
         run = shell("lookonce", "study", "run", path)
         raise UsageError(f"a report needs {needed}; not complete: {listed(left_out, 9)}; run: {run}")
 
 
 def _open(status: StudyStatus) -> Mapping[str, ReportedRun]:
-    """The complete runs of a study by name, whose answers have the name of their arm; and the routed ones."""
+    """The complete runs of a study by name, whose answers have the name of their variant; and the routed ones."""
     complete = [one for name, one in status.runs.items() if status.has_answered(name)]
     opened = {}
     for one, run in zip(complete, open_runs([one.run.output for one in complete]), strict=True):

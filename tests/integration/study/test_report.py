@@ -1,10 +1,11 @@
-"""The report of a study: arms beside the baseline arm, what chains forget, costs, a routed arm, and tables as files."""
+"""The report of a study: variants beside the baseline, what sequences forget, costs, a routed one, tables as files."""
 
 from __future__ import annotations
 
 import csv
 import functools
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -114,24 +115,63 @@ def test_each_arm_has_a_sentence_with_its_figures(report):
 
 def test_the_json_has_every_number_of_the_page(report):
     known = numbers_in(json.loads(json.dumps(report.to_json(), default=str)))
-    page = report.page.to_page()
-    assert f"Report of the study {report.folder.name}" in page
+    page = report.to_page()
+    assert f"<h1>{report.folder.name}: plain against 4 variants</h1>" in page
     assert numbers_of(page) - known == set()
-    assert "Arms against plain" in as_text(page) and "Forgetting in chains" in as_text(page)
+    words = as_text(page)
+    assert all(title in words for title in ("Variants against plain", "Forgetting: one -&gt; two".replace("&gt;", ">")))
+    assert "arm" not in re.findall(r"\w+", words) and report.to_json()["methods"] in words
+
+
+def test_the_page_opens_with_the_forest_plot_of_all_variants_and_a_list_of_verdicts(report):
+    page = report.to_page()
+    first = page.partition("<h2>")[2]
+    assert first.startswith("Variants against plain</h2>") and first.index("<svg") < first.index("<table")
+    plot = first.partition("<svg")[2].partition("</svg>")[0]
+    assert all(f">{arm}</text>" in plot for arm in ARMS) and "majority baseline" in plot
+    verdicts = [pair["sentence"] for pair in report.to_json()["pairs"]]
+    assert all(f"<li>{sentence}</li>" in first.partition("<table")[0] for sentence in verdicts)
+    assert re.search("<h([23])>[^<]*</h[23]>\\s*(<h2>|<h\\1>|<footer)", page) is None, "a heading without content"
+
+
+def test_the_answers_are_those_of_the_first_seed_of_each_variant(report):
+    won, *_ = [kind for kind in report.to_json()["answers"] if kind["kind"].startswith("Won")]
+    assert won["kind"] == "Won by one-1: right there, wrong in plain-1"
+    rows = read_predictions(report.folder / "plain-1" / "predictions" / "val.jsonl")
+    told = {row.origin: row.predicted for row in rows}
+    shown = [row for kind in report.to_json()["answers"] for row in kind["shown"]]
+    assert len(shown) == 48 and all(row["predicted"]["plain-1"] == told[row["origin"]] for row in shown)
+    assert set(shown[0]["predicted"]) == {f"{arm}-1" for arm in ARMS}
+
+
+def test_scores_by_question_and_stage_are_means_over_seeds(report):
+    scores = report.to_json()["scores_by"]
+    assert list(scores["stage"]) == list(STAGES) and len(scores["question"]) == 5
+    assert scores["stage"]["1"] == {"num_questions": 20, "majority": 0} | {
+        arm: pytest.approx(share) for arm, share in zip(ARMS, (0.675, 0.925, 0.525, 0.325, 0.925), strict=True)
+    }
+
+
+def test_the_plots_are_written_as_pdf_if_they_are_wanted(report, tmp_path):
+    names = [path.name for path in report.write(tmp_path / "page.html", has_pdf=True) if path.suffix == ".pdf"]
+    assert names == ["page-forest.pdf"] and (tmp_path / names[0]).read_bytes().startswith(b"%PDF")
 
 
 def test_tables_are_written_beside_the_page_with_the_figures_of_the_json(report, tmp_path):
     written = report.write(tmp_path / "page.html")
-    names = ["page-arms.csv", "page-arms.tex", "page-forgetting-three.csv", "page-forgetting-three.tex"]
+    tables = ("arms", "questions", "stages", "forgetting-three")
+    names = ["page-methods.tex", *(f"page-{name}.{kind}" for name in tables for kind in ("csv", "tex"))]
     assert [path.name for path in written] == names and (tmp_path / "page.html").exists()
-    with written[0].open() as file:
+    with written[1].open() as file:
         rows = list(csv.DictReader(file))
     for row, figures in zip(rows, report.to_json()["arms"], strict=True):
         assert (row["arm"], float(row["exact_match"])) == (figures["arm"], figures["exact_match"])
         assert float(row["training_seconds"]) == figures["cost"]["training_seconds"]
         assert row["p_holm"] == ("" if figures["p_holm"] is None else str(figures["p_holm"]))
-    latex = written[3].read_text()
-    assert r"one & 92.5\% & 10.0\% & 15.0\% \\" in latex and r"forgotten & +60.0 & +40.0 & -75.0 \\" in latex
+    latex = written[-1].read_text()
+    assert r"one & 92.5\% & 10.0\% & 15.0\% \\" in latex and r"forgetting & +60.0 & +40.0 & -75.0 \\" in latex
+    header = written[2].read_text().partition(r"\toprule")[2].partition(r"\\")[0].split(" & ")
+    assert len(set(header)) == len(header) and "majority" in header and "points above plain" in header
 
 
 def test_the_majority_is_that_of_the_base_run_for_every_arm(study):
@@ -149,7 +189,7 @@ def test_the_majority_is_that_of_the_base_run_for_every_arm(study):
     assert {one["majority"] for one in found["candidates"]} == {0.5} == {one["majority"] for one in found["arms"]}
     assert {run["baselines"]["majority"]["exact_match"] for run in found["verdict"]["runs"]} == {0.5}
     assert "those of all training records of the base run" in found["majority"]
-    assert found["majority"] in " ".join(report.text().split()) and found["majority"] in as_text(report.page.to_page())
+    assert found["majority"] in " ".join(report.text().split()) and found["majority"] in as_text(report.to_page())
 
 
 def test_without_the_records_each_arm_keeps_its_own_majority_and_this_is_said(study, tmp_path):
@@ -184,11 +224,15 @@ def test_an_arm_with_context_has_a_table_of_own_true_and_no_answers(study, tmp_p
     ends = [rows[1]["true_less_own"], rows[1]["true_less_own_low"], rows[1]["true_less_own_high"]]
     assert list(map(float, ends)) == [found["value"], *found["interval"]] and rows[1]["none"] == ""
     assert r"stage 2 & 10.0\% [" in latex.read_text() and " & not asked & " in latex.read_text()
-    lines = report.text().partition("one (2 seeds) with own, true and no earlier answers\n")[2].splitlines()
+    lines = (
+        report.text()
+        .partition("one (2 seeds) with predicted, reference and no earlier answers in the prompts\n")[2]
+        .splitlines()
+    )
     assert lines[3].split()[:6] == ["stage", "2", "10.0%", "100.0%", "not", "asked"] and max(map(len, lines[:5])) <= 80
-    page = report.page.to_page()
+    page = report.to_page()
     assert numbers_of(page) - numbers_in(json.loads(json.dumps(report.to_json(), default=str))) == set()
-    assert as_text(page).index("Own, true and no earlier answers") < as_text(page).index("Comparison")
+    assert as_text(page).index("Earlier answers in the prompts") < as_text(page).index("Comparison")
 
 
 def test_without_a_baseline_all_arms_are_compared_and_the_figures_are_against_the_first(study):

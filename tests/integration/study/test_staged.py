@@ -54,6 +54,7 @@ def test_routed_arms_chains_and_arms_with_context_are_answered_and_reported(stud
         rows = read_predictions(folder.predictions(name))
         assert shares[kind] == pytest.approx(sum(row.is_right for row in rows) / len(rows))
         assert {row.context_answers for row in rows if row.context} == ({kind} if kind != "none" else set())
-    names = ("arms", "contexts-staged", "forgetting-later")
+    names = ("arms", "questions", "stages", "contexts-staged", "forgetting-later")
     tables = [f"report-{name}.{kind}" for name in names for kind in ("csv", "tex")]
-    assert sorted(path.name for path in output.glob("report*")) == sorted(["report.html", *tables])
+    written = ["report.html", "report-methods.tex", *tables]
+    assert sorted(path.name for path in output.glob("report*")) == sorted(written)

@@ -17,7 +17,7 @@ from lookonce.report.contexts import ContextScores, asked_beside, context_scores
 from lookonce.report.report import Report
 from lookonce.report.runs import open_runs
 
-TITLE = "Own, true and no earlier answers"
+TITLE = "Earlier answers in the prompts: predicted, reference and none"
 KNOWN = (Turn("before", "yes"),)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,7 +46,8 @@ def test_every_part_has_its_section_and_its_key(make_folder):
     report, text = made(make_folder("a", wrong(questions(), 9)), make_folder("b", wrong(questions(), 30), seed=1))
     found = as_text(text)
     assert [title for title in TITLES if title not in found] == []
-    assert list(report.to_json()) == [part.key for part in report.parts] and len(report.parts) == len(TITLES)
+    assert report.to_page() == text, "the same runs give the same bytes"
+    assert all(report.to_json().values()) and len(report.to_json()) == len(TITLES)
 
 
 @pytest.mark.parametrize("names", ["a", "ab"])
@@ -90,8 +92,8 @@ def test_a_missing_and_a_broken_image_are_named_so(make_folder, tmp_path):
 def test_an_unfinished_run_has_a_page_without_scores(make_folder):
     report, text = made(make_folder("a"))
     found = as_text(text)
-    assert "a is not evaluated on val; its training: " in found and "Nothing is evaluated yet." in found
-    assert "curves of a" in text and report.to_json()["curves"]["a"]["loss"]
+    assert "a is not evaluated on val; its training: " in found and "nothing is evaluated yet." in found
+    assert 'aria-label="loss of a"' in text and report.to_json()["curves"]["a"]["loss"]
     both = made(make_folder("a"), make_folder("b", questions()))[0]
     assert both.to_json()["comparison"] is None and "not evaluated" in as_text(both.to_page())
 
@@ -121,4 +123,5 @@ def test_a_predictions_file_outside_a_run_folder_has_scores_and_nothing_else(mak
     value, found = report.to_json(), as_text(text)
     assert value["verdict"]["runs"][0]["exact_match"] == pytest.approx(55 / 60)
     assert (value["settings"], value["data"], value["curves"]) == (None, None, None)
-    assert "No run folder, so no settings." in found
+    assert "no run folder, so no settings." in found
+    assert "Settings </h2>" not in text and re.search("<h2>[^<]*</h2>\\s*(<h2>|<footer)", text) is None

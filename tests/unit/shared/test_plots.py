@@ -1,62 +1,124 @@
-"""Plots as SVG: any numbers can be drawn, shares fill their bar, and bins hold every number once."""
+"""Plots by matplotlib: any names and numbers can be drawn, and the same ones give the same bytes."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from xml.etree import ElementTree
 
+import matplotlib
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.html_page import HOSTILE, Page
 
-from lookonce.plots import binned, columns, points, shares, text_width
+from lookonce.plots import VARIABLES, Line, Panel, curves, forest, histogram, points, to_file, to_svg, write_pdf
+from lookonce.text import binned
 
-
-def test_plots_of_nothing_and_of_large_numbers_are_drawn():
-    for drawing in (
-        columns([], "x", "y"),
-        columns([(str(number), number**3) for number in range(200)], "x", "y"),
-        shares([], "x"),
-        shares([("question", 10**6, [(f"answer {number}", 10) for number in range(10)])], "x"),
-        points({}, "x", "y"),
-        points({(1, 1): 1, (10**5, 10**5): 10**6}, "x", "y"),
-    ):
-        numbers = [
-            element.get(name)
-            for element in drawing.iter()
-            for name in ("x", "y", "cx", "cy", "width")
-            if element.get(name)
-        ]
-        assert all(re.fullmatch(r"-?[\d.]+%?", number) for number in numbers)
+POINTS = {1: 3.0, 2: 2.0, 3: 1.0}
 
 
-def test_the_shares_of_a_bar_fill_it():
-    drawing = shares([("question", 40, [("yes", 20), ("no", 10), ("maybe", 4), ("a", 2), ("b", 1), ("c", 1)])], "x")
-    parts = [element for element in drawing if element.tag == "svg"]
-    titles = [part.find("rect/title").text for part in parts]
-    assert titles[0] == "yes: 20 (50%)" and titles[-1].startswith("all others: 3") and len(parts) == 6
-    edges = [(float(part.get("x")), float(part.get("x")) + float(part.get("width"))) for part in parts]
-    assert all(end <= start < end + 3 for (_, end), (start, _) in zip(edges, edges[1:], strict=False))
+def arm(name: str, seeds: list[float], ends: tuple[float, float] | None = None, difference: float | None = None):
+    """Figures of a variant."""
+    scores = {"exact_match": 0.5, "exact_match_by_seed": seeds, "interval": ends, "majority": 0.4}
+    return {"arm": name, "difference": difference, "difference_interval": ends, "is_distinguishable": True} | scores
 
 
-@pytest.mark.parametrize("words", ["Is it?", "WWWW MMMM", "illicit fillet", "小さなポリープがあります", "x" * 9000])
-def test_the_label_of_a_share_fits_into_it(words):
-    for amount in (*range(1, 40), 99):
-        part = shares([("question", 100, [(words, amount)])], "x").find("svg")
-        label = part.findtext("text") or ""
-        assert 6 + text_width(label) <= float(part.get("width")), amount
-        assert label.startswith(words[:4]) or label in (f"{amount}%", "")
+ARMS = [arm("plain", [0.8, 0.8], (0.7, 0.9)), arm("_x", [0.9], None, 0.1)]
 
 
-def test_wide_letters_need_more_room_than_narrow_ones():
-    """The label WWW was drawn into a bar for three letters of average width, and clipped."""
-    wide, narrow = (shares([("?", 100, [(words, 7)])], "x").findtext("svg/text") for words in ("WWW", "lil"))
-    assert (wide, narrow) == ("7%", "lil 7%")
+def losses(name: str = "loss", title: str = ""):
+    lines = [Line(name, POINTS, "marked"), Line("", POINTS, "faint"), Line("_other", POINTS, "line", 7)]
+    return curves(
+        [Panel(name, lines, (1, 3), (3, 1.0), "lowest"), Panel("rate", [Line("", {}, "line")])], "step", title
+    )
 
 
-@pytest.mark.parametrize("name", ["Is it?", "WHERE IS THE ABNORMALITY? " * 9, "異常はありますか？" * 20])
-def test_the_name_of_a_bar_ends_before_its_total(name):
-    name, total, *_ = shares([(name, 1234, [("yes", 1)])], "x").findall("text")
-    assert text_width(name.text, 13) + text_width(total.text) < 960
+def drawn():
+    """One plot of each kind."""
+    counts = {number: number**3 for number in range(1, 200)}
+    sizes = {(1, 1): 1, (10**5, 10**5): 10**6}
+    return losses(), forest(ARMS), histogram(counts, "x", "y"), points(sizes, "x", "y"), points({}, "x", "y")
+
+
+def texts(svg: str) -> list[str]:
+    return [element.text or "" for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_the_same_numbers_give_the_same_bytes_whatever_the_users_settings_are(tmp_path):
+    before = [to_svg(plot, "x") for plot in drawn()]
+    with matplotlib.rc_context({"font.size": 30, "svg.hashsalt": "other", "text.usetex": True}):
+        assert [to_svg(plot, "x") for plot in drawn()] == before
+    for name in "ab":
+        write_pdf(losses(), tmp_path / name)
+    pdf = (tmp_path / "a").read_bytes()
+    assert pdf == (tmp_path / "b").read_bytes() and pdf.startswith(b"%PDF") and b"CreationDate" not in pdf
+
+
+def test_a_plot_in_a_page_has_the_pages_colours_and_no_id_twice():
+    plots = [to_svg(plot, "a <plot>") for plot in drawn()]
+    for text in plots:
+        page = Page(text)
+        assert page.found[0] == (
+            "svg",
+            {"viewbox": page.found[0][1]["viewbox"], "role": "img", "aria-label": "a <plot>"},
+        )
+        assert not re.search("#[0-9a-f]{6}|<style|<metadata|<!|http", text) and "var(--" in text
+        assert all(
+            f"var({name})" not in text or name in VARIABLES.values() for name in re.findall(r"var\((.*?)\)", text)
+        )
+    ids = {one: text for text in plots for one in re.findall(r' id="(.*?)"', text)}
+    for one, text in ids.items():  # of what is referred to; another plot has it too only if it is the same
+        content = re.search(rf'<\w+ id="{one}".*?/>', text, re.S)
+        assert content and all(content[0] in other for other in plots if f'id="{one}"' in other)
+
+
+def test_a_file_is_svg_with_text_as_text():
+    text = to_file(losses("<b>loss</b> $x$", "<a run>"))
+    assert {"<a run>", "step", "<b>loss</b> $x$", "lowest", "rate"} <= set(texts(text)) and "var(" not in text
+    assert " _other" in texts(text), "matplotlib leaves names with _ out of its legend"
+
+
+@pytest.mark.parametrize("words", [*HOSTILE, "$\\frac{", "小さなポリープ", "x" * 9000, "", "\u202eleft"])
+def test_any_name_is_drawn_as_text(words):
+    files = to_file(losses(words, words)), to_file(forest([arm(words, [], (0.4, 0.6))]))
+    inside = to_svg(losses(words), words)
+    assert all(ElementTree.fromstring(text.encode()).tag for text in files) and Page(inside).found
+    assert all("\u202e" not in text and len(text) < 50_000 for text in (*files, inside))
+
+
+@settings(max_examples=15)
+@given(
+    st.dictionaries(st.integers(0, 2**53), st.floats(width=32), max_size=5),
+    st.tuples(st.floats(width=32), st.floats(width=32)),
+)
+def test_any_numbers_are_drawn(values, limits):
+    line = Line("a", values, "marked")
+    ElementTree.fromstring(to_file(curves([Panel("loss", [line], limits, limits, "x")], "step")))
+
+
+def test_each_seed_has_a_height_of_its_own_so_that_none_hides_another():
+    svg = to_svg(forest([arm("a", [0.5] * 9)]), "x")
+    circles = re.findall(r'<use xlink:href="(#\w+)" x="([\d.]+)" y="([\d.]+)" style="fill: [^"]*fill-opacity: 0.6', svg)
+    heights = [y for _, x, y in circles if x == circles[0][1]]  # another circle is in the legend
+    assert len(circles) == 10 and len(set(heights)) == 9
+
+
+def test_a_line_that_lies_on_another_one_is_thinner():
+    svg = to_svg(
+        curves([Panel("loss", [Line(name, POINTS, "line", number) for number, name in enumerate("ab")])], "x"), "x"
+    )
+    first, second = (re.search(rf"stroke: var\(--line{number}\); stroke-width: ([\d.]+)", svg)[1] for number in (1, 2))
+    assert float(first) > float(second)
+
+
+def test_matplotlib_is_imported_with_the_first_plot_only():
+    code = (
+        "import sys, lookonce.report.report, lookonce.study.report, lookonce.datasets.audit.report as a, lookonce.page"
+    )
+    code += "; print({'matplotlib', 'jinja2'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
 
 
 @given(st.dictionaries(st.integers(0, 10_000), st.integers(1, 9), min_size=1), st.integers(1, 40))

@@ -15,8 +15,7 @@ from support.html_page import HOSTILE, Page, assert_harmless
 from lookonce.cli import main
 from lookonce.datasets.audit.audit import audit
 from lookonce.datasets.audit.corpus import Corpus
-from lookonce.datasets.audit.report import SIDE, draw_contact_sheet, to_page
-from lookonce.page import Section
+from lookonce.datasets.audit.report import SIDE, Section, draw_contact_sheet, to_page
 
 
 @pytest.fixture
