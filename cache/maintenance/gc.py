@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lookonce.cache.format import PARSE_ERRORS, REPAIR_COMMAND
-from lookonce.cache.maintenance.checks import without_advice
+from lookonce.cache.maintenance.verify import without_advice
 from lookonce.cache.store.claims import (
     CLAIMS,
     OWNER,
@@ -47,7 +47,7 @@ from lookonce.cache.store.reader import INDEX, INDEX_CHECKSUM, Index
 from lookonce.cache.store.shards import SHARDS
 from lookonce.claim_file import EXPIRY_S, remove_if_dead
 from lookonce.errors import CacheError, UsageError
-from lookonce.files import TEMPORARY_MARK, read_json
+from lookonce.files import TEMPORARY_MARK, read_object
 from lookonce.text import count, listed, located, size
 
 Kind = Literal["temporary file", "dead claim", "unfinished shard", "scratch folder"]
@@ -105,21 +105,18 @@ class CacheInfo:
     """Why the cache cannot be read."""
 
     def lines(self) -> list[str]:
-        lines = ["  ".join(cell for cell in self._cells() if cell)]
-        lines += [f"  cannot be read: {self.problem}"] if self.problem else []
-        lines += [f"  used by {run}" for run in self.used_by]
-        lines += [leftover.line(self.folder) for leftover in self.leftovers]
-        return [*lines, *([f"  not ours: {listed(self.foreign, NUM_FOREIGN)}"] if self.foreign else [])]
-
-    def _cells(self) -> tuple[str, ...]:
         images = "?" if self.num_images is None else f"{self.num_images:,}"
-        return self.id, f"{images} images", size(self.size_bytes), self._state(), self.created[:10], self.model
-
-    def _state(self) -> str:
-        if self.problem:
-            return "unreadable"
-        state = "complete" if self.is_complete else "incomplete"
-        return f"{state}, {count(self.num_workers, 'worker')} alive" if self.num_workers else state
+        state = "unreadable" if self.problem else "complete" if self.is_complete else "incomplete"
+        if self.num_workers and not self.problem:
+            state += f", {count(self.num_workers, 'worker')} alive"
+        cells = (self.id, f"{images} images", size(self.size_bytes), state, self.created[:10], self.model)
+        return [
+            "  ".join(cell for cell in cells if cell),
+            *([f"  cannot be read: {self.problem}"] if self.problem else []),
+            *(f"  used by {run}" for run in self.used_by),
+            *(leftover.line(self.folder) for leftover in self.leftovers),
+            *([f"  not ours: {listed(self.foreign, NUM_FOREIGN)}"] if self.foreign else []),
+        ]
 
 
 def cache_folders(root: Path) -> list[Path]:
@@ -130,11 +127,8 @@ def cache_folders(root: Path) -> list[Path]:
 
 def _manifest(folder: Path) -> dict[str, Any]:
     """The content of a manifest; empty if lookonce did not write it."""
-    with contextlib.suppress(OSError, ValueError):
-        value = read_json(folder / MANIFEST)
-        if isinstance(value, dict) and {"format_version", "fingerprint", "sha256"} <= value.keys():
-            return value
-    return {}
+    value = read_object(folder / MANIFEST)
+    return value if {"format_version", "fingerprint", "sha256"} <= value.keys() else {}
 
 
 def cache_info(folder: Path, expiry_s: float = EXPIRY_S) -> CacheInfo:
@@ -160,14 +154,6 @@ def cache_info(folder: Path, expiry_s: float = EXPIRY_S) -> CacheInfo:
         foreign=[str(path.relative_to(folder)) for path in sorted(files) if not is_ours(folder, path)],
         problem=problem,
     )
-
-
-def scratch_leftovers(root: Path) -> list[Leftover]:
-    """Scratch folders that killed measurements left in a folder of caches."""
-    return [
-        Leftover(path, "scratch folder", sum(file.lstat().st_size for file in files_below(path)))
-        for path in scratch_folders(root)
-    ]
 
 
 def files_below(folder: Path) -> Iterator[Path]:
@@ -224,14 +210,12 @@ class GarbageReport:
         return [*self.scratch, *(leftover for cache in self.caches for leftover in cache.leftovers)]
 
     def text(self) -> str:
-        lines = [self._head(), *(leftover.line(self.root) for leftover in self.scratch)]
+        total = sum(cache.size_bytes for cache in self.caches)
+        lines = [f"{self.root}: {count(len(self.caches), 'cache')}, {size(total)}"]
+        lines += [leftover.line(self.root) for leftover in self.scratch]
         for cache in self.caches:
             lines += ["", *cache.lines()]
         return "\n".join([*lines, "", self._advice()]).rstrip()
-
-    def _head(self) -> str:
-        total = sum(cache.size_bytes for cache in self.caches)
-        return f"{self.root}: {count(len(self.caches), 'cache')}, {size(total)}"
 
     def _advice(self) -> str:
         if self.in_use:
@@ -269,15 +253,14 @@ def collect_garbage(
         kept = [path for path in cache.folder.rglob("*") if path.is_file()] if cache.folder.exists() else []
         found.caches.remove(cache)
         return replace(found, deleted=paths, deleted_bytes=num_bytes, deleted_cache=cache.id, kept=kept)
-    deleted, in_use = [], []
+    deleted, in_use = [*found.scratch], []
+    for left in found.scratch:
+        shutil.rmtree(left.path)
     for cache in found.caches:
         try:
             deleted += delete_leftovers(cache, expiry_s)
         except CacheError as error:
             in_use.append(str(error))
-    for left in found.scratch:
-        shutil.rmtree(left.path)
-    deleted += found.scratch
     num_bytes = sum(left.size_bytes for left in deleted)
     paths = [left.path for left in deleted]
     return replace(list_caches(root, expiry_s), deleted=paths, deleted_bytes=num_bytes, in_use=in_use)
@@ -285,8 +268,11 @@ def collect_garbage(
 
 def list_caches(root: Path, expiry_s: float) -> GarbageReport:
     """The report without deleting anything."""
-    caches = [cache_info(folder, expiry_s) for folder in cache_folders(root)]
-    return GarbageReport(root, caches, scratch_leftovers(root))
+    scratch = [
+        Leftover(path, "scratch folder", sum(file.lstat().st_size for file in files_below(path)))
+        for path in scratch_folders(root)
+    ]
+    return GarbageReport(root, [cache_info(folder, expiry_s) for folder in cache_folders(root)], scratch)
 
 
 def delete_leftovers(cache: CacheInfo, expiry_s: float = EXPIRY_S) -> list[Leftover]:

@@ -5,6 +5,7 @@ Whoever can write a file of a cache can write its checksum too, so without it th
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from random import Random
@@ -15,6 +16,7 @@ from support.fuzzing import cases, mutations
 from support.small_caches import SmallCache
 
 from lookonce.cache.build.progress import index_from_plan
+from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.metadata import checksum_line, read_manifest, read_plan, read_quarantine, shard_name
 from lookonce.cache.store.reader import Index, VisionCache
 from lookonce.errors import LookonceError
@@ -85,7 +87,7 @@ def test_no_plan_names_a_file_outside_the_cache(tmp_path):
     for name in ("../../../../tmp/x", "shard-1/../../x", "/tmp/x", "shard-00000\n", "shard-٠٠٠٠٠", "", "shard-00000.x"):
         body = json.dumps(PLAN | {"shards": [PLAN["shards"][0] | {"name": name}]}).encode()[1:]  # type: ignore[index]
         (tmp_path / "plan.json").write_bytes(checksum_line(body).encode() + body)
-        with pytest.raises(LookonceError, match="is not the name of a shard.*lookonce cache repair"):
+        with pytest.raises(LookonceError, match="shards.0.name: String should match pattern .*lookonce cache repair"):
             read_plan(tmp_path)
 
 
@@ -94,7 +96,10 @@ def test_damaged_manifests_are_read_or_refused(cache):
     value = json.loads(path.read_bytes())
 
     def make(random: Random) -> bytes:
-        return mutations.as_json(mutations.several(value, random), random)
+        changed = mutations.several(value, random)
+        with contextlib.suppress(Exception):
+            changed["sha256"] = Fingerprint.from_json(changed["fingerprint"]).sha256
+        return mutations.as_json(changed, random)
 
     assert cases.fuzz("manifest", make, lambda path: read_manifest(path.parent), path).holds
 
