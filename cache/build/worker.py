@@ -38,6 +38,7 @@ from lookonce.cache.store.metadata import (
     ensure_manifest,
     finished_shards,
     has_receipt,
+    read_receipts,
     write_quarantine,
 )
 from lookonce.cache.store.reader import VisionCache, read_index, write_index
@@ -62,35 +63,20 @@ MAX_UNWRITTEN = 2
 """At most this many tower batches wait for the disk."""
 
 
-class StopSignals:
+class StopSignals(contextlib.ExitStack):
     """Records the signals that ask to stop; a context manager that restores the previous handlers."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.name = ""
-        """Name of the first signal; empty if none came."""
-        self._finish_shard = True
-        self._handling = handle_signals(self._record)
-
-    def __enter__(self) -> StopSignals:
-        self._handling.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._handling.__exit__(None, None, None)
+        """Name of the first signal; empty if none came. No further shard is started then."""
+        self.now = False
+        """Whether to drop the current shard too."""
+        self.enter_context(handle_signals(self._record))
 
     def _record(self, number: int, frame: FrameType | None) -> None:
-        self._finish_shard = not self.name and number == signal.SIGUSR1
+        self.now = bool(self.name) or number != signal.SIGUSR1
         self.name = self.name or signal.Signals(number).name
-
-    @property
-    def now(self) -> bool:
-        """Whether to drop the current shard."""
-        return bool(self.name) and not self._finish_shard
-
-    @property
-    def soon(self) -> bool:
-        """Whether to start no further shard."""
-        return bool(self.name)
 
 
 @dataclass(frozen=True)
@@ -116,26 +102,23 @@ class BuildReport:
     """Busy seconds by kind of work; they overlap."""
 
     def text(self) -> str:
+        parts = [f"encoded {count(self.num_encoded, 'image')} in {duration(self.seconds)}"]
+        if not self.num_encoded:
+            parts = ["nothing new encoded"]
+        if self.num_by_others:
+            parts.append(f"{self.num_by_others:,} by other workers")
+        if self.num_reused or not self.num_encoded:
+            parts.append(f"{self.num_reused:,} of {count(self.num_wanted, 'image')} reused")
+        failed = count(len(self.quarantined), "image")
+        state = f"complete but for {failed}" if self.quarantined else "complete"
+        if self.num_missing:
+            state = f"{count(self.num_missing, 'image')} being encoded by other workers"
         content = f"{count(self.num_shards, 'shard')}, {size(self.size_bytes)}"
-        lines = [f"cache {self.folder}: {self._did()}; {content}; {self._state()}"]
+        lines = [f"cache {self.folder}: {', '.join(parts)}; {content}; {state}"]
         if self.quarantined:
-            failed = count(len(self.quarantined), "image")
             lines.append(f"{failed} could not be encoded (see {self.folder / QUARANTINE}):")
             lines += [f"  {reason}" for reason in list(self.quarantined.values())[:NUM_NAMED]]
         return "\n".join(lines)
-
-    def _did(self) -> str:
-        reused = f"{self.num_reused:,} of {count(self.num_wanted, 'image')} reused"
-        others = [f"{self.num_by_others:,} by other workers"] if self.num_by_others else []
-        if not self.num_encoded:
-            return ", ".join(["nothing new encoded", *others, reused])
-        encoded = [f"encoded {count(self.num_encoded, 'image')} in {duration(self.seconds)}", *others]
-        return ", ".join([*encoded, reused] if self.num_reused else encoded)
-
-    def _state(self) -> str:
-        if self.num_missing:
-            return f"{count(self.num_missing, 'image')} being encoded by other workers"
-        return f"complete but for {count(len(self.quarantined), 'image')}" if self.quarantined else "complete"
 
 
 def report(
@@ -218,7 +201,7 @@ def build_cache(
             ensure_manifest(folder, fingerprint, options.provenance)
             wanted, retry = planned_images(images, processor), options.retries
             plan = ensure_plan(folder, wanted, fingerprint, options.shard_bytes, images.former, **retry)
-            finished = Finished.read(folder, **retry)
+            finished = Finished.of(read_receipts(folder), **retry)
             shards = pending_shards(plan, finished, images.path_of, images.former)
             start = time.perf_counter()
             build = _Build(folder, fingerprint, processor, images.former | images.path_of, load_tower, options, shards)
@@ -265,7 +248,8 @@ class _Build:
         worker = Process.this("/".join(map(str, self.options.worker or ())))
         check_room(self.folder, self.bytes_left())
         with StopSignals() as self._stop, Claims(self.folder, worker, self.options.expiry_s) as self._claims:
-            self._bar = self._progress()
+            num_images = sum(len(shard.images) for shard in self._unfinished())
+            self._bar = tqdm(total=num_images, desc="encode images", unit="image", disable=None if num_images else True)
             with self._bar:
                 self._build_all()
         sweep(self.folder, self.options.expiry_s)
@@ -307,7 +291,7 @@ class _Build:
     def _claim(self) -> Iterator[Shard]:
         """Claim the shards that no other worker has, each when it is drawn."""
         for shard in self._unfinished():
-            if self._stop.soon:
+            if self._stop.name:
                 return
             if has_receipt(self.folder, shard.name):
                 continue
@@ -334,20 +318,14 @@ class _Build:
             shard = batch.shard
             with ShardWriter(self.folder, shard.name, self.fingerprint, len(shard.images), self.stopwatch) as writer:
                 self._write(writer, _rest_of_shard(batch, encoded))
-                with self.stopwatch.measure("flush"):
-                    if self._commit(writer, shard):
-                        self.built.append(shard)
+                try:
+                    with self.stopwatch.measure("flush"):
+                        self.built += [shard] if writer.commit() else []
+                except FileNotFoundError:
+                    if self._claimed[shard.name].is_held():
+                        raise  # else this process was suspended until another took over and removed our file
             self._release(shard)
             self._raise_if_stopped()
-
-    def _commit(self, writer: ShardWriter, shard: Shard) -> bool:
-        """Finish a shard; False if another worker has finished it or taken it over."""
-        try:
-            return writer.commit()
-        except FileNotFoundError:
-            if self._claimed[shard.name].is_held():
-                raise
-            return False  # this process was suspended so long that another took over and removed our file
 
     def _write(self, writer: ShardWriter, batches: Iterator[EncodedBatch]) -> None:
         unwritten: deque[list[Future[None]]] = deque()
@@ -381,10 +359,6 @@ class _Build:
                 f"stopped by {self._stop.name} after {count(len(self.built), 'shard')}, {len(left):,} of "
                 f"{len(self._shards):,} are left; {RESUME}"
             )
-
-    def _progress(self) -> Any:
-        num_images = sum(len(shard.images) for shard in self._unfinished())
-        return tqdm(total=num_images, desc="encode images", unit="image", disable=None if num_images else True)
 
 
 def _rest_of_shard(batch: EncodedBatch, others: Iterator[EncodedBatch]) -> Iterator[EncodedBatch]:

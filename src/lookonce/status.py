@@ -73,7 +73,7 @@ class CachePhase:
         report = self.report
         done = f"{report.num_done:,} of {count(report.num_images, 'image')}"
         shards = f"{self.num_shards - self.num_pending:,} of {count(self.num_shards, 'shard')}"
-        return "; ".join([f"{done} in {shards}, {size(report.num_bytes)}", *self._pace()])
+        return "; ".join(filter(None, [f"{done} in {shards}, {size(report.num_bytes)}", report.pace()]))
 
     def plan_text(self) -> str:
         if not self.num_files:
@@ -90,13 +90,7 @@ class CachePhase:
         states = [worker.state for worker in self.report.workers]
         wrong = [f"{states.count(state)} {state}" for state in ("slow", "dead") if state in states]
         workers = [", ".join([count(len(states), "worker"), *wrong])] if states else []
-        return ", ".join([f"cache {self.short()}", *self._pace(), *workers])
-
-    def _pace(self) -> list[str]:
-        report = self.report
-        if report.eta_s is None:
-            return []
-        return [f"{report.images_per_second:.1f} images/s, done in {duration(report.eta_s)}"]
+        return ", ".join(filter(None, [f"cache {self.short()}", self.report.pace(), *workers]))
 
 
 @dataclass(frozen=True)
@@ -348,7 +342,7 @@ def find_cache_phase(opened: OpenRun, images: ImageIndex, plan: Plan, covers: bo
     folder = opened.cache_folder
     receipts = list(read_receipts(folder))
     report = status(folder, images.path_of, opened.run.cache.claim_s, receipts)
-    finished = Finished.from_receipts(receipts)
+    finished = Finished.of(receipts)
     files = {
         path.stem for path in (folder / SHARDS).glob("*.safetensors")
     }  # after the receipts, which are written later
