@@ -124,11 +124,14 @@ class TrainingPhase:
 
     def text(self) -> str:
         """In full."""
+        where = f" (job {self.job})" if self.job else f" on {self.host}"
+        heartbeat = f"last heartbeat {duration(self.silent_s or 0)} ago{where}"
+        resume = f"--resume continues from {self.checkpoint}" if self.checkpoint else "no checkpoint to resume from"
         texts = {
-            "running": [self._where(), *self._figures(), *self._heartbeat()],
-            "dead": [f"dead at {self._where()}", *self._heartbeat(), self._resume()],
-            "stopped": [self.reason.partition(";")[0] or f"stopped at {self._where()}", self._resume()],
-            "failed": [f"failed at {self._where()}: {self.reason}", self._resume()],
+            "running": [self._where(), *self._figures(), heartbeat],
+            "dead": [f"dead at {self._where()}", heartbeat, resume],
+            "stopped": [self.reason.partition(";")[0] or f"stopped at {self._where()}", resume],
+            "failed": [f"failed at {self._where()}: {self.reason}", resume],
             "trained": [f"trained for {count(self.num_steps, 'step')}, adapter saved"],
             "finished": [f"finished: {count(self.num_steps, 'step')}", *self._figures()],
         }.get(self.state, [self.state])
@@ -152,20 +155,15 @@ class TrainingPhase:
         """Losses and rate, of a running or finished training."""
         if self.state not in ("running", "finished"):
             return []
-        return [
-            f"loss {self.loss:.4f}" if self.loss is not None else "",
-            f"validation loss {self.validation_loss:.4f}" if self.validation_loss is not None else "",
-            f"exact match {self.exact_match:.1%}" if self.exact_match is not None else "",
-            f"{self.ms_per_sample:.1f} ms per sample" if self.ms_per_sample is not None else "",
-            f"steps done in {duration(self.eta_s)}" if self.eta_s is not None and self.phase == "training" else "",
-        ]
-
-    def _heartbeat(self) -> list[str]:
-        where = f" (job {self.job})" if self.job else f" on {self.host}"
-        return [f"last heartbeat {duration(self.silent_s or 0)} ago{where}"]
-
-    def _resume(self) -> str:
-        return f"--resume continues from {self.checkpoint}" if self.checkpoint else "no checkpoint to resume from"
+        eta_s = self.eta_s if self.phase == "training" else None
+        figures = {
+            "loss {:.4f}": self.loss,
+            "validation loss {:.4f}": self.validation_loss,
+            "exact match {:.1%}": self.exact_match,
+            "{:.1f} ms per sample": self.ms_per_sample,
+        }
+        found = [text.format(value) for text, value in figures.items() if value is not None]
+        return found if eta_s is None else [*found, f"steps done in {duration(eta_s)}"]
 
 
 @dataclass(frozen=True)
@@ -390,23 +388,17 @@ def find_training(folder: RunFolder, expiry_s: float) -> TrainingPhase:
     state = progress.end or ("dead" if silent_s > expiry_s or progress.worker.is_gone() else "running")
     if state != "running" and num_steps:
         state = "finished" if folder.is_finished else "trained"
+    same = ("phase", "step", "loss", "validation_loss", "exact_match", "ms_per_sample", "stepped_s", "reason")
     return TrainingPhase(
-        state=state,
-        phase=progress.phase,
-        step=progress.step,
+        state,
         num_steps=num_steps or progress.num_steps,
-        loss=progress.loss,
-        validation_loss=progress.validation_loss,
-        exact_match=progress.exact_match,
-        ms_per_sample=progress.ms_per_sample,
         eta_s=max(progress.eta_s - silent_s, 0.0) if progress.eta_s is not None else None,
         silent_s=round(silent_s, 1),
-        stepped_s=progress.stepped_s,
         job=progress.worker.job,
         host=progress.worker.host,
         checkpoint=checkpoint,
-        reason=progress.reason,
         startup_seconds=startup_seconds,
+        **{name: getattr(progress, name) for name in same},
     )
 
 
