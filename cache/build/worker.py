@@ -16,9 +16,7 @@ import contextlib
 import itertools
 import signal
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -59,8 +57,6 @@ SIGNAL_DELAY_S = 0.2
 """A signal to the process group may reach this process at most this long after a decoding process."""
 DEAD_PROCESS = (RuntimeError, EOFError, ConnectionError, FileNotFoundError)
 """What torch raises when a decoding process has ended: the last three while it hands over pixels."""
-MAX_UNWRITTEN = 2
-"""At most this many tower batches wait for the disk."""
 
 
 class StopSignals(contextlib.ExitStack):
@@ -328,17 +324,12 @@ class _Build:
             self._raise_if_stopped()
 
     def _write(self, writer: ShardWriter, batches: Iterator[EncodedBatch]) -> None:
-        unwritten: deque[list[Future[None]]] = deque()
         num_done = 0
         for batch in batches:
             if self._stop.now:
                 self._raise_if_stopped()
-            unwritten.append(writer.add(batch.images))
+            writer.add(batch.images)
             writer.failed |= batch.failed
-            with self.stopwatch.measure("wait for the disk"):
-                while len(unwritten) > MAX_UNWRITTEN:
-                    for write in unwritten.popleft():
-                        write.result()
             num_done += len(batch.images) + len(batch.failed)
             self._claimed[batch.shard.name].update("encoding", num_done)
             self._bar.update(len(batch.images) + len(batch.failed))

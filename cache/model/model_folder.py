@@ -16,7 +16,6 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -159,8 +158,9 @@ def misshapen_expert_tensors(model_folder: ModelFolder, shapes: dict[str, Shape]
     }
     for name in shapes:
         if found := JOINED.fullmatch(name):
-            number, rows, columns = needed = _joined_shape(model_folder, found[1])
-            wanted[name] = (needed, (number, columns, rows))
+            number, hidden_size, size = _sizes(model_folder)
+            rows, columns = (hidden_size, size) if found[1] == "down_proj" else (2 * size, hidden_size)
+            wanted[name] = ((number, rows, columns), (number, columns, rows))
     return [
         (name, shapes[name], allowed[0])
         for name, allowed in sorted(wanted.items())
@@ -170,27 +170,14 @@ def misshapen_expert_tensors(model_folder: ModelFolder, shapes: dict[str, Shape]
 
 def _of_each_expert(model_folder: ModelFolder, shapes: dict[str, Shape]) -> dict[str, Shape]:
     """The tensors that each expert needs, of the layers in which some expert has one: names and shapes."""
-    places = {found.groups() for name in shapes if (found := ONE_EACH.fullmatch(name))}
-    return {
-        f"{place}.{number}.{part}.weight": shape
-        for place, named in sorted(places)
-        for part, shape in _parts(model_folder, named)
-        for number in range(_sizes(model_folder)[0])
-    }
-
-
-def _parts(model_folder: ModelFolder, named: str) -> Iterator[tuple[str, Shape]]:
-    """The tensors of an expert that are joined with one of them, and their shapes."""
-    _, hidden_size, size = _sizes(model_folder)
-    if named == "down_proj":
-        yield named, (hidden_size, size)
-    else:
-        yield from product(("gate_proj", "up_proj"), [(size, hidden_size)])
-
-
-def _joined_shape(model_folder: ModelFolder, part: str) -> tuple[int, int, int]:
-    number, hidden_size, size = _sizes(model_folder)
-    return (number, hidden_size, size) if part == "down_proj" else (number, 2 * size, hidden_size)
+    wanted: dict[str, Shape] = {}
+    for place, named in {found.groups() for name in shapes if (found := ONE_EACH.fullmatch(name))}:
+        number, hidden_size, size = _sizes(model_folder)
+        joined = {"gate_proj": (size, hidden_size), "up_proj": (size, hidden_size)}
+        parts = {"down_proj": (hidden_size, size)} if named == "down_proj" else joined
+        for expert in range(number):
+            wanted |= {f"{place}.{expert}.{part}.weight": shape for part, shape in parts.items()}
+    return wanted
 
 
 def _sizes(model_folder: ModelFolder) -> tuple[int, int, int]:
