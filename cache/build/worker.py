@@ -164,12 +164,6 @@ class BuildOptions:
     expiry_s: float = EXPIRY_S
     """A claim without a heartbeat for this long is dead."""
 
-    @property
-    def retries(self) -> dict[str, bool]:
-        """Which failed images to try again. Unreadable files are retried only without `worker`: otherwise each new
-        worker would plan them again."""
-        return {"retry_unread": self.worker is None, "retry_quarantined": self.retry_quarantined}
-
 
 def build_cache(
     root: Path,
@@ -195,7 +189,9 @@ def build_cache(
     try:
         with using(folder, "lookonce cache build", options.expiry_s):
             ensure_manifest(folder, fingerprint, options.provenance)
-            wanted, retry = planned_images(images, processor), options.retries
+            wanted = planned_images(images, processor)
+            # Unreadable files are retried only without `worker`: otherwise each new worker would plan them again.
+            retry = {"retry_unread": options.worker is None, "retry_quarantined": options.retry_quarantined}
             plan = ensure_plan(folder, wanted, fingerprint, options.shard_bytes, images.former, **retry)
             finished = Finished.of(read_receipts(folder), **retry)
             shards = pending_shards(plan, finished, images.path_of, images.former)

@@ -48,11 +48,9 @@ class RecomputeReport:
     worst_error: float
     worst_image: str
     """Key of the image with the worst error; empty if none was compared."""
-    worst_level: int
     problems: list[Problem]
     errors: dict[str, list[float]] = field(repr=False)
     """The error of each level, by image key."""
-    seed: int
     seconds: float
 
     def text(self) -> str:
@@ -66,10 +64,9 @@ class RecomputeReport:
             did = f"no image compared{skipped or none}"
         lines = [f"cache {self.folder}: {did}"]
         if self.worst_error > 0:
-            lines.append(
-                f"  the largest relative error is {self.worst_error:.1e} (allowed: {self.tolerance:.0e}), in level "
-                f"{self.worst_level} of image {self.worst_image}"
-            )
+            where = f"level {self.errors[self.worst_image].index(self.worst_error)} of image {self.worst_image}"
+            allowed = f"(allowed: {self.tolerance:.0e})"
+            lines.append(f"  the largest relative error is {self.worst_error:.1e} {allowed}, in {where}")
         lines += [f"  {problem.text()}" for problem in self.problems]
         if self.problems:
             lines.append(
@@ -122,19 +119,16 @@ def recompute(
         except ImageError:
             num_skipped += 1
         problems += [Problem(shard, key, what, "image", str(files[key])) for what in wrong]
-    worst = max(errors, key=lambda key: max(errors[key]), default="")
-    worst_error = max(errors[worst]) if worst else 0.0
+    worst_error, worst_image = max(((max(levels), key) for key, levels in errors.items()), default=(0.0, ""))
     return RecomputeReport(
         folder=folder,
         num_compared=len(errors),
         num_skipped=num_skipped,
         tolerance=tolerance,
         worst_error=worst_error,
-        worst_image=worst,
-        worst_level=errors[worst].index(worst_error) if worst else 0,
+        worst_image=worst_image,
         problems=problems,
         errors=errors,
-        seed=seed,
         seconds=round(time.perf_counter() - start, 3),
     )
 
