@@ -87,7 +87,7 @@ class ModelFolder:
         """
         found: dict[str, tuple[int, ...]] = {}
         for path in sorted({*_tensor_files(self.folder).values()}):
-            with _open_tensors(path) as file:
+            with open_tensors(path) as file:
                 found |= {name: (*file.get_slice(name).get_shape(),) for name in file.keys()}  # noqa: SIM118
         return found
 
@@ -98,7 +98,7 @@ class ModelFolder:
             ModelError: a file of the model folder is missing or broken.
         """
         with contextlib.ExitStack() as stack:
-            files = {path: stack.enter_context(_open_tensors(path)) for path in set(self._file_of.values())}
+            files = {path: stack.enter_context(open_tensors(path)) for path in set(self._file_of.values())}
             for name in sorted(self._file_of, key=self._tower_name):
                 yield self._tower_name(name), files[self._file_of[name]].get_tensor(name)
 
@@ -107,7 +107,8 @@ class ModelFolder:
         return name.removeprefix(prefix)
 
 
-def _open_tensors(path: Path) -> Any:
+def open_tensors(path: Path) -> Any:
+    """A file of safetensors, as a context manager; raises ModelError if it cannot be read."""
     try:
         with path.open("rb"):  # safe_open calls a file "No such file" that it may not read
             return safe_open(path, framework="pt")
@@ -139,7 +140,7 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
             raise ModelError(f"{index} is broken ({error!r}); copy or download it again") from None
     if not single.exists():
         raise ModelError(f"{folder} holds neither {index.name} nor {single.name}; lookonce reads safetensors weights")
-    with _open_tensors(single) as file:
+    with open_tensors(single) as file:
         return dict.fromkeys(file.keys(), single)
 
 
