@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lookonce.cache.format import BUILD_COMMAND, MAX_HEADER_BYTES, PARSE_ERRORS, SCALE_SUFFIX, VERIFY_COMMAND
+from lookonce.cache.format import BUILD_COMMAND, PARSE_ERRORS, SCALE_SUFFIX, VERIFY_COMMAND
 from lookonce.cache.maintenance.verify import (
     Level,
     Problem,
@@ -31,8 +31,8 @@ from lookonce.cache.maintenance.verify import (
     check_offsets,
     check_plan,
     checksum,
-    parse_header,
     regions,
+    shard_header,
     verify,
     verify_shard,
 )
@@ -78,10 +78,8 @@ def rebuild_receipt(folder: Path, name: str, fingerprint: Fingerprint) -> Receip
     path = shard_path(folder, name)
     with path.open("rb", buffering=0) as file:
         stat = os.fstat(file.fileno())
-        length = int.from_bytes(os.pread(file.fileno(), 8, 0), "little")
-        content = os.pread(file.fileno(), min(8 + length, stat.st_size, MAX_HEADER_BYTES), 0)
         try:
-            found, metadata, header_bytes = parse_header(content)
+            found, metadata, header_bytes = shard_header(path)
             receipt = receipt_of(
                 {
                     "shard": name,
@@ -97,7 +95,7 @@ def rebuild_receipt(folder: Path, name: str, fingerprint: Fingerprint) -> Receip
             )
         except PARSE_ERRORS as error:
             raise CacheCorrupt(f"the header of {path} is broken ({error})") from None
-        problems = [*check_offsets(receipt), *check_header(content, receipt, fingerprint)]
+        problems = [*check_offsets(receipt), *check_header(path, receipt, fingerprint)]
         if problems:
             raise CacheCorrupt(f"{path} is not a complete shard of this cache ({problems[0].what})")
         digest_of = {region.key: checksum(file, region) for region in regions(receipt)}
@@ -174,8 +172,8 @@ def images_of_shard(folder: Path, planned: Shard) -> set[str] | None:
         return set(read_receipt(folder, planned.name).images)
     if planned.images:
         return set(planned.keys)
-    with contextlib.suppress(OSError, ValueError), shard_path(folder, planned.name).open("rb") as file:
-        tensors, _, _ = parse_header(file.read(MAX_HEADER_BYTES))
+    with contextlib.suppress(ValueError):
+        tensors, _, _ = shard_header(shard_path(folder, planned.name))
         return {name.partition(".")[0] for name in tensors}
     return None
 

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, Literal, TypeVar
 import xxhash
 from tqdm import tqdm
 
-from lookonce.cache.format import MAX_HEADER_BYTES, PARSE_ERRORS, REPAIR_COMMAND
+from lookonce.cache.format import PARSE_ERRORS, REPAIR_COMMAND, read_header
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.metadata import (
     Plan,
@@ -316,8 +316,7 @@ def check_shard(
         if every_byte:
             yield from check_offsets(receipt)
             if fingerprint and is_whole:
-                content = os.pread(file.fileno(), min(header.size_bytes, MAX_HEADER_BYTES), 0)
-                yield from check_header(content, receipt, fingerprint)
+                yield from check_header(path, receipt, fingerprint)
 
 
 def check_offsets(receipt: Receipt) -> Iterator[Problem]:
@@ -334,10 +333,10 @@ def check_offsets(receipt: Receipt) -> Iterator[Problem]:
         yield Problem(receipt.shard, "", what, "receipt")
 
 
-def check_header(content: bytes, receipt: Receipt, fingerprint: Fingerprint) -> Iterator[Problem]:
-    """Differences between the safetensors header of a shard, as bytes, and its receipt."""
+def check_header(path: Path, receipt: Receipt, fingerprint: Fingerprint) -> Iterator[Problem]:
+    """Differences between the safetensors header of a shard and its receipt."""
     try:
-        found, metadata, _ = parse_header(content)
+        found, metadata, _ = shard_header(path)
     except ValueError as error:
         yield Problem(receipt.shard, "", f"the header {error}", "header")
         return
@@ -359,22 +358,19 @@ def check_header(content: bytes, receipt: Receipt, fingerprint: Fingerprint) -> 
         yield Problem(receipt.shard, "", "the header and the receipt have different patch grids", "header")
 
 
-def parse_header(content: bytes) -> tuple[dict[str, Any], dict[str, Any], int]:
-    """Tensors and metadata (with parsed patch grids) from the first bytes of a shard, and the offset of its features.
+def shard_header(path: Path) -> tuple[dict[str, Any], dict[str, Any], int]:
+    """Tensors and metadata (with parsed patch grids) in the header of a shard, and the offset of its features.
 
     Raises:
-        ValueError: the bytes are not the header of a shard; the message says why.
+        ValueError: the file has no header of a shard; the message says why.
     """
-    length = int.from_bytes(content[:8], "little")
-    if len(content) < 8 or length > len(content) - 8:
-        raise ValueError(f"claims {size(length)}, more than the file has")
     try:
-        described = parse_json(content[8 : 8 + length])
+        described, start = read_header(path)
         metadata = described.pop("__metadata__")
         metadata["grid_thw"] = parse_json(metadata["grid_thw"])
         name = metadata["format"]
-    except PARSE_ERRORS as error:
+    except (OSError, *PARSE_ERRORS) as error:
         raise ValueError(f"cannot be parsed ({shown(repr(error))})") from None
     if name != FORMAT_NAME:
         raise ValueError(f"is of the format {name!r}, not {FORMAT_NAME!r}")
-    return described, metadata, 8 + length
+    return described, metadata, start

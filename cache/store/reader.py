@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from safetensors.numpy import save
 
-from lookonce.cache.format import BUILD_COMMAND, FORMAT_VERSION, PARSE_ERRORS, REPAIR_COMMAND, Grid
+from lookonce.cache.format import BUILD_COMMAND, FORMAT_VERSION, PARSE_ERRORS, REPAIR_COMMAND, Grid, read_header
 from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
 from lookonce.cache.store.metadata import (
     MANIFEST,
@@ -45,7 +45,7 @@ from lookonce.cache.store.metadata import (
     read_receipts,
     receipt_path,
 )
-from lookonce.cache.store.shards import SHARDS, read_header, shard_path
+from lookonce.cache.store.shards import SHARDS, shard_path
 from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch, FeaturesMissing, explain_os_error
 from lookonce.files import atomic_write, hash_file, parse_json, read_json, write_text
 from lookonce.text import located, shown

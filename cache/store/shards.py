@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from lookonce.cache.format import FORMAT_VERSION, Grid, read_tensor_header
+from lookonce.cache.format import FORMAT_VERSION, Grid
 from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
 from lookonce.cache.store.metadata import (
     Entry,
@@ -310,12 +310,6 @@ class ShardWriter:
 
 def shard_path(folder: Path, name: str) -> Path:
     return folder / SHARDS / f"{name}.safetensors"
-
-
-def read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """The JSON header of a safetensors file, and the offset of its data; raises ValueError if it is broken."""
-    with path.open("rb") as file:
-        return read_tensor_header(file)
 
 
 def remove_leftovers(folder: Path, name: str) -> None:
