@@ -196,7 +196,12 @@ def build_cache(
             finished = Finished.of(read_receipts(folder), **retry)
             shards = pending_shards(plan, finished, images.path_of, images.former)
             start = time.perf_counter()
-            build = _Build(folder, fingerprint, processor, images.former | images.path_of, load_tower, options, shards)
+            files = images.former | images.path_of
+
+            def load(stopwatch: Stopwatch) -> Encoder:
+                return Encoder(files, processor, load_tower(), fingerprint, stopwatch)
+
+            build = _Build(folder, fingerprint, options, shards, load)
             build.run()
             seconds = time.perf_counter() - start
             return report(folder, fingerprint, images, finished.images, build.built, build.stopwatch.seconds(), seconds)
@@ -213,21 +218,17 @@ class _Build:
         self,
         folder: Path,
         fingerprint: Fingerprint,
-        processor: ImageProcessor,
-        files: Mapping[str, Path],
-        load_tower: Callable[[], Tower],
         options: BuildOptions,
         shards: list[Shard],
+        load: Callable[[Stopwatch], Encoder],
     ) -> None:
-        self.folder, self.fingerprint, self.options = folder, fingerprint, options
+        self.folder, self.fingerprint, self.options, self._load = folder, fingerprint, options, load
         self.stopwatch = Stopwatch()
         self.built: list[Shard] = []
         """The shards that this worker has finished."""
         number, total = options.worker or (0, 1)
         first = number % total * len(shards) // total  # a different one for each worker
         self._shards = shards[first:] + shards[:first]
-        self._load: Callable[[], Encoder]
-        self._load = lambda: Encoder(files, processor, load_tower(), fingerprint, self.stopwatch)
         self._claimed: dict[str, Claim] = {}
 
     def run(self) -> None:
@@ -257,7 +258,7 @@ class _Build:
                 claimed = self._claim()
                 first = next(claimed, None)
                 if first:
-                    encoder = encoder or self._load()
+                    encoder = encoder or self._load(self.stopwatch)
                     self._write_shards(encoder.run(itertools.chain([first], claimed)))
                 self._raise_if_stopped()
                 if first is None:

@@ -146,19 +146,6 @@ def using(folder: Path, command: str, expiry_s: float = EXPIRY_S) -> Iterator[No
         yield
 
 
-class Uses(contextlib.ExitStack):
-    """Uses of caches, as by `using`, from the call with each folder until the end of the block."""
-
-    def __init__(self, command: str, expiry_s: float = EXPIRY_S) -> None:
-        super().__init__()
-        self._command, self._expiry_s = command, expiry_s
-
-    def __call__(self, folder: Path) -> None:
-        """Use a cache, if there is one; raises CacheError if another process owns it."""
-        if folder.is_dir():
-            self.enter_context(using(folder, self._command, self._expiry_s))
-
-
 @contextlib.contextmanager
 def owning(folder: Path, command: str, expiry_s: float = EXPIRY_S) -> Iterator[Callable[[], None]]:
     """Own a cache within the block: no other process of ours uses it. Yields what to call before each change.
