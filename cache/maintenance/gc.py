@@ -25,12 +25,11 @@ from lookonce.cache.store.claims import (
     CLAIMS,
     OWNER,
     USES,
+    LeftoverKind,
     claimed_work,
-    dead_claims,
+    leftovers,
     owning,
     scratch_folders,
-    temporary_files,
-    unfinished_shards,
     uses,
 )
 from lookonce.cache.store.metadata import (
@@ -50,7 +49,7 @@ from lookonce.errors import CacheError, UsageError
 from lookonce.files import TEMPORARY_MARK, read_object
 from lookonce.text import count, listed, located, size
 
-Kind = Literal["temporary file", "dead claim", "unfinished shard", "scratch folder"]
+Kind = LeftoverKind | Literal["scratch folder"]
 KNOWN = re.compile(
     rf"{re.escape(MANIFEST)}|{re.escape(PLAN)}|plan-\d{{5,}}\.json|{re.escape(QUARANTINE)}"
     rf"|{re.escape(INDEX)}|{re.escape(INDEX_CHECKSUM)}|{USES}/[0-9a-f]{{16}}\.json"
@@ -137,7 +136,7 @@ def cache_info(folder: Path, expiry_s: float = EXPIRY_S) -> CacheInfo:
     provenance, fingerprint = dict(manifest.get("provenance") or {}), dict(manifest["fingerprint"])
     files = {path: path.lstat().st_size for path in files_below(folder)}
     num_images, is_complete, problem = _content(folder)
-    leftovers = [Leftover(path, kind, files.get(path, 0)) for path, kind in _leftovers(folder, expiry_s)]
+    left = [Leftover(path, kind, files.get(path, 0)) for path, kind in leftovers(folder, expiry_s)]
     return CacheInfo(
         id=folder.name,
         folder=folder,
@@ -150,7 +149,7 @@ def cache_info(folder: Path, expiry_s: float = EXPIRY_S) -> CacheInfo:
         is_complete=is_complete,
         num_workers=sum(alive for _, _, alive in claimed_work(folder, expiry_s)),
         used_by=[use.run for use in uses(folder)],
-        leftovers=leftovers,
+        leftovers=left,
         foreign=[str(path.relative_to(folder)) for path in sorted(files) if not is_ours(folder, path)],
         problem=problem,
     )
@@ -179,13 +178,6 @@ def _content(folder: Path) -> tuple[int | None, bool, str]:
     pending = (key for shard in plan.shards if shard.name not in finished for key in shard.keys)
     is_complete = bool(finished) and all(index.find(key) is not None or key in index.failed for key in pending)
     return len(index), is_complete, ""
-
-
-def _leftovers(folder: Path, expiry_s: float) -> Iterator[tuple[Path, Kind]]:
-    yield from ((path, "temporary file") for path in temporary_files(folder, expiry_s))
-    yield from ((path, "dead claim") for path in dead_claims(folder, expiry_s))
-    if finished_shards(folder):  # without any receipt, they are rebuilt from the shards
-        yield from ((path, "unfinished shard") for path in unfinished_shards(folder, expiry_s))
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
@@ -60,6 +61,7 @@ HANG_S = 1800
 USES = "uses"
 UNSEEN_S = 30 * 24 * 3600
 """How long a note counts if its run folder is not visible and another machine wrote it."""
+LeftoverKind = Literal["temporary file", "dead claim", "unfinished shard"]
 SCRATCH_EXPIRY_S = 3600
 """Long enough for a measurement to load its models between two writes."""
 SCRATCH_NAME = re.compile(rf"{SCRATCH}[a-z]+{re.escape(TEMPORARY_MARK)}(.+-\d+-[a-z0-9_]{{8}})")
@@ -215,8 +217,8 @@ def uses(folder: Path) -> list[Use]:
     return sorted(found, key=lambda use: use.run)
 
 
-def temporary_files(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[Path]:
-    """Temporary files whose writer has ended."""
+def leftovers(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[tuple[Path, LeftoverKind]]:
+    """What killed processes left in a cache; shards without a receipt only if others have one, else all are rebuilt."""
     claimed = {work.shard for work, _, alive in claimed_work(folder, expiry_s) if alive}
     for path in sorted(folder.rglob(f"*{TEMPORARY_MARK}*")):
         name, _, writer = path.name.partition(TEMPORARY_MARK)
@@ -224,21 +226,15 @@ def temporary_files(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[Path]:
             continue
         with contextlib.suppress(FileNotFoundError):
             if _has_ended(writer) or age(path) > expiry_s:
-                yield path
-
-
-def dead_claims(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[Path]:
-    """The files of dead claims."""
+                yield path, "temporary file"
     for path in sorted((folder / CLAIMS).glob("*.json")):
         with contextlib.suppress(FileNotFoundError):
             if is_dead(path, expiry_s):
-                yield path
-
-
-def unfinished_shards(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[Path]:
-    """Shard files without a receipt that no living worker has claimed."""
-    known = set(finished_shards(folder)) | {work.shard for work, _, alive in claimed_work(folder, expiry_s) if alive}
-    return (path for path in sorted((folder / SHARDS).glob("*.safetensors")) if path.stem not in known)
+                yield path, "dead claim"
+    if finished := set(finished_shards(folder)):
+        for path in sorted((folder / SHARDS).glob("*.safetensors")):
+            if path.stem not in finished | claimed:
+                yield path, "unfinished shard"
 
 
 def scratch_folders(root: Path) -> Iterator[Path]:
@@ -254,10 +250,11 @@ def scratch_folders(root: Path) -> Iterator[Path]:
 
 def sweep(folder: Path, expiry_s: float = EXPIRY_S) -> None:
     """Remove the temporary files and claims of dead workers."""
-    for path in temporary_files(folder, expiry_s):
-        path.unlink(missing_ok=True)
-    for path in dead_claims(folder, expiry_s):
-        remove_if_dead(path, expiry_s)
+    for path, kind in leftovers(folder, expiry_s):
+        if kind == "temporary file":
+            path.unlink(missing_ok=True)
+        elif kind == "dead claim":
+            remove_if_dead(path, expiry_s)
 
 
 def _has_ended(writer: str) -> bool:
