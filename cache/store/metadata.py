@@ -33,7 +33,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import xxhash
-from pydantic import BeforeValidator, Field, StrictBool, StrictFloat, StrictInt, StrictStr, TypeAdapter, ValidationError
+from pydantic import (
+    BeforeValidator,
+    FailFast,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    TypeAdapter,
+    ValidationError,
+)
 
 from lookonce.cache.format import BUILD_COMMAND, FORMAT_VERSION, MAX_RECORDS_BYTES, PARSE_ERRORS, REPAIR_COMMAND
 from lookonce.cache.store.fingerprint import Fingerprint
@@ -70,9 +80,9 @@ class Entry:
     num_tokens: Size
     grid_thw: tuple[Size, Size, Size]
     xxh3_64: Checksum
-    norms: tuple[StrictFloat, ...] = ()
+    norms: Annotated[tuple[StrictFloat, ...], FailFast()] = ()
     """The mean length of a token's vector, for each level."""
-    peaks: tuple[StrictFloat, ...] = ()
+    peaks: Annotated[tuple[StrictFloat, ...], FailFast()] = ()
     """The largest absolute value, for each level."""
 
 
@@ -106,8 +116,22 @@ class Receipt:
     failed: dict[StrictStr, Failure] = field(default_factory=dict)
 
 
-receipt_of = TypeAdapter(Receipt).validate_python
-"""The receipt of a JSON object; raises ValueError if a field is missing or is not what it should be."""
+_RECEIPT, _KEY, _ENTRY = TypeAdapter(Receipt), TypeAdapter(ImageKey), TypeAdapter(Entry)
+_FAILURE = TypeAdapter(Failure)
+
+
+def receipt_of(value: dict[str, Any]) -> Receipt:
+    """The receipt of a JSON object; one of PARSE_ERRORS if a field is missing or is not what it should be.
+
+    Images are checked one by one: a file of a million mistakes costs no more than its first one.
+    """
+    images = {_KEY.validate_python(key): _ENTRY.validate_python(entry) for key, entry in value["images"].items()}
+    return _RECEIPT.validate_python({**value, "images": images, "failed": failures_of(value.get("failed", {}))})
+
+
+def failures_of(value: dict[str, Any]) -> dict[str, Failure]:
+    """The failures of a JSON object, by image key; one of PARSE_ERRORS if it is something else."""
+    return {key: _FAILURE.validate_python(failure) for key, failure in value.items()}
 
 
 def receipt_path(folder: Path, shard: str) -> Path:
@@ -402,11 +426,11 @@ WholeStamp = Annotated[
 class _Images:
     """Images of a plan file, as `_columns` writes them."""
 
-    keys: list[StrictStr]
-    num_tokens: list[Bytes]
-    files: list[tuple[StrictStr, ...]]
-    stamps: list[tuple[WholeStamp, ...]] | None = None
-    transparent: frozenset[StrictStr] = frozenset()
+    keys: Annotated[list[StrictStr], FailFast()]
+    num_tokens: Annotated[list[Bytes], FailFast()]
+    files: Annotated[list[Annotated[tuple[StrictStr, ...], FailFast()]], FailFast()]
+    stamps: Annotated[list[Annotated[tuple[WholeStamp, ...], FailFast()]], FailFast()] = field(default_factory=list)
+    transparent: Annotated[frozenset[StrictStr], FailFast()] = frozenset()
 
     def rows(self) -> tuple[PlannedImage, ...]:
         """The images; raises ValueError if the lists have other lengths."""
@@ -422,7 +446,7 @@ class _ShardImages(_Images):
 
 @dataclass(frozen=True)
 class _PlanFile:
-    shards: list[_ShardImages]
+    shards: Annotated[list[_ShardImages], FailFast()]
     found_again: _Images | None = None
 
 

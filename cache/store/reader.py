@@ -22,12 +22,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
+from pydantic import FailFast, TypeAdapter
 from safetensors.numpy import save
 
 from lookonce.cache.format import BUILD_COMMAND, FORMAT_VERSION, PARSE_ERRORS, REPAIR_COMMAND, Grid, read_header
@@ -39,6 +39,7 @@ from lookonce.cache.store.metadata import (
     Failure,
     Receipt,
     ShardName,
+    failures_of,
     mismatch_message,
     read_manifest,
     read_plan,
@@ -180,7 +181,7 @@ def read_index(folder: Path, fingerprint: str) -> Index | None:
                 begin, end = about["data_offsets"]
                 columns[name] = content[begin:end].view(DTYPES[about["dtype"]]).reshape(about["shape"])
         shards, failed = (parse_json(columns.pop(name).tobytes()) for name in ("shards", "failed"))
-        index = Index(columns, _SHARDS.validate_python(shards), _FAILED.validate_python(failed))
+        index = Index(columns, _SHARDS.validate_python(shards), failures_of(failed))
         return index if index.is_current(folder) and index.is_whole() else None
     except (OSError, *PARSE_ERRORS):
         return None
@@ -208,7 +209,7 @@ def _columns(number: int, receipt: Receipt) -> Columns:
 
 
 EMPTY = _columns(0, Receipt("", "", 0, 0, "", "", 0.0, 0.0, {}))
-_SHARDS, _FAILED = TypeAdapter(list[ShardName]), TypeAdapter(dict[str, Failure])
+_SHARDS: TypeAdapter[list[ShardName]] = TypeAdapter(Annotated[list[ShardName], FailFast()])
 
 
 def _joined(tables: list[Columns]) -> Columns:
