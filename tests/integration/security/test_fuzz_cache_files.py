@@ -12,12 +12,20 @@ from random import Random
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from support.fuzzing import cases, mutations
 from support.small_caches import SmallCache
 
 from lookonce.cache.build.progress import index_from_plan
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.metadata import checksum_line, read_manifest, read_plan, read_quarantine, shard_name
+from lookonce.cache.store.metadata import (
+    checksum_line,
+    read_manifest,
+    read_plan,
+    read_quarantine,
+    read_receipt,
+    shard_name,
+)
 from lookonce.cache.store.reader import Index, VisionCache
 from lookonce.errors import LookonceError
 
@@ -53,6 +61,35 @@ def test_damaged_receipts_are_read_or_refused(cache):
             opened[key]
 
     assert cases.fuzz("receipts", WithChecksum(json.dumps(content).encode()), read, path).holds
+
+
+ENTRY = {"offset": -1, "size_bytes": 1, "num_tokens": 1, "grid_thw": [1, 1, 1], "xxh3_64": "0" * 16}
+RECEIPT = {
+    **{"shard": shard_name(0), "fingerprint": "", "size_bytes": 0, "header_bytes": 0, "header_xxh3_64": "", "host": ""},
+    **{"finished": 0, "seconds": 0, "images": {}, "failed": {}},
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "value"),
+    [
+        (f"receipts/{shard_name(0)}.json", RECEIPT | {"images": {f"{number:064x}": ENTRY for number in range(9)}}),
+        (f"receipts/{shard_name(0)}.json", RECEIPT | {"images": {f"{number}": ENTRY for number in range(9)}}),
+        (f"receipts/{shard_name(0)}.json", RECEIPT | {"failed": {f"{number}": {} for number in range(9)}}),
+        ("plan.json", {"shards": [{"name": 1}] * 9}),
+        ("plan.json", {"shards": [{"name": shard_name(0), "keys": [1] * 9, "num_tokens": [], "files": []}]}),
+        ("plan.json", {"shards": [{"name": shard_name(0), "keys": [], "num_tokens": [], "files": [[1] * 9]}]}),
+    ],
+)
+def test_a_file_of_many_mistakes_costs_no_more_than_its_first_one(tmp_path, file, value):
+    """A list of a million mistakes would take gigabytes."""
+    path, body = tmp_path / file, json.dumps(value).encode()[1:]
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(checksum_line(body).encode() + body)
+    with pytest.raises(LookonceError, match="is broken") as caught:
+        read_plan(tmp_path) if file == "plan.json" else read_receipt(tmp_path, shard_name(0))
+    assert isinstance(caught.value.__context__, ValidationError)
+    assert caught.value.__context__.error_count() <= 4  # the fields of one item
 
 
 PLAN = {
