@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lookonce.files import parse_json
 
@@ -140,16 +141,18 @@ STORAGE: dict[DtypeName, Storage] = {
 }
 
 
-def read_tensor_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
-    """The header at the beginning of a file, and the offset of the data behind it.
+def read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """The JSON header of a safetensors file, and the offset of the data behind it.
 
     Raises:
         ValueError: it is not a header.
+        OSError: the file cannot be read.
     """
-    length = int.from_bytes(file.read(LEN_SIZE), "little")
-    if length > MAX_HEADER_BYTES:
-        raise ValueError(f"its header claims {length:,} bytes; safetensors allows {MAX_HEADER_BYTES:,}")
-    header = parse_json(file.read(length))
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(LEN_SIZE), "little")
+        if length > MAX_HEADER_BYTES:
+            raise ValueError(f"its header claims {length:,} bytes; safetensors allows {MAX_HEADER_BYTES:,}")
+        header = parse_json(file.read(length))
     if not isinstance(header, dict):
         raise ValueError("its header is not a JSON object")
     return header, LEN_SIZE + length

@@ -19,6 +19,7 @@ most images of a shard cannot be read, the disk is suspected and the build stops
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections import defaultdict, deque
@@ -225,7 +226,11 @@ class Encoder:
         requested: deque[tuple[Shard, bool]] = deque()
         waiting: deque[_BatchOnDevice] = deque()
         decoded = self._decoder.run(self._requests(shards, requested))
-        while (batch := self._next(decoded)) is not None:
+        while True:
+            with self.stopwatch.measure("wait for images"):
+                batch = next(decoded, None)
+            if batch is None:
+                break
             waiting.append(self._launch(batch, *requested.popleft()))
             if len(waiting) > MAX_ON_DEVICE:
                 yield waiting.popleft().wait()
@@ -244,10 +249,6 @@ class Encoder:
                 paths = [self.files[image.key] for image in batch]
                 yield Request(batch, {path: archived[path] for path in paths if path in archived})
 
-    def _next(self, decoded: Iterator[DecodedBatch]) -> DecodedBatch | None:
-        with self.stopwatch.measure("wait for images"):
-            return next(decoded, None)
-
     def _launch(self, decoded: DecodedBatch, shard: Shard, is_last: bool) -> _BatchOnDevice:
         for name, seconds in decoded.seconds.items():
             self.stopwatch.add(name, seconds)
@@ -262,7 +263,7 @@ class Encoder:
 
 
 class _BatchOnDevice:
-    """A tower batch in the device's queue, with the copy of its output to the CPU."""
+    """A tower batch in the device's queue, and the copy of its output to pinned memory, on a stream of its own."""
 
     def __init__(self, encoder: Encoder, decoded: DecodedBatch, shard: Shard, is_last: bool) -> None:
         self._encoder, self._decoded, self._shard, self._is_last = encoder, decoded, shard, is_last
@@ -280,7 +281,17 @@ class _BatchOnDevice:
             norms = torch.linalg.vector_norm(features, dim=-1, dtype=torch.float32)
             peaks = features.abs().amax(dim=-1).float()
             stored = encoder.fingerprint.storage.quantize(features)
-        self._copy = HostCopy([norms, peaks, *stored], device, stopwatch)
+        self._tensors = self._on_device = [norms, peaks, *stored]  # kept until they are copied
+        self._copied: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            stream = _copy_stream(device)
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream), stopwatch.measure_device("copy back", device):
+                self._tensors = [
+                    torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+                    for tensor in self._on_device
+                ]
+            self._copied = stream.record_event()
 
     def wait(self) -> EncodedBatch:
         """Wait for the copy and return the encoded images."""
@@ -288,8 +299,10 @@ class _BatchOnDevice:
         if not self._decoded.images:
             return encoded
         with self._encoder.stopwatch.measure("wait for the tower"):
-            tensors = self._copy.wait()
-        per_image = zip(*(torch.split(tensor, self._counts) for tensor in tensors), strict=True)
+            if self._copied is not None:
+                self._copied.synchronize()
+        self._on_device = []
+        per_image = zip(*(torch.split(tensor, self._counts) for tensor in self._tensors), strict=True)
         for image, grid, (norm, peak, *features) in zip(self._decoded.images, self._grids, per_image, strict=True):
             if torch.isfinite(peak).all():
                 stored = StoredImage(image.key, grid, tuple(features), _rounded(norm.mean(0)), _rounded(peak.amax(0)))
@@ -329,36 +342,9 @@ def encode_patches(patches: torch.Tensor, grid: Grid, tower: Tower, fingerprint:
     return ImageFeatures.of(fingerprint.storage.quantize(tower.encode(patches, [grid])), grid, fingerprint)
 
 
-class HostCopy:
-    """Copies tensors to pinned memory on a separate stream, so that the device continues meanwhile."""
-
-    def __init__(self, tensors: list[torch.Tensor], device: torch.device, stopwatch: Stopwatch) -> None:
-        self._source = self._tensors = tensors
-        self._done: torch.cuda.Event | None = None
-        if device.type == "cuda":
-            stream = _copy_stream(device)
-            stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(stream), stopwatch.measure_device("copy back", device):
-                self._tensors = [
-                    torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
-                    for tensor in tensors
-                ]
-            self._done = stream.record_event()
-
-    def wait(self) -> list[torch.Tensor]:
-        if self._done is not None:
-            self._done.synchronize()
-        self._source = []
-        return self._tensors
-
-
-_streams: dict[torch.device, torch.cuda.Stream] = {}
-
-
+@functools.cache
 def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    if device not in _streams:
-        _streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    return _streams[device]
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _rounded(values: torch.Tensor) -> tuple[float, ...]:

@@ -7,10 +7,8 @@ some seconds.
 
 from __future__ import annotations
 
-import heapq
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,21 +18,18 @@ from lookonce.cache.format import DtypeName
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.metadata import PlannedImage, Shard, read_plan
+from lookonce.cache.store.metadata import PlannedImage, Shard, read_plan, read_receipts
 from lookonce.cache.store.shards import ShardWriter
 from lookonce.datasets.images import ImageIndex
 from lookonce.disk_space import existing, free_bytes, with_margin
 from lookonce.files import scratch_folder
-from lookonce.text import bars, count, duration, rows, size
+from lookonce.text import count, duration, rows, size
 
 COMPARED: tuple[DtypeName, ...] = ("bfloat16", "fp8_e4m3")
-NUM_BINS = 8
 PILOT_BYTES = 2_000_000_000
 """Free space that a pilot needs; six tower batches of the largest model take 1.6 GB."""
 PILOT_BATCHES = 6
 """A pilot encodes at least this many tower batches, where a batch holds several images."""
-WORKERS = (4, 16)
-"""Numbers of workers for which the report gives a time."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +60,9 @@ class Estimate:
     """Number of images that are encoded already or known to be impossible."""
     num_tokens: int
     """Tokens of all distinct images; the features are this many vectors for each level."""
-    histogram: list[tuple[int, int, int]]
-    """Number of images by number of tokens: from, up to and including, images."""
+    mean_tokens: float
+    """Tokens of an image."""
+    max_tokens: int
     num_bytes: int
     """Bytes of the features of all these images, in the dtype of the run file."""
     bytes_by_dtype: dict[str, int]
@@ -79,54 +75,29 @@ class Estimate:
     """Bytes read in an epoch if every question reads its images."""
     pilot: Pilot | None
     build_seconds: float | None
-    """Time that one worker on this machine needs for the missing images."""
-    worker_seconds: dict[int, float]
-    """Time that several workers like it need, by their number, which is at most that of the shards."""
+    """Time that one worker on this machine needs for the missing images; a shard is the work of one worker."""
     break_even_epochs: float | None
     """Number of epochs after which building the cache has cost less than running the tower for every question."""
 
-    @property
-    def mean_tokens(self) -> float:
-        return self.num_tokens / max(self.num_images, 1)
-
-    @property
-    def max_tokens(self) -> int:
-        return max((high for _, high, number in self.histogram if number), default=0)
-
     def text(self) -> str:
+        unusable = f", {self.num_unusable:,} cannot be read" if self.num_unusable else ""
+        images = f"{count(self.num_files, 'file')}, {self.num_images:,} distinct{unusable}"
         sizes = ", ".join(f"{size(number)} in {dtype}" for dtype, number in self.bytes_by_dtype.items())
+        enough = "" if self.free_bytes >= with_margin(self.missing_bytes) or not self.missing_bytes else ": NOT ENOUGH"
+        todo = f"{count(self.num_new_shards, 'shard')}, {size(self.missing_bytes)}"
         lines = [
-            ("images", self._images()),
+            ("images", f"{images}, {self.num_done:,} encoded already"),
             ("tokens", f"{self.mean_tokens:.0f} an image, at most {self.max_tokens:,}"),
             ("size", f"{size(self.num_bytes)} ({sizes})"),
-            ("to do", f"{count(self.num_new_shards, 'shard')}, {size(self.missing_bytes)}; {self._room()}"),
+            ("to do", f"{todo}; {size(self.free_bytes)} free there{enough}"),
             ("an epoch", f"reads {size(self.epoch_bytes)} if every question reads its image"),
-            *self._time(),
-            ("folder", str(self.folder)),
         ]
-        chart = bars([(f"{low:,}-{high:,}", number) for low, high, number in self.histogram])
-        return f"{rows(lines)}\n\n  images by tokens\n{chart}"
-
-    def _images(self) -> str:
-        unusable = f", {self.num_unusable:,} cannot be read" if self.num_unusable else ""
-        done = f"{self.num_done:,} encoded already"
-        return f"{count(self.num_files, 'file')}, {self.num_images:,} distinct{unusable}, {done}"
-
-    def _room(self) -> str:
-        enough = "" if self.free_bytes >= with_margin(self.missing_bytes) or not self.missing_bytes else ": NOT ENOUGH"
-        return f"{size(self.free_bytes)} free there{enough}"
-
-    def _time(self) -> list[tuple[str, str]]:
-        if self.pilot is None or self.build_seconds is None:
-            return []
-        each = ", one shard each" if self.num_new_shards in self.worker_seconds else ""
-        several = "".join(f", {duration(seconds)} with {number}" for number, seconds in self.worker_seconds.items())
-        alone = "; one shard is built by one worker" if self.num_new_shards == 1 else ""
-        rate = f"{self.pilot.num_images / self.pilot.seconds:.1f} images/s in a pilot"
-        lines = [("time", f"{duration(self.build_seconds)} with one worker like this{several}{each}{alone} ({rate})")]
+        if self.pilot and self.build_seconds is not None:
+            rate = f"{self.pilot.num_images / self.pilot.seconds:.1f} images/s in a pilot"
+            lines.append(("time", f"{duration(self.build_seconds)} with one worker like this ({rate})"))
         if self.break_even_epochs is not None:
             lines.append(("pays off", f"after {self.break_even_epochs:.2f} epochs"))
-        return lines
+        return rows([*lines, ("folder", str(self.folder))])
 
 
 def estimate(
@@ -144,7 +115,7 @@ def estimate(
     `load_tower` is None for no pilot.
     """
     wanted = planned_images(images, processor)
-    plan, finished = read_plan(folder), Finished.read(folder)
+    plan, finished = read_plan(folder), Finished.of(read_receipts(folder))
     tokens_of = {image.key: image.num_tokens for image in wanted}
     pending = pending_shards(plan, finished, tokens_of)
     pending += new_shards(plan, finished, wanted, fingerprint, shard_bytes)
@@ -163,7 +134,8 @@ def estimate(
         num_unusable=len(images.unusable),
         num_done=len(tokens_of.keys() & finished.images),
         num_tokens=num_tokens,
-        histogram=histogram([number for number in tokens_of.values() if number]),
+        mean_tokens=num_tokens / max(len(wanted), 1),
+        max_tokens=max(tokens_of.values(), default=0),
         num_bytes=num_bytes,
         bytes_by_dtype={dtype: num_tokens * replace(fingerprint, dtype=dtype).bytes_per_token for dtype in COMPARED},
         missing_bytes=missing_tokens * fingerprint.bytes_per_token,
@@ -172,23 +144,8 @@ def estimate(
         epoch_bytes=epoch_tokens * fingerprint.bytes_per_token,
         pilot=pilot,
         build_seconds=build_seconds,
-        worker_seconds=_worker_seconds(pilot, pending) if pilot else {},
         break_even_epochs=pilot.seconds_per_token * num_tokens / epoch_seconds if pilot and epoch_seconds else None,
     )
-
-
-def _worker_seconds(pilot: Pilot, shards: Sequence[Shard]) -> dict[int, float]:
-    """The time of several workers, by their number; more workers than shards would have nothing to do."""
-    numbers = sorted({min(number, len(shards)) for number in WORKERS} - {0, 1})
-    return {number: pilot.seconds_per_token * tokens_of_busiest(shards, number) for number in numbers}
-
-
-def tokens_of_busiest(shards: Iterable[Shard], num_workers: int) -> int:
-    """The tokens of the worker with most to do, if each takes the next shard when it has finished one."""
-    workers = [0] * num_workers
-    for shard in shards:
-        heapq.heappushpop(workers, workers[0] + shard.num_tokens)
-    return max(workers)
 
 
 def run_pilot(
@@ -227,14 +184,3 @@ def run_pilot(
     finally:
         encoder.close()
     return Pilot(num_encoded, shard.num_tokens, seconds, tower_seconds) if num_encoded else None
-
-
-def histogram(tokens: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Number of images by number of tokens, in bins of one width: from, up to and including, images."""
-    if not tokens:
-        return []
-    low, high = min(tokens), max(tokens)
-    width = -(-(high - low + 1) // NUM_BINS)
-    numbers = Counter((number - low) // width for number in tokens)
-    num_bins = (high - low) // width + 1
-    return [(low + i * width, min(low + (i + 1) * width - 1, high), numbers[i]) for i in range(num_bins)]

@@ -87,13 +87,8 @@ class Finished:
     """Names of the shards with a receipt."""
 
     @classmethod
-    def read(cls, folder: Path, *, retry_unread: bool = True, retry_quarantined: bool = False) -> Finished:
-        return cls.from_receipts(read_receipts(folder), retry_unread=retry_unread, retry_quarantined=retry_quarantined)
-
-    @classmethod
-    def from_receipts(
-        cls, receipts: Iterable[Receipt], *, retry_unread: bool = True, retry_quarantined: bool = False
-    ) -> Finished:
+    def of(cls, receipts: Iterable[Receipt], *, retry_unread: bool = True, retry_quarantined: bool = False) -> Finished:
+        """What these receipts, all of a cache, say; which failures are retried is decided by the arguments."""
         images: set[str] = set()
         shards: set[str] = set()
         for receipt in receipts:
@@ -138,11 +133,11 @@ def ensure_plan(
     former: Collection[str] = (),
     **retry: bool,
 ) -> Plan:
-    """The plan of a cache, first extended on disk so that it covers these images; `retry` as in `Finished.read`."""
+    """The plan of a cache, first extended on disk so that it covers these images; `retry` as in `Finished.of`."""
     images = list(images)
     while True:
         plan = read_plan(folder)
-        new = new_shards(plan, Finished.read(folder, **retry), images, fingerprint, shard_bytes, former)
+        new = new_shards(plan, Finished.of(read_receipts(folder), **retry), images, fingerprint, shard_bytes, former)
         again = found_again(plan, new, images)
         if not new and not again:
             return plan
@@ -155,15 +150,13 @@ def found_again(plan: Plan, new: Iterable[Shard], images: Iterable[PlannedImage]
     A stamp that is not known yet is no news about a file.
     """
     known = plan.extended(tuple(new)).files()
-
-    def is_news(image: PlannedImage, file: str, stamp: Stamp | None) -> bool:
-        key, recorded = known.get(file, ("", None))
-        return key != image.key or stamp not in (None, recorded)
-
     again = []
     for image in images:
-        stamped = itertools.zip_longest(image.files, image.stamps)
-        news = [(file, stamp) for file, stamp in stamped if is_news(image, file, stamp)]
+        news = []
+        for file, stamp in itertools.zip_longest(image.files, image.stamps):
+            key, recorded = known.get(file, ("", None))
+            if key != image.key or stamp not in (None, recorded):
+                news.append((file, stamp))
         if news:
             files, stamps = zip(*news, strict=True)
             again.append(replace(image, files=files, stamps=stamps))
@@ -282,15 +275,14 @@ class StatusReport:
             ("images", f"{self.num_done:,} of {self.num_images:,} encoded, {state}"),
             ("quarantined", f"{self.num_quarantined:,}"),
             ("shards", f"{self.num_shards:,}, {size(self.num_bytes)}, encoded in {duration(self.encode_seconds)}"),
-            *self._progress(),
+            *([("rate", self.pace())] if self.pace() else []),
             ("folder", str(self.folder)),
         ]
         return "\n\n".join([rows(lines), *([workers_table(self.workers)] if self.workers else [])])
 
-    def _progress(self) -> list[tuple[str, str]]:
-        if self.eta_s is None:
-            return []
-        return [("rate", f"{self.images_per_second:.1f} images/s, done in {duration(self.eta_s)}")]
+    def pace(self) -> str:
+        """The rate and the time left; empty without a rate."""
+        return "" if self.eta_s is None else f"{self.images_per_second:.1f} images/s, done in {duration(self.eta_s)}"
 
 
 def workers_table(workers: list[WorkerStatus]) -> str:
@@ -324,10 +316,14 @@ def status(
         receipts = list(read_receipts(folder)) if (folder / MANIFEST).exists() else []
     done = {key for receipt in receipts for key in receipt.images} & wanted
     failed = {key for receipt in receipts for key in receipt.failed} & wanted
-    usual_s = _usual_seconds(receipts)
+    seconds = [receipt.seconds / len(receipt.images) for receipt in receipts if receipt.images]
+    usual_s = statistics.median(seconds) if seconds else float("inf")
     workers = [_worker_status(*claim, usual_s) for claim in claimed_work(folder, expiry_s)]
-    rate = _rate(receipts, workers)
-    missing = len(wanted) - len(done) - len(failed - done)
+    now, rate, missing = time.time(), 0.0, len(wanted) - len(done) - len(failed - done)
+    recent = [receipt for receipt in receipts if receipt.finished > now - WINDOW_S]
+    if recent and any(worker.alive for worker in workers):
+        begin = min(receipt.finished - receipt.seconds for receipt in recent)
+        rate = sum(len(receipt.images) for receipt in recent) / max(now - begin, 1e-3)
     return StatusReport(
         folder=folder,
         num_images=len(wanted),
@@ -342,38 +338,19 @@ def status(
     )
 
 
-def _usual_seconds(receipts: list[Receipt]) -> float | None:
-    """Seconds for one image in the median shard; None if no shard is finished."""
-    each = [receipt.seconds / len(receipt.images) for receipt in receipts if receipt.images]
-    return statistics.median(each) if each else None
-
-
-def _worker_status(work: Work, silent_s: float, alive: bool, usual_s: float | None) -> WorkerStatus:
-    worker = work.worker
+def _worker_status(work: Work, silent_s: float, alive: bool, usual_s: float) -> WorkerStatus:
+    """`usual_s` are the seconds of one image in the median shard."""
     age_s = max(time.time() - work.started, 0.0) if work.started else 0.0
     return WorkerStatus(
-        worker.name,
-        worker.host,
-        worker.job,
-        work.shard,
-        work.phase,
-        work.num_done,
-        work.num_images,
-        round(age_s, 1),
-        round(max(silent_s, 0.0), 1),
-        alive,
-        usual_s is not None and age_s > max(SLOW * usual_s * work.num_images, SLOW_S),
+        worker=work.worker.name,
+        host=work.worker.host,
+        job=work.worker.job,
+        shard=work.shard,
+        phase=work.phase,
+        num_done=work.num_done,
+        num_images=work.num_images,
+        age_s=round(age_s, 1),
+        silent_s=round(max(silent_s, 0.0), 1),
+        alive=alive,
+        slow=age_s > max(SLOW * usual_s * work.num_images, SLOW_S),
     )
-
-
-def _rate(receipts: list[Receipt], workers: list[WorkerStatus]) -> float:
-    """Images a second in recently finished shards; 0 if no worker is alive."""
-    alive = [worker.age_s for worker in workers if worker.alive]
-    if not alive:
-        return 0.0
-    now = time.time()
-    recent = [receipt for receipt in receipts if receipt.finished > now - WINDOW_S]
-    if not recent:
-        return 0.0
-    begin = min(receipt.finished - receipt.seconds for receipt in recent)
-    return sum(len(receipt.images) for receipt in recent) / max(now - begin, 1e-3)

@@ -16,9 +16,7 @@ import contextlib
 import itertools
 import signal
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -38,6 +36,7 @@ from lookonce.cache.store.metadata import (
     ensure_manifest,
     finished_shards,
     has_receipt,
+    read_receipts,
     write_quarantine,
 )
 from lookonce.cache.store.reader import VisionCache, read_index, write_index
@@ -58,39 +57,22 @@ SIGNAL_DELAY_S = 0.2
 """A signal to the process group may reach this process at most this long after a decoding process."""
 DEAD_PROCESS = (RuntimeError, EOFError, ConnectionError, FileNotFoundError)
 """What torch raises when a decoding process has ended: the last three while it hands over pixels."""
-MAX_UNWRITTEN = 2
-"""At most this many tower batches wait for the disk."""
 
 
-class StopSignals:
+class StopSignals(contextlib.ExitStack):
     """Records the signals that ask to stop; a context manager that restores the previous handlers."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.name = ""
-        """Name of the first signal; empty if none came."""
-        self._finish_shard = True
-        self._handling = handle_signals(self._record)
-
-    def __enter__(self) -> StopSignals:
-        self._handling.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._handling.__exit__(None, None, None)
+        """Name of the first signal; empty if none came. No further shard is started then."""
+        self.now = False
+        """Whether to drop the current shard too."""
+        self.enter_context(handle_signals(self._record))
 
     def _record(self, number: int, frame: FrameType | None) -> None:
-        self._finish_shard = not self.name and number == signal.SIGUSR1
+        self.now = bool(self.name) or number != signal.SIGUSR1
         self.name = self.name or signal.Signals(number).name
-
-    @property
-    def now(self) -> bool:
-        """Whether to drop the current shard."""
-        return bool(self.name) and not self._finish_shard
-
-    @property
-    def soon(self) -> bool:
-        """Whether to start no further shard."""
-        return bool(self.name)
 
 
 @dataclass(frozen=True)
@@ -116,26 +98,23 @@ class BuildReport:
     """Busy seconds by kind of work; they overlap."""
 
     def text(self) -> str:
+        parts = [f"encoded {count(self.num_encoded, 'image')} in {duration(self.seconds)}"]
+        if not self.num_encoded:
+            parts = ["nothing new encoded"]
+        if self.num_by_others:
+            parts.append(f"{self.num_by_others:,} by other workers")
+        if self.num_reused or not self.num_encoded:
+            parts.append(f"{self.num_reused:,} of {count(self.num_wanted, 'image')} reused")
+        failed = count(len(self.quarantined), "image")
+        state = f"complete but for {failed}" if self.quarantined else "complete"
+        if self.num_missing:
+            state = f"{count(self.num_missing, 'image')} being encoded by other workers"
         content = f"{count(self.num_shards, 'shard')}, {size(self.size_bytes)}"
-        lines = [f"cache {self.folder}: {self._did()}; {content}; {self._state()}"]
+        lines = [f"cache {self.folder}: {', '.join(parts)}; {content}; {state}"]
         if self.quarantined:
-            failed = count(len(self.quarantined), "image")
             lines.append(f"{failed} could not be encoded (see {self.folder / QUARANTINE}):")
             lines += [f"  {reason}" for reason in list(self.quarantined.values())[:NUM_NAMED]]
         return "\n".join(lines)
-
-    def _did(self) -> str:
-        reused = f"{self.num_reused:,} of {count(self.num_wanted, 'image')} reused"
-        others = [f"{self.num_by_others:,} by other workers"] if self.num_by_others else []
-        if not self.num_encoded:
-            return ", ".join(["nothing new encoded", *others, reused])
-        encoded = [f"encoded {count(self.num_encoded, 'image')} in {duration(self.seconds)}", *others]
-        return ", ".join([*encoded, reused] if self.num_reused else encoded)
-
-    def _state(self) -> str:
-        if self.num_missing:
-            return f"{count(self.num_missing, 'image')} being encoded by other workers"
-        return f"complete but for {count(len(self.quarantined), 'image')}" if self.quarantined else "complete"
 
 
 def report(
@@ -185,12 +164,6 @@ class BuildOptions:
     expiry_s: float = EXPIRY_S
     """A claim without a heartbeat for this long is dead."""
 
-    @property
-    def retries(self) -> dict[str, bool]:
-        """Which failed images to try again. Unreadable files are retried only without `worker`: otherwise each new
-        worker would plan them again."""
-        return {"retry_unread": self.worker is None, "retry_quarantined": self.retry_quarantined}
-
 
 def build_cache(
     root: Path,
@@ -216,12 +189,19 @@ def build_cache(
     try:
         with using(folder, "lookonce cache build", options.expiry_s):
             ensure_manifest(folder, fingerprint, options.provenance)
-            wanted, retry = planned_images(images, processor), options.retries
+            wanted = planned_images(images, processor)
+            # Unreadable files are retried only without `worker`: otherwise each new worker would plan them again.
+            retry = {"retry_unread": options.worker is None, "retry_quarantined": options.retry_quarantined}
             plan = ensure_plan(folder, wanted, fingerprint, options.shard_bytes, images.former, **retry)
-            finished = Finished.read(folder, **retry)
+            finished = Finished.of(read_receipts(folder), **retry)
             shards = pending_shards(plan, finished, images.path_of, images.former)
             start = time.perf_counter()
-            build = _Build(folder, fingerprint, processor, images.former | images.path_of, load_tower, options, shards)
+            files = images.former | images.path_of
+
+            def load(stopwatch: Stopwatch) -> Encoder:
+                return Encoder(files, processor, load_tower(), fingerprint, stopwatch)
+
+            build = _Build(folder, fingerprint, options, shards, load)
             build.run()
             seconds = time.perf_counter() - start
             return report(folder, fingerprint, images, finished.images, build.built, build.stopwatch.seconds(), seconds)
@@ -238,21 +218,17 @@ class _Build:
         self,
         folder: Path,
         fingerprint: Fingerprint,
-        processor: ImageProcessor,
-        files: Mapping[str, Path],
-        load_tower: Callable[[], Tower],
         options: BuildOptions,
         shards: list[Shard],
+        load: Callable[[Stopwatch], Encoder],
     ) -> None:
-        self.folder, self.fingerprint, self.options = folder, fingerprint, options
+        self.folder, self.fingerprint, self.options, self._load = folder, fingerprint, options, load
         self.stopwatch = Stopwatch()
         self.built: list[Shard] = []
         """The shards that this worker has finished."""
         number, total = options.worker or (0, 1)
         first = number % total * len(shards) // total  # a different one for each worker
         self._shards = shards[first:] + shards[:first]
-        self._load: Callable[[], Encoder]
-        self._load = lambda: Encoder(files, processor, load_tower(), fingerprint, self.stopwatch)
         self._claimed: dict[str, Claim] = {}
 
     def run(self) -> None:
@@ -265,7 +241,8 @@ class _Build:
         worker = Process.this("/".join(map(str, self.options.worker or ())))
         check_room(self.folder, self.bytes_left())
         with StopSignals() as self._stop, Claims(self.folder, worker, self.options.expiry_s) as self._claims:
-            self._bar = self._progress()
+            num_images = sum(len(shard.images) for shard in self._unfinished())
+            self._bar = tqdm(total=num_images, desc="encode images", unit="image", disable=None if num_images else True)
             with self._bar:
                 self._build_all()
         sweep(self.folder, self.options.expiry_s)
@@ -281,7 +258,7 @@ class _Build:
                 claimed = self._claim()
                 first = next(claimed, None)
                 if first:
-                    encoder = encoder or self._load()
+                    encoder = encoder or self._load(self.stopwatch)
                     self._write_shards(encoder.run(itertools.chain([first], claimed)))
                 self._raise_if_stopped()
                 if first is None:
@@ -307,7 +284,7 @@ class _Build:
     def _claim(self) -> Iterator[Shard]:
         """Claim the shards that no other worker has, each when it is drawn."""
         for shard in self._unfinished():
-            if self._stop.soon:
+            if self._stop.name:
                 return
             if has_receipt(self.folder, shard.name):
                 continue
@@ -334,33 +311,22 @@ class _Build:
             shard = batch.shard
             with ShardWriter(self.folder, shard.name, self.fingerprint, len(shard.images), self.stopwatch) as writer:
                 self._write(writer, _rest_of_shard(batch, encoded))
-                with self.stopwatch.measure("flush"):
-                    if self._commit(writer, shard):
-                        self.built.append(shard)
+                try:
+                    with self.stopwatch.measure("flush"):
+                        self.built += [shard] if writer.commit() else []
+                except FileNotFoundError:
+                    if self._claimed[shard.name].is_held():
+                        raise  # else this process was suspended until another took over and removed our file
             self._release(shard)
             self._raise_if_stopped()
 
-    def _commit(self, writer: ShardWriter, shard: Shard) -> bool:
-        """Finish a shard; False if another worker has finished it or taken it over."""
-        try:
-            return writer.commit()
-        except FileNotFoundError:
-            if self._claimed[shard.name].is_held():
-                raise
-            return False  # this process was suspended so long that another took over and removed our file
-
     def _write(self, writer: ShardWriter, batches: Iterator[EncodedBatch]) -> None:
-        unwritten: deque[list[Future[None]]] = deque()
         num_done = 0
         for batch in batches:
             if self._stop.now:
                 self._raise_if_stopped()
-            unwritten.append(writer.add(batch.images))
+            writer.add(batch.images)
             writer.failed |= batch.failed
-            with self.stopwatch.measure("wait for the disk"):
-                while len(unwritten) > MAX_UNWRITTEN:
-                    for write in unwritten.popleft():
-                        write.result()
             num_done += len(batch.images) + len(batch.failed)
             self._claimed[batch.shard.name].update("encoding", num_done)
             self._bar.update(len(batch.images) + len(batch.failed))
@@ -381,10 +347,6 @@ class _Build:
                 f"stopped by {self._stop.name} after {count(len(self.built), 'shard')}, {len(left):,} of "
                 f"{len(self._shards):,} are left; {RESUME}"
             )
-
-    def _progress(self) -> Any:
-        num_images = sum(len(shard.images) for shard in self._unfinished())
-        return tqdm(total=num_images, desc="encode images", unit="image", disable=None if num_images else True)
 
 
 def _rest_of_shard(batch: EncodedBatch, others: Iterator[EncodedBatch]) -> Iterator[EncodedBatch]:

@@ -1,7 +1,6 @@
 """Maintaining a cache.
 
-checks     compare shards with their receipts
-verify     compare a cache with its checksums
+verify     compare a cache with its checksums, shard by shard
 recompute  encode some images again and compare
 repair     restore what can be restored, remove what must be encoded again
 show       everything that a cache knows about one image

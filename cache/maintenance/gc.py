@@ -20,17 +20,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lookonce.cache.format import PARSE_ERRORS, REPAIR_COMMAND
-from lookonce.cache.maintenance.checks import without_advice
+from lookonce.cache.maintenance.verify import without_advice
 from lookonce.cache.store.claims import (
     CLAIMS,
     OWNER,
     USES,
+    LeftoverKind,
     claimed_work,
-    dead_claims,
+    leftovers,
     owning,
     scratch_folders,
-    temporary_files,
-    unfinished_shards,
     uses,
 )
 from lookonce.cache.store.metadata import (
@@ -47,10 +46,10 @@ from lookonce.cache.store.reader import INDEX, INDEX_CHECKSUM, Index
 from lookonce.cache.store.shards import SHARDS
 from lookonce.claim_file import EXPIRY_S, remove_if_dead
 from lookonce.errors import CacheError, UsageError
-from lookonce.files import TEMPORARY_MARK, read_json
+from lookonce.files import TEMPORARY_MARK, read_object
 from lookonce.text import count, listed, located, size
 
-Kind = Literal["temporary file", "dead claim", "unfinished shard", "scratch folder"]
+Kind = LeftoverKind | Literal["scratch folder"]
 KNOWN = re.compile(
     rf"{re.escape(MANIFEST)}|{re.escape(PLAN)}|plan-\d{{5,}}\.json|{re.escape(QUARANTINE)}"
     rf"|{re.escape(INDEX)}|{re.escape(INDEX_CHECKSUM)}|{USES}/[0-9a-f]{{16}}\.json"
@@ -105,21 +104,18 @@ class CacheInfo:
     """Why the cache cannot be read."""
 
     def lines(self) -> list[str]:
-        lines = ["  ".join(cell for cell in self._cells() if cell)]
-        lines += [f"  cannot be read: {self.problem}"] if self.problem else []
-        lines += [f"  used by {run}" for run in self.used_by]
-        lines += [leftover.line(self.folder) for leftover in self.leftovers]
-        return [*lines, *([f"  not ours: {listed(self.foreign, NUM_FOREIGN)}"] if self.foreign else [])]
-
-    def _cells(self) -> tuple[str, ...]:
         images = "?" if self.num_images is None else f"{self.num_images:,}"
-        return self.id, f"{images} images", size(self.size_bytes), self._state(), self.created[:10], self.model
-
-    def _state(self) -> str:
-        if self.problem:
-            return "unreadable"
-        state = "complete" if self.is_complete else "incomplete"
-        return f"{state}, {count(self.num_workers, 'worker')} alive" if self.num_workers else state
+        state = "unreadable" if self.problem else "complete" if self.is_complete else "incomplete"
+        if self.num_workers and not self.problem:
+            state += f", {count(self.num_workers, 'worker')} alive"
+        cells = (self.id, f"{images} images", size(self.size_bytes), state, self.created[:10], self.model)
+        return [
+            "  ".join(cell for cell in cells if cell),
+            *([f"  cannot be read: {self.problem}"] if self.problem else []),
+            *(f"  used by {run}" for run in self.used_by),
+            *(leftover.line(self.folder) for leftover in self.leftovers),
+            *([f"  not ours: {listed(self.foreign, NUM_FOREIGN)}"] if self.foreign else []),
+        ]
 
 
 def cache_folders(root: Path) -> list[Path]:
@@ -130,11 +126,8 @@ def cache_folders(root: Path) -> list[Path]:
 
 def _manifest(folder: Path) -> dict[str, Any]:
     """The content of a manifest; empty if lookonce did not write it."""
-    with contextlib.suppress(OSError, ValueError):
-        value = read_json(folder / MANIFEST)
-        if isinstance(value, dict) and {"format_version", "fingerprint", "sha256"} <= value.keys():
-            return value
-    return {}
+    value = read_object(folder / MANIFEST)
+    return value if {"format_version", "fingerprint", "sha256"} <= value.keys() else {}
 
 
 def cache_info(folder: Path, expiry_s: float = EXPIRY_S) -> CacheInfo:
@@ -143,7 +136,7 @@ def cache_info(folder: Path, expiry_s: float = EXPIRY_S) -> CacheInfo:
     provenance, fingerprint = dict(manifest.get("provenance") or {}), dict(manifest["fingerprint"])
     files = {path: path.lstat().st_size for path in files_below(folder)}
     num_images, is_complete, problem = _content(folder)
-    leftovers = [Leftover(path, kind, files.get(path, 0)) for path, kind in _leftovers(folder, expiry_s)]
+    left = [Leftover(path, kind, files.get(path, 0)) for path, kind in leftovers(folder, expiry_s)]
     return CacheInfo(
         id=folder.name,
         folder=folder,
@@ -156,18 +149,10 @@ def cache_info(folder: Path, expiry_s: float = EXPIRY_S) -> CacheInfo:
         is_complete=is_complete,
         num_workers=sum(alive for _, _, alive in claimed_work(folder, expiry_s)),
         used_by=[use.run for use in uses(folder)],
-        leftovers=leftovers,
+        leftovers=left,
         foreign=[str(path.relative_to(folder)) for path in sorted(files) if not is_ours(folder, path)],
         problem=problem,
     )
-
-
-def scratch_leftovers(root: Path) -> list[Leftover]:
-    """Scratch folders that killed measurements left in a folder of caches."""
-    return [
-        Leftover(path, "scratch folder", sum(file.lstat().st_size for file in files_below(path)))
-        for path in scratch_folders(root)
-    ]
 
 
 def files_below(folder: Path) -> Iterator[Path]:
@@ -195,13 +180,6 @@ def _content(folder: Path) -> tuple[int | None, bool, str]:
     return len(index), is_complete, ""
 
 
-def _leftovers(folder: Path, expiry_s: float) -> Iterator[tuple[Path, Kind]]:
-    yield from ((path, "temporary file") for path in temporary_files(folder, expiry_s))
-    yield from ((path, "dead claim") for path in dead_claims(folder, expiry_s))
-    if finished_shards(folder):  # without any receipt, they are rebuilt from the shards
-        yield from ((path, "unfinished shard") for path in unfinished_shards(folder, expiry_s))
-
-
 @dataclass(frozen=True)
 class GarbageReport:
     """All caches below a root, and what was deleted."""
@@ -224,14 +202,12 @@ class GarbageReport:
         return [*self.scratch, *(leftover for cache in self.caches for leftover in cache.leftovers)]
 
     def text(self) -> str:
-        lines = [self._head(), *(leftover.line(self.root) for leftover in self.scratch)]
+        total = sum(cache.size_bytes for cache in self.caches)
+        lines = [f"{self.root}: {count(len(self.caches), 'cache')}, {size(total)}"]
+        lines += [leftover.line(self.root) for leftover in self.scratch]
         for cache in self.caches:
             lines += ["", *cache.lines()]
         return "\n".join([*lines, "", self._advice()]).rstrip()
-
-    def _head(self) -> str:
-        total = sum(cache.size_bytes for cache in self.caches)
-        return f"{self.root}: {count(len(self.caches), 'cache')}, {size(total)}"
 
     def _advice(self) -> str:
         if self.in_use:
@@ -269,15 +245,14 @@ def collect_garbage(
         kept = [path for path in cache.folder.rglob("*") if path.is_file()] if cache.folder.exists() else []
         found.caches.remove(cache)
         return replace(found, deleted=paths, deleted_bytes=num_bytes, deleted_cache=cache.id, kept=kept)
-    deleted, in_use = [], []
+    deleted, in_use = [*found.scratch], []
+    for left in found.scratch:
+        shutil.rmtree(left.path)
     for cache in found.caches:
         try:
             deleted += delete_leftovers(cache, expiry_s)
         except CacheError as error:
             in_use.append(str(error))
-    for left in found.scratch:
-        shutil.rmtree(left.path)
-    deleted += found.scratch
     num_bytes = sum(left.size_bytes for left in deleted)
     paths = [left.path for left in deleted]
     return replace(list_caches(root, expiry_s), deleted=paths, deleted_bytes=num_bytes, in_use=in_use)
@@ -285,8 +260,11 @@ def collect_garbage(
 
 def list_caches(root: Path, expiry_s: float) -> GarbageReport:
     """The report without deleting anything."""
-    caches = [cache_info(folder, expiry_s) for folder in cache_folders(root)]
-    return GarbageReport(root, caches, scratch_leftovers(root))
+    scratch = [
+        Leftover(path, "scratch folder", sum(file.lstat().st_size for file in files_below(path)))
+        for path in scratch_folders(root)
+    ]
+    return GarbageReport(root, [cache_info(folder, expiry_s) for folder in cache_folders(root)], scratch)
 
 
 def delete_leftovers(cache: CacheInfo, expiry_s: float = EXPIRY_S) -> list[Leftover]:

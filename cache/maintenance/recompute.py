@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from lookonce.cache.build.encode import ImageFeatures, encode_image
+from lookonce.cache.build.encode import encode_image
 from lookonce.cache.format import BUILD_COMMAND, REPAIR_COMMAND, DtypeName
-from lookonce.cache.maintenance.checks import Problem, without_advice
+from lookonce.cache.maintenance.verify import Problem, without_advice
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.fingerprint import Fingerprint
@@ -48,20 +48,25 @@ class RecomputeReport:
     worst_error: float
     worst_image: str
     """Key of the image with the worst error; empty if none was compared."""
-    worst_level: int
     problems: list[Problem]
     errors: dict[str, list[float]] = field(repr=False)
     """The error of each level, by image key."""
-    seed: int
     seconds: float
 
     def text(self) -> str:
-        lines = [f"cache {self.folder}: {self._did()}"]
+        skipped = f", {self.num_skipped:,} skipped (file gone or changed)" if self.num_skipped else ""
+        if self.num_compared or self.problems:
+            same = "as the tower computes them" if self.worst_error else "bit for bit equal"
+            state = count(len(self.problems), "problem") if self.problems else same
+            did = f"{count(self.num_compared, 'image')} encoded again in {duration(self.seconds)}{skipped}: {state}"
+        else:
+            none = f", the cache has none of the run's; encode them with: {BUILD_COMMAND}"
+            did = f"no image compared{skipped or none}"
+        lines = [f"cache {self.folder}: {did}"]
         if self.worst_error > 0:
-            lines.append(
-                f"  the largest relative error is {self.worst_error:.1e} (allowed: {self.tolerance:.0e}), in level "
-                f"{self.worst_level} of image {self.worst_image}"
-            )
+            where = f"level {self.errors[self.worst_image].index(self.worst_error)} of image {self.worst_image}"
+            allowed = f"(allowed: {self.tolerance:.0e})"
+            lines.append(f"  the largest relative error is {self.worst_error:.1e} {allowed}, in {where}")
         lines += [f"  {problem.text()}" for problem in self.problems]
         if self.problems:
             lines.append(
@@ -69,15 +74,6 @@ class RecomputeReport:
                 "built with something that the fingerprint does not cover: move it away and build it again"
             )
         return "\n".join(lines)
-
-    def _did(self) -> str:
-        skipped = f", {self.num_skipped:,} skipped (file gone or changed)" if self.num_skipped else ""
-        if not self.num_compared and not self.problems:
-            none = f", the cache has none of the run's; encode them with: {BUILD_COMMAND}"
-            return f"no image compared{skipped or none}"
-        same = "as the tower computes them" if self.worst_error else "bit for bit equal"
-        wrong = f"{count(len(self.problems), 'problem')}" if self.problems else same
-        return f"{count(self.num_compared, 'image')} encoded again in {duration(self.seconds)}{skipped}: {wrong}"
 
 
 def recompute(
@@ -96,7 +92,7 @@ def recompute(
         CacheError: it cannot be opened.
     """
     start = time.perf_counter()
-    cache = VisionCache.open(folder)
+    cache, tolerance = VisionCache.open(folder), TOLERANCE[fingerprint.dtype]
     check_fingerprint(folder, cache.fingerprint, fingerprint)
     stored = [key for key in sorted(files) if key in cache]
     drawn = random.Random(seed).sample(stored, min(num_images, len(stored)))
@@ -105,39 +101,36 @@ def recompute(
     num_skipped = 0
     for key in tqdm(drawn, desc="encode again", unit="image", leave=False, disable=None):
         shard, _ = cache.entry(key)
+        wrong = []
         try:
             if image_key(files[key]) != key:
                 num_skipped += 1
                 continue
-            found = encode_image(files[key], processor, tower, fingerprint)
-            errors[key] = _compare(cache, key, found)
-            problems += _judge(shard, key, files[key], errors[key], TOLERANCE[fingerprint.dtype])
+            found, cached = encode_image(files[key], processor, tower, fingerprint), cache[key]
+            if cached.shape == found.features.shape and cache.grid_thw(key) == found.grid_thw:
+                errors[key] = relative_errors(cached, found.features)
+            else:
+                errors[key] = [float("inf")] * found.features.shape[1]
+            for level, error in enumerate(errors[key]):
+                if not error <= tolerance:
+                    wrong.append(f"level {level} has a relative error of {error:.1e}, more than {tolerance:.0e}")
         except (BadImage, CacheCorrupt) as error:
-            problems.append(Problem(shard, key, without_advice(error), "image", str(files[key])))
+            wrong.append(without_advice(error))
         except ImageError:
             num_skipped += 1
-    worst = max(errors, key=lambda key: _largest(errors[key]), default="")
+        problems += [Problem(shard, key, what, "image", str(files[key])) for what in wrong]
+    worst_error, worst_image = max(((max(levels), key) for key, levels in errors.items()), default=(0.0, ""))
     return RecomputeReport(
         folder=folder,
         num_compared=len(errors),
         num_skipped=num_skipped,
-        tolerance=TOLERANCE[fingerprint.dtype],
-        worst_error=_largest(errors[worst]) if worst else 0.0,
-        worst_image=worst,
-        worst_level=max(range(len(errors[worst])), key=lambda level: errors[worst][level]) if worst else 0,
+        tolerance=tolerance,
+        worst_error=worst_error,
+        worst_image=worst_image,
         problems=problems,
         errors=errors,
-        seed=seed,
         seconds=round(time.perf_counter() - start, 3),
     )
-
-
-def _compare(cache: VisionCache, key: str, found: ImageFeatures) -> list[float]:
-    """The relative error of each level; infinite if the shapes differ."""
-    cached = cache[key]
-    if cached.shape != found.features.shape or cache.grid_thw(key) != found.grid_thw:
-        return [float("inf")] * found.features.shape[1]
-    return relative_errors(cached, found.features)
 
 
 def relative_errors(found: torch.Tensor, expected: torch.Tensor) -> list[float]:
@@ -146,21 +139,3 @@ def relative_errors(found: torch.Tensor, expected: torch.Tensor) -> list[float]:
     difference = torch.linalg.vector_norm(found - expected, dim=(0, 2))
     errors: list[float] = (difference / torch.linalg.vector_norm(expected, dim=(0, 2)).clamp_min(1e-30)).tolist()
     return errors
-
-
-def _judge(shard: str, key: str, file: Path, errors: list[float], tolerance: float) -> list[Problem]:
-    return [
-        Problem(
-            shard,
-            key,
-            f"level {level} has a relative error of {error:.1e}, more than {tolerance:.0e}",
-            "image",
-            str(file),
-        )
-        for level, error in enumerate(errors)
-        if not error <= tolerance
-    ]
-
-
-def _largest(errors: list[float]) -> float:
-    return max(errors)

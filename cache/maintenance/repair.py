@@ -16,39 +16,40 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lookonce.cache.format import BUILD_COMMAND, MAX_HEADER_BYTES, PARSE_ERRORS, SCALE_SUFFIX, VERIFY_COMMAND
-from lookonce.cache.maintenance.checks import (
+from lookonce.cache.format import BUILD_COMMAND, PARSE_ERRORS, SCALE_SUFFIX, VERIFY_COMMAND
+from lookonce.cache.maintenance.verify import (
+    Level,
     Problem,
     Region,
     check_header,
+    check_manifest,
     check_offsets,
+    check_plan,
     checksum,
-    parse_header,
     regions,
+    shard_header,
+    verify,
+    verify_shard,
 )
-from lookonce.cache.maintenance.verify import Level, check_manifest, check_plan, verify, verify_shard
 from lookonce.cache.store.claims import owning
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.metadata import (
-    KEY,
     MANIFEST,
-    Entry,
-    Plan,
     PlannedImage,
     Receipt,
     Shard,
     ensure_manifest,
     finished_shards,
-    natural,
     plan_path,
     plan_text,
     read_plan_file,
     read_receipt,
+    receipt_of,
     receipt_path,
     shard_name,
     shard_number,
@@ -60,7 +61,7 @@ from lookonce.cache.store.shards import SHARDS, shard_path
 from lookonce.claim_file import EXPIRY_S
 from lookonce.datasets.images import ImageIndex, Size, bytes_key, image_size, read_many
 from lookonce.errors import CacheCorrupt, CacheError, ImageError
-from lookonce.files import create_text, write_text
+from lookonce.files import write_text
 from lookonce.text import count, listed
 
 ImageFiles = dict[str, tuple[Path, Size | None]]
@@ -75,53 +76,42 @@ def rebuild_receipt(folder: Path, name: str, fingerprint: Fingerprint) -> Receip
         OSError: it is missing or cannot be read.
     """
     path = shard_path(folder, name)
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        stat = os.fstat(descriptor)
-        length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
-        content = os.pread(descriptor, min(8 + length, stat.st_size, MAX_HEADER_BYTES), 0)
+    with path.open("rb", buffering=0) as file:
+        stat = os.fstat(file.fileno())
         try:
-            found, metadata, header_bytes = parse_header(content)
-            images = _entries(found, metadata, header_bytes)
+            found, metadata, header_bytes = shard_header(path)
+            receipt = receipt_of(
+                {
+                    "shard": name,
+                    "fingerprint": fingerprint.sha256,
+                    "size_bytes": stat.st_size,
+                    "header_bytes": header_bytes,
+                    "header_xxh3_64": checksum(file, Region("", 0, header_bytes)),
+                    "host": "",
+                    "finished": round(stat.st_mtime, 3),
+                    "seconds": 0.0,
+                    "images": _entries(found, metadata["grid_thw"], header_bytes),
+                }
+            )
         except PARSE_ERRORS as error:
             raise CacheCorrupt(f"the header of {path} is broken ({error})") from None
-        receipt = Receipt(
-            shard=name,
-            fingerprint=fingerprint.sha256,
-            size_bytes=stat.st_size,
-            header_bytes=header_bytes,
-            header_xxh3_64=checksum(descriptor, Region("", 0, header_bytes, "")),
-            host="",
-            finished=round(stat.st_mtime, 3),
-            seconds=0.0,
-            images=images,
-        )
-        problems = [*check_offsets(receipt), *check_header(content, receipt, fingerprint)]
+        problems = [*check_offsets(receipt), *check_header(path, receipt, fingerprint)]
         if problems:
             raise CacheCorrupt(f"{path} is not a complete shard of this cache ({problems[0].what})")
-        digest_of = {region.key: checksum(descriptor, region) for region in regions(receipt)}
-    finally:
-        os.close(descriptor)
-    return replace(receipt, images={key: replace(entry, xxh3_64=digest_of[key]) for key, entry in images.items()})
+        digest_of = {region.key: checksum(file, region) for region in regions(receipt)}
+    images = {key: replace(entry, xxh3_64=digest_of[key]) for key, entry in receipt.images.items()}
+    return replace(receipt, images=images)
 
 
-def _entries(found: dict[str, Any], metadata: dict[str, Any], header_bytes: int) -> dict[str, Entry]:
+def _entries(found: dict[str, Any], grids: dict[str, Any], header_bytes: int) -> dict[str, dict[str, Any]]:
+    """The images of a receipt, by the tensors of a header and the patch grids, without their checksums."""
     entries = {}
     for name, about in sorted(found.items()):
-        if name.endswith(SCALE_SUFFIX):
-            continue
-        if not KEY.fullmatch(name):
-            raise ValueError(f"{name!r} is not an image key")
-        begin, _ = about["data_offsets"]
-        _, end = found.get(name + SCALE_SUFFIX, about)["data_offsets"]
-        grid_t, grid_h, grid_w = metadata["grid_thw"][name]
-        entries[name] = Entry(
-            natural(header_bytes + begin),
-            natural(end - begin),
-            natural(about["shape"][0]),
-            (natural(grid_t), natural(grid_h), natural(grid_w)),
-            "",
-        )
+        if not name.endswith(SCALE_SUFFIX):
+            begin, _ = about["data_offsets"]
+            _, end = found.get(name + SCALE_SUFFIX, about)["data_offsets"]
+            sizes = {"offset": header_bytes + begin, "size_bytes": end - begin, "num_tokens": about["shape"][0]}
+            entries[name] = {**sizes, "grid_thw": grids[name], "xxh3_64": 16 * "0"}
     return entries
 
 
@@ -142,35 +132,27 @@ def _is_nearly_in(digits: bytes, content: bytes) -> bool:
 def rebuild_plan(folder: Path, file_of: Mapping[str, Path]) -> list[Path]:
     """Write broken and lost plan files again from the receipts; returns their paths. No worker may be alive.
 
-    Plan files keep their numbers, and shards theirs. Shards without a receipt get no images; the next build that wants
-    these plans them again. `file_of` maps image keys to files, as far as they are known.
+    Plan files keep their numbers, and shards theirs; the first of several lost files gets the shards of all. Shards
+    without a receipt get no images; the next build that wants these plans them again. `file_of` maps image keys to
+    files, as far as they are known.
     """
-    plan_files = list(_plan_files(folder))
-    rebuilt, first = [], 0
-    for number, (path, shards) in enumerate(plan_files):
-        if shards:
-            first = shard_number(shards[-1].name) + 1
-        elif shards is None:
-            after = [later[0].name for _, later in plan_files[number + 1 :] if later]
-            end = shard_number(after[0]) if after else max(map(shard_number, _known_names(folder)), default=-1) + 1
-            if first < end or after or path.exists():
-                names = map(shard_name, range(first, end))
-                text = plan_text(_planned(folder, name, file_of) for name in names)
-                write_text(path, text) if path.exists() else create_text(path, text)
-                rebuilt.append(path)
-            first = max(first, end)
-    return rebuilt
-
-
-def _plan_files(folder: Path) -> Iterator[tuple[Path, tuple[Shard, ...] | None]]:
-    """The plan's files and the path of one more, with their shards; None for files that are broken or missing."""
-    matches = (re.fullmatch(r"plan-(\d{5})", path.stem) for path in folder.glob("plan-*.json"))
-    for number in range(max((int(match[1]) for match in matches if match), default=0) + 2):
-        path = plan_path(folder, number)
+    numbers = [shard_number(path.stem.replace("plan", "shard")) for path in folder.glob("plan-?????.json")]
+    planned: set[int] = set()
+    lost = []
+    for path in (plan_path(folder, number) for number in range(max(numbers, default=0) + 2)):
         try:
-            yield path, read_plan_file(path)[0]
-        except (FileNotFoundError, CacheCorrupt, *PARSE_ERRORS):
-            yield path, None
+            planned |= {shard_number(shard.name) for shard in read_plan_file(path)[0]}
+        except (FileNotFoundError, CacheCorrupt):
+            lost.append(path)
+    known = {*finished_shards(folder), *(path.stem for path in (folder / SHARDS).glob("*.safetensors"))}
+    numbers = [*map(shard_number, known), *planned]
+    names = [shard_name(number) for number in range(max(numbers, default=-1) + 1) if number not in planned]
+    shards = [_planned(folder, name, file_of) for name in names]
+    rebuilt = lost[: max(len(lost) - 1, bool(shards))]  # the last one only follows the others
+    for path in rebuilt:
+        write_text(path, plan_text(shards))
+        shards = []
+    return rebuilt
 
 
 def _planned(folder: Path, name: str, file_of: Mapping[str, Path]) -> Shard:
@@ -184,19 +166,14 @@ def _planned(folder: Path, name: str, file_of: Mapping[str, Path]) -> Shard:
     return Shard(name, tuple(PlannedImage(key, number, files.get(key, ())) for key, number in tokens_of.items()))
 
 
-def _known_names(folder: Path) -> set[str]:
-    """Names of all shards that have a file or a receipt."""
-    return {*finished_shards(folder), *(path.stem for path in (folder / SHARDS).glob("*.safetensors"))}
-
-
 def images_of_shard(folder: Path, planned: Shard) -> set[str] | None:
     """The images of a shard by its receipt, or else all that it may have by plan or header; None if unknown."""
-    with contextlib.suppress(CacheCorrupt, OSError, *PARSE_ERRORS):
+    with contextlib.suppress(CacheCorrupt, OSError):
         return set(read_receipt(folder, planned.name).images)
     if planned.images:
         return set(planned.keys)
-    with contextlib.suppress(OSError, ValueError), shard_path(folder, planned.name).open("rb") as file:
-        tensors, _, _ = parse_header(file.read(MAX_HEADER_BYTES))
+    with contextlib.suppress(ValueError):
+        tensors, _, _ = shard_header(shard_path(folder, planned.name))
         return {name.partition(".")[0] for name in tensors}
     return None
 
@@ -213,16 +190,6 @@ def find_files(keys: set[str], planned: Shard, images: ImageIndex) -> ImageFiles
             if not isinstance(data, ImageError) and (key := bytes_key(data)) in keys:
                 found.setdefault(key, (path, image_size(data)))
     return found
-
-
-def images_elsewhere(folder: Path, damaged: set[str]) -> set[str]:
-    """The images of all shards except the `damaged` ones."""
-    keys: set[str] = set()
-    for name in finished_shards(folder):
-        if name not in damaged:
-            with contextlib.suppress(CacheCorrupt, FileNotFoundError, *PARSE_ERRORS):
-                keys |= read_receipt(folder, name).images.keys()
-    return keys
 
 
 @dataclass
@@ -293,11 +260,21 @@ def repair(
         found = verify(folder, level)
         work.report.num_problems += len(found.problems)
         work.restore_receipts(found.problems)
-        work.restore_plan()
+        if check_plan(folder, finished_shards(folder))[1]:
+            check_owned()
+            file_of = {key: path for path, key in images.key_of.items()}
+            work.report.mended += [path.name for path in rebuild_plan(folder, file_of)]
         work.remove(found.damaged)
         check_owned()
-        work.write_index()
-        return work.report, work.images_to_encode()
+        with contextlib.suppress(CacheCorrupt):  # a receipt stays broken
+            write_index(folder, fingerprint.sha256)
+        again = work.to_encode
+        return work.report, ImageIndex(
+            key_of={path: key for key, (path, _) in again.items()},
+            path_of={key: path for key, (path, _) in again.items()},
+            size_of={key: size for key, (_, size) in again.items()},
+            unusable=images.unusable,
+        )
 
 
 class _Repair:
@@ -313,7 +290,8 @@ class _Repair:
     ) -> None:
         self.report, self._folder = report, report.folder
         self._fingerprint, self._images, self._drop, self._check_owned = fingerprint, images, drop, check_owned
-        self._to_encode: ImageFiles = {}
+        self.to_encode: ImageFiles = {}
+        """The images of removed shards that were found again."""
 
     def restore_manifest(self, provenance: Mapping[str, Any]) -> None:
         """Write the manifest again if it is missing or broken."""
@@ -346,74 +324,45 @@ class _Repair:
 
     def _rebuild_receipt(self, name: str) -> Receipt | None:
         """A receipt made from the shard, if the shard is complete."""
-        try:
+        with contextlib.suppress(CacheCorrupt, OSError):
             return rebuild_receipt(self._folder, name, self._fingerprint)
-        except (CacheCorrupt, OSError):
-            return None
-
-    def restore_plan(self) -> None:
-        """Write broken and lost plan files again."""
-        if not self._check_plan()[1]:
-            return
-        self._check_owned()
-        file_of = {key: path for path, key in self._images.key_of.items()}
-        self.report.mended += [path.name for path in rebuild_plan(self._folder, file_of)]
-
-    def _check_plan(self) -> tuple[Plan, list[Problem]]:
-        return check_plan(self._folder, finished_shards(self._folder))
+        return None
 
     def remove(self, shards: Iterable[str]) -> None:
         """Remove those of these shards that are still damaged and whose images were found again."""
         damaged = [name for name in shards if f"{name}.json" not in self.report.mended]
-        planned = {shard.name: shard for shard in self._check_plan()[0].shards} if damaged else {}
-        for name in damaged:
-            if self._is_damaged(name):  # it may have been restored since it was verified
+        plan = check_plan(self._folder, ())[0] if damaged else None
+        planned = {shard.name: shard for shard in plan.shards} if plan else {}
+        for name in damaged:  # it may have been restored since it was verified
+            if verify_shard(self._folder, name, self._fingerprint, self.report.level)[1]:
                 self._remove(planned.get(name, Shard(name, ())), set(damaged))
-
-    def _is_damaged(self, name: str) -> bool:
-        sha256, level = self._fingerprint.sha256, self.report.level
-        return bool(verify_shard(self._folder, name, self._fingerprint, sha256, level)[1])
 
     def _remove(self, shard: Shard, damaged: set[str]) -> None:
         needed = images_of_shard(self._folder, shard)
         found = find_files({*(needed or ()), *shard.keys}, shard, self._images)
-        lost = sorted((needed or set()) - found.keys())
-        lost = sorted(set(lost) - images_elsewhere(self._folder, damaged)) if lost else []
-        if (lost or needed is None) and not self._drop:
-            self.report.left[shard.name] = _why_left(needed, lost)
-            return
-        self._check_owned()
-        self._remove_index()
-        shard_path(self._folder, shard.name).unlink(missing_ok=True)
-        receipt_path(self._folder, shard.name).unlink(missing_ok=True)
-        self._to_encode |= found
-        self.report.num_again = len(self._to_encode)
-        self.report.lost += lost
-        self.report.removed.append(shard.name)
+        lost = set(needed or ()) - found.keys()
+        for name in finished_shards(self._folder) if lost else ():  # other shards may have these images
+            if name not in damaged:
+                with contextlib.suppress(CacheCorrupt, FileNotFoundError):
+                    lost -= read_receipt(self._folder, name).images.keys()
+        if not self._drop and needed is None:
+            self.report.left[shard.name] = "which images it holds is unknown; --drop removes it"
+        elif not self._drop and lost:
+            of = f"of its {count(len(needed or ()), 'image')}"
+            self.report.left[shard.name] = (
+                f"the files of {len(lost):,} {of} were not found: {listed(sorted(lost))}; restore them, or remove the "
+                "shard and lose these images with --drop"
+            )
+        else:
+            self._check_owned()
+            self._remove_index()
+            shard_path(self._folder, shard.name).unlink(missing_ok=True)
+            receipt_path(self._folder, shard.name).unlink(missing_ok=True)
+            self.to_encode |= found
+            self.report.num_again = len(self.to_encode)
+            self.report.lost += sorted(lost)
+            self.report.removed.append(shard.name)
 
     def _remove_index(self) -> None:
         for name in (INDEX, INDEX_CHECKSUM):
             (self._folder / name).unlink(missing_ok=True)
-
-    def write_index(self) -> None:
-        """Bring the index up to date, unless a receipt stays broken."""
-        with contextlib.suppress(CacheCorrupt):
-            write_index(self._folder, self._fingerprint.sha256)
-
-    def images_to_encode(self) -> ImageIndex:
-        """The images of removed shards that were found again."""
-        return ImageIndex(
-            key_of={path: key for key, (path, _) in self._to_encode.items()},
-            path_of={key: path for key, (path, _) in self._to_encode.items()},
-            size_of={key: size for key, (_, size) in self._to_encode.items()},
-            unusable=self._images.unusable,
-        )
-
-
-def _why_left(needed: set[str] | None, lost: list[str]) -> str:
-    if needed is None:
-        return "which images it holds is unknown; --drop removes it"
-    return (
-        f"the files of {len(lost):,} of its {count(len(needed), 'image')} were not found: {listed(lost)}; restore "
-        "them, or remove the shard and lose these images with --drop"
-    )

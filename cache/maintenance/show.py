@@ -1,48 +1,28 @@
 """Everything that a cache knows about one image: the report behind `cache show`.
 
-The image is named by its file, its key, or the first digits of its key. Statistics of the stored features are computed
-again and shown next to those in the receipt, which were computed when the image was encoded.
+The image is named by its file, its key, or the first digits of its key. Norms and peaks of the features are those that
+the receipt has, computed when the image was encoded; whether the bytes are still the same is said by their checksum.
 """
 
 from __future__ import annotations
 
-import itertools
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-import torch
-
 from lookonce.cache.format import BUILD_COMMAND, REPAIR_COMMAND, Grid
-from lookonce.cache.maintenance.checks import Region, checksum
-from lookonce.cache.store.metadata import Entry, Plan, read_plan, read_receipt
+from lookonce.cache.store.metadata import Plan, read_plan, read_receipt
 from lookonce.cache.store.reader import VisionCache
 from lookonce.cache.store.shards import shard_path
 from lookonce.datasets.images import image_key
-from lookonce.errors import ImageError, UsageError
+from lookonce.errors import CacheCorrupt, ImageError, UsageError
 from lookonce.text import count, rows, size, table
 
 MIN_DIGITS = 4
 """Digits of a key that are needed to search for it."""
 NUM_NAMED = 10
 """How many candidates a message lists."""
-
-
-@dataclass(frozen=True)
-class LevelStats:
-    """Statistics of one level of an image's features, now and in the receipt."""
-
-    norm: float
-    """Mean norm of a token's vector."""
-    peak: float
-    """Largest absolute value."""
-    stored_norm: float | None
-    stored_peak: float | None
-    error: float | None
-    """The larger relative difference of norm and peak; None if the receipt has none."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +44,18 @@ class ShowReport:
     grid_thw: Grid | None = None
     num_tokens: int = 0
     checksum_ok: bool | None = None
-    levels: tuple[LevelStats, ...] = ()
+    norms: tuple[float, ...] = ()
+    """The mean length of a token's vector, for each level; none in a receipt that was restored from its shard."""
+    peaks: tuple[float, ...] = ()
+    """The largest absolute value, for each level."""
 
     def text(self) -> str:
-        lines = [("image", self.key), *(("file", file) for file in self.files), ("state", self._state())]
+        state = {
+            "encoded": "encoded",
+            "quarantined": f"quarantined: {self.reason}",
+            "planned": f"planned for {self.shard}, not encoded yet; run: {BUILD_COMMAND}",
+        }[self.state]
+        lines = [("image", self.key), *(("file", file) for file in self.files), ("state", state)]
         if self.grid_thw is None:
             return rows(lines)
         grid = " x ".join(map(str, self.grid_thw))
@@ -76,27 +64,11 @@ class ShowReport:
             ("features", f"{size(self.size_bytes)} of {self.dtype} at {self.offset:,} in {self.path}"),
             ("checksum", "ok" if self.checksum_ok else f"WRONG; run: {REPAIR_COMMAND}"),
         ]
-        return "\n\n".join([rows(lines), *([self._table()] if self.levels else [])])
-
-    def _state(self) -> str:
-        return {
-            "encoded": "encoded",
-            "quarantined": f"quarantined: {self.reason}",
-            "planned": f"planned for {self.shard}, not encoded yet; run: {BUILD_COMMAND}",
-        }[self.state]
-
-    def _table(self) -> str:
-        lines = [
-            (str(number), f"{level.norm:.4g}", f"{level.peak:.4g}", *_stored(level))
-            for number, level in enumerate(self.levels)
-        ]
-        return table(("level", "norm", "peak", "norm in receipt", "peak in receipt", "difference"), lines)
-
-
-def _stored(level: LevelStats) -> tuple[str, str, str]:
-    if level.stored_norm is None or level.stored_peak is None or level.error is None:
-        return "unknown", "", ""
-    return f"{level.stored_norm:.4g}", f"{level.stored_peak:.4g}", f"{level.error:.1e}"
+        if not self.norms:
+            return rows(lines)
+        levels = enumerate(zip(self.norms, self.peaks, strict=True))
+        cells = [(str(number), f"{norm:.4g}", f"{peak:.4g}") for number, (norm, peak) in levels]
+        return f"{rows(lines)}\n\n{table(('level', 'norm', 'peak'), cells)}"
 
 
 def show(cache: VisionCache, name: str) -> ShowReport:
@@ -126,8 +98,10 @@ def find(cache: VisionCache, plan: Plan, name: str) -> str:
     Raises:
         UsageError: the cache knows no such image, or several; the message names some of these.
     """
-    if re.fullmatch(f"[0-9a-f]{{{MIN_DIGITS},64}}", name.lower()) and not Path(name).is_file():
-        found = _starting_with(cache, plan, name.lower())
+    file_of = {image.key: image.files[0] if image.files else "" for image in plan.images()}
+    digits = name.lower()
+    if re.fullmatch(f"[0-9a-f]{{{MIN_DIGITS},64}}", digits) and not Path(name).is_file():
+        found = {key for key in {*cache.keys(), *cache.failed, *file_of} if key.startswith(digits)}
         what = f"no image whose key starts with {name}"
     else:
         try:
@@ -137,70 +111,36 @@ def find(cache: VisionCache, plan: Plan, name: str) -> str:
                 image.key for image in plan.images() if any(f"/{file}".endswith(f"/{name}") for file in image.files)
             }
             what = f"no image {name!r} ({error})"
-    if len(found) > 1:
-        raise UsageError(_several(plan, name, sorted(found)))
     if not found:
         raise UsageError(f"{cache.folder} knows {what}; name a file or at least {MIN_DIGITS} digits of a key")
+    if len(found) > 1:
+        lines = [f"  {key}  {file_of.get(key, '')}".rstrip() for key in sorted(found)[:NUM_NAMED]]
+        lines += [f"  and {len(found) - NUM_NAMED:,} more"] if len(found) > NUM_NAMED else []
+        head = f"{name} matches {count(len(found), 'image')}; give more of the name or key:"
+        raise UsageError("\n".join([head, *lines]))
     return found.pop()
-
-
-def _starting_with(cache: VisionCache, plan: Plan, digits: str) -> set[str]:
-    first, last = (np.uint64(int(digits[:16].ljust(16, end), 16)) for end in "0f")
-    prefix, keys = cache.index.columns["prefix"], cache.index.columns["key"]
-    candidates = range(int(prefix.searchsorted(first)), int(prefix.searchsorted(last, side="right")))
-    known = itertools.chain(
-        (keys[row].tobytes().hex() for row in candidates), cache.failed, (image.key for image in plan.images())
-    )
-    return {key for key in known if key.startswith(digits)}
-
-
-def _several(plan: Plan, name: str, keys: list[str]) -> str:
-    file_of = {image.key: image.files[0] for image in plan.images() if image.files}
-    lines = [f"  {key}  {file_of.get(key, '')}".rstrip() for key in keys[:NUM_NAMED]]
-    more = [f"  and {len(keys) - NUM_NAMED:,} more"] if len(keys) > NUM_NAMED else []
-    return "\n".join([f"{name} matches {count(len(keys), 'image')}; give more of the name or key:", *lines, *more])
 
 
 def _encoded(cache: VisionCache, key: str, files: list[str]) -> ShowReport:
     shard, entry = cache.entry(key)
-    path = shard_path(cache.folder, shard)
-    unchecked = VisionCache(cache.folder, cache.fingerprint, check=False)
+    try:
+        cache[key]
+        is_intact = True
+    except CacheCorrupt:
+        is_intact = False
+    recorded = read_receipt(cache.folder, shard).images[key]
     return ShowReport(
         key=key,
         state="encoded",
         files=files,
         shard=shard,
-        path=str(path),
+        path=str(shard_path(cache.folder, shard)),
         offset=entry.offset,
         size_bytes=entry.size_bytes,
         dtype=cache.fingerprint.dtype,
         grid_thw=entry.grid_thw,
         num_tokens=entry.num_tokens,
-        checksum_ok=_has_checksum(path, entry),
-        levels=level_stats(unchecked[key], read_receipt(cache.folder, shard).images[key]),
+        checksum_ok=is_intact,
+        norms=recorded.norms,
+        peaks=recorded.peaks,
     )
-
-
-def _has_checksum(path: Path, entry: Entry) -> bool:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        return checksum(descriptor, Region("", entry.offset, entry.size_bytes, "")) == entry.xxh3_64
-    finally:
-        os.close(descriptor)
-
-
-def level_stats(features: torch.Tensor, entry: Entry) -> tuple[LevelStats, ...]:
-    """Norm and peak of each level of features `[num_tokens, num_levels, hidden]`, and those in the receipt."""
-    norms = torch.linalg.vector_norm(features, dim=-1, dtype=torch.float32).mean(0).tolist()
-    peaks = features.abs().amax(-1).float().amax(0).tolist()
-    stored: list[tuple[float | None, float | None]] = list(zip(entry.norms, entry.peaks, strict=True))
-    stored = stored or [(None, None)] * len(norms)
-    return tuple(_stats(norm, peak, *before) for norm, peak, before in zip(norms, peaks, stored, strict=True))
-
-
-def _stats(norm: float, peak: float, stored_norm: float | None, stored_peak: float | None) -> LevelStats:
-    if stored_norm is None or stored_peak is None:
-        return LevelStats(norm, peak, None, None, None)
-    pairs = ((norm, stored_norm), (peak, stored_peak))
-    error = max(abs(now - before) / max(abs(before), 1e-30) for now, before in pairs)
-    return LevelStats(norm, peak, stored_norm, stored_peak, error)

@@ -10,22 +10,18 @@ read-only disk.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tqdm import tqdm
-
 from lookonce.cache.format import BUILD_COMMAND, REPAIR_COMMAND
-from lookonce.cache.maintenance.checks import Problem, StoppableThreads, check_shard
+from lookonce.cache.maintenance.verify import Problem, Reading, check_shard
 from lookonce.cache.store.claims import Claim, Claims, using
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.metadata import (
     MANIFEST,
     QUARANTINE,
-    Receipt,
     check_fingerprint,
     plan_path,
     read_manifest,
@@ -37,7 +33,7 @@ from lookonce.cache.store.shards import remove_leftovers, shard_path, write_all
 from lookonce.claim_file import Process
 from lookonce.disk_space import check_room, disk_full
 from lookonce.errors import CacheError
-from lookonce.files import create_text, flush, follow_umask, is_full, temporary_name, write_text
+from lookonce.files import create_text, flush, is_full, temporary_name, write_text
 from lookonce.text import Notify, count, duration, first_line, quiet, size
 
 POLL_S = 1.0
@@ -164,25 +160,28 @@ class _Staging:
         self._source, self._folder, self._sizes, self._verify = source, folder, sizes, verify
         self._problems: list[Problem] = []
         self._copied: list[str] = []
-        self._lock = threading.Lock()
-        self._threads = StoppableThreads()
 
     def run(self) -> StagingReport:
         start = time.perf_counter()
-        staged = list(self._threads.map(self._is_intact, self._sizes))
-        todo = [name for name, is_staged in zip(self._sizes, staged, strict=True) if not is_staged]
-        total = sum(self._sizes[name] for name in todo)
-        self._bar = tqdm(total=total, desc="stage", unit="B", unit_scale=True, leave=False, disable=None)
-        with Claims(self._folder, Process.this("stage")) as self._claims, self._bar:
-            self._copy_all(todo)
+        self._reading = Reading("stage", None)
+        with Claims(self._folder, Process.this("stage")) as self._claims, self._reading.bar as bar:
+            staged = self._reading.map(self._is_intact, self._sizes)
+            todo = [name for name, is_staged in zip(self._sizes, staged, strict=True) if not is_staged]
+            num_todo = len(todo)
+            bar.reset(total=sum(self._sizes[name] for name in todo))
+            while todo:  # until each is staged or known to be damaged; other processes may be copying some
+                done = list(self._reading.map(self._copy_unclaimed, todo))
+                if not any(done):
+                    time.sleep(POLL_S)
+                todo = [name for name, is_done in zip(todo, done, strict=True) if not is_done]
         num_broken = len({problem.shard for problem in self._problems})
         return StagingReport(
             source=self._source,
             folder=self._folder,
             num_shards=len(self._sizes),
             num_copied=len(self._copied),
-            num_reused=len(self._sizes) - len(todo),
-            num_by_others=len(todo) - len(self._copied) - num_broken,
+            num_reused=len(self._sizes) - num_todo,
+            num_by_others=num_todo - len(self._copied) - num_broken,
             copied_bytes=sum(self._sizes[name] for name in self._copied),
             seconds=round(time.perf_counter() - start, 3),
             problems=self._problems,
@@ -204,18 +203,10 @@ class _Staging:
         if not self._verify or not self._is_staged(name):
             return self._is_staged(name)
         receipt = read_receipt(self._folder, name)
-        if check_shard(self._folder, receipt, None, every_byte=True, on_block=lambda *_: self._threads.check()):
+        if list(check_shard(self._folder, receipt, None, every_byte=True, on_block=self._reading.count)):
             receipt_path(self._folder, name).unlink()  # without it the shard is not used while it is copied again
             return False
         return True
-
-    def _copy_all(self, todo: list[str]) -> None:
-        """Copy shards until each is staged or known to be damaged. Waits for shards that other processes copy."""
-        while todo:
-            done = list(self._threads.map(self._copy_unclaimed, todo))
-            if not any(done):
-                time.sleep(POLL_S)
-            todo = [name for name, is_done in zip(todo, done, strict=True) if not is_done]
 
     def _copy_unclaimed(self, name: str) -> bool:
         """Copy a shard unless another process is copying it; False if one is."""
@@ -231,37 +222,27 @@ class _Staging:
             self._claims.release(claim)
 
     def _copy(self, name: str, claim: Claim) -> None:
+        """Copy a shard to a temporary file, and rename that if the source has no problems."""
         path = shard_path(self._folder, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = temporary_name(path)
         receipt = read_receipt(self._source, name)
         try:
-            problems = self._copy_checked(receipt, temporary, claim)
-            if not problems:
-                os.replace(temporary, path)
-                flush(path.parent)
-                write_text(receipt_path(self._folder, name), receipt_path(self._source, name).read_text())
+            with temporary.open("xb", buffering=0) as file:
+
+                def write_block(block: memoryview, offset: int) -> None:
+                    self._reading.count(block)
+                    write_all(file.fileno(), block, offset)
+                    claim.update("copying", 0)
+
+                problems = list(check_shard(self._source, receipt, None, every_byte=True, on_block=write_block))
+                os.fsync(file.fileno())
+            if problems:
+                self._problems.extend(problems)
+                return
+            os.replace(temporary, path)
+            flush(path.parent)
+            write_text(receipt_path(self._folder, name), receipt_path(self._source, name).read_text())
+            self._copied.append(name)
         finally:
             temporary.unlink(missing_ok=True)
-        with self._lock:
-            self._problems += problems
-            self._copied += [] if problems else [name]
-
-    def _copy_checked(self, receipt: Receipt, temporary: Path, claim: Claim) -> list[Problem]:
-        """Copy a shard to a temporary file and flush it; returns the problems of the source."""
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        try:
-
-            def write_block(block: memoryview, offset: int) -> None:
-                self._threads.check()
-                write_all(descriptor, block, offset)
-                claim.update("copying", 0)
-                with self._lock:
-                    self._bar.update(len(block))
-
-            problems = check_shard(self._source, receipt, None, every_byte=True, on_block=write_block)
-            follow_umask(temporary)
-            os.fsync(descriptor)
-            return problems
-        finally:
-            os.close(descriptor)

@@ -1,9 +1,12 @@
-"""Compare a cache with its checksums: the report behind `cache verify`.
+"""Compare a cache with its checksums: the report behind `cache verify`, and the checks of shards for repair and stage.
 
 Design: everything in a cache folder that features depend on has a checksum. Each receipt and each plan file carries its
-own, the manifest has that of the fingerprint, and receipts have those of every byte of every shard. `quick` reads
-receipts, headers and file sizes: it finds lost, truncated and swapped files, in about a second for 10,000 shards.
-`full` reads every byte, as fast as the disk allows. All problems are reported, not only the first.
+own, the manifest has that of the fingerprint, and receipts have those of every byte of every shard: a shard is a header
+followed by images without gaps, each with its checksum, so a flipped bit is traced to its image. `quick` reads
+receipts, headers and file sizes: it finds lost, truncated and swapped files, in seconds for 10,000 shards. `full` reads
+every byte, as fast as the disk allows. All problems are reported, not only the first. Files are read with `pread` in
+blocks, on several threads: memory is bounded whatever the size of an image, and network filesystems are fastest with
+large requests.
 
 No feature depends on these, so they have no checksum: the manifest's provenance, the summary in `quarantine.jsonl`,
 claims and notes of use. A broken index is not damage: readers use the receipts instead.
@@ -11,19 +14,20 @@ claims and notes of use. A broken index is not damage: readers use the receipts 
 
 from __future__ import annotations
 
-import itertools
+import os
+import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, BinaryIO, Literal, TypeVar
 
-from lookonce.cache.format import PARSE_ERRORS, REPAIR_COMMAND
-from lookonce.cache.maintenance.checks import OnBlock, Problem, Scan, check_shard, ignore, without_advice
+import xxhash
+from tqdm import tqdm
+
+from lookonce.cache.format import PARSE_ERRORS, REPAIR_COMMAND, read_header
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.metadata import (
-    MANIFEST,
     Plan,
     Receipt,
     finished_shards,
@@ -34,14 +38,45 @@ from lookonce.cache.store.metadata import (
     shard_number,
 )
 from lookonce.cache.store.reader import INDEX, read_index
-from lookonce.cache.store.shards import SHARDS
+from lookonce.cache.store.shards import FORMAT_NAME, SHARDS, shard_path
 from lookonce.errors import CacheCorrupt
-from lookonce.files import read_json
-from lookonce.text import count, duration, listed, size
+from lookonce.files import parse_json
+from lookonce.text import count, duration, listed, shown, size
+from lookonce.threads import threaded_map
 
 Level = Literal["quick", "full"]
+Part = Literal["manifest", "plan", "receipt", "shard", "header", "image"]
+OnBlock = Callable[[memoryview, int], object]
+"""Is called with each block that was read and its offset; may raise to end the reading."""
 NUM_NAMED = 20
 """How many problems the text of a report shows."""
+BLOCK_BYTES = 8 << 20
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something in a cache that differs from what was written."""
+
+    shard: str
+    """The shard's name; empty if the problem is not in a shard."""
+    image: str
+    """The image's key; empty if the problem is not in one image."""
+    what: str
+    part: Part
+    file: str = ""
+    """The image's file, if the plan names one."""
+
+    def text(self) -> str:
+        file = f" ({self.file})" if self.file else ""
+        where = [self.shard, f"image {self.image}{file}" if self.image else ""]
+        return ": ".join([*(name for name in where if name), self.what])
+
+
+def without_advice(error: Exception) -> str:
+    """The message of an error without the advice that follows its semicolon."""
+    return str(error).partition(";")[0]
 
 
 @dataclass(frozen=True)
@@ -63,7 +98,15 @@ class VerifyReport:
     seconds: float
 
     def text(self) -> str:
-        lines = [f"cache {self.folder}: {self._found()}; {self._checked()}"]
+        found = f"{count(self.num_images, 'image')} in {count(self.num_shards, 'shard')}, {size(self.size_bytes)}"
+        if self.problems:
+            where = f" in {count(len(self.damaged), 'shard')}" if self.damaged else ""
+            state = f"{count(len(self.problems), 'problem')}{where}"
+        else:
+            state = "intact" if self.level == "full" else "no problems"
+        checked = {"quick": "receipts, headers and sizes checked", "full": "every byte checked"}[self.level]
+        rate = f", {size(self.read_bytes / self.seconds)}/s" if self.level == "full" and self.seconds else ""
+        lines = [f"cache {self.folder}: {found}, {state}; {checked} in {duration(self.seconds)}{rate}"]
         lines += [f"  {problem.text()}" for problem in self.problems[:NUM_NAMED]]
         if len(self.problems) > NUM_NAMED:
             lines.append(f"  and {len(self.problems) - NUM_NAMED:,} more (--json has them all)")
@@ -74,18 +117,6 @@ class VerifyReport:
         if self.problems:
             lines.append(f"repair it with: {REPAIR_COMMAND}")
         return "\n".join(lines)
-
-    def _found(self) -> str:
-        content = f"{count(self.num_images, 'image')} in {count(self.num_shards, 'shard')}, {size(self.size_bytes)}"
-        if not self.problems:
-            return f"{content}, {'intact' if self.level == 'full' else 'no problems'}"
-        where = f" in {count(len(self.damaged), 'shard')}" if self.damaged else ""
-        return f"{content}, {count(len(self.problems), 'problem')}{where}"
-
-    def _checked(self) -> str:
-        what = {"quick": "receipts, headers and sizes checked", "full": "every byte checked"}[self.level]
-        rate = f", {size(self.read_bytes / self.seconds)}/s" if self.level == "full" and self.seconds else ""
-        return f"{what} in {duration(self.seconds)}{rate}"
 
     @property
     def damaged(self) -> list[str]:
@@ -104,13 +135,22 @@ def verify(folder: Path, level: Level = "full") -> VerifyReport:
     names = finished_shards(folder)
     plan, plan_problems = check_plan(folder, names)
     problems += plan_problems
+    files = {path.stem: path.stat().st_size for path in (folder / SHARDS).glob("*.safetensors")}
+    pending = [shard for shard in plan.shards if shard.name not in set(names)]
+    unstored = {key for shard in pending for key in shard.keys}
     num_images = size_bytes = 0
-    unfinished = _Unfinished(folder, plan, names)
-    with Scan(folder, names, every_byte=level == "full") as scan:
-        for checked in scan.each(_Check(folder, fingerprint, level, scan.count_block, unfinished)):
-            problems += checked.problems
-            num_images += checked.num_images
-            size_bytes += checked.size_bytes
+    reading = Reading("verify", sum(files.values()) if level == "full" else None)
+    with reading.bar:
+        checked = reading.map(lambda name: verify_shard(folder, name, fingerprint, level, reading.count), names)
+        for receipt, found in checked:
+            problems += found
+            if receipt:
+                num_images += len(receipt.images)
+                size_bytes += receipt.size_bytes
+                unstored.difference_update(receipt.images, receipt.failed)
+    unfinished = {shard.name for shard in pending if not unstored.isdisjoint(shard.keys)}
+    wanted = {problem.image for problem in problems if problem.image}
+    file_of = {image.key: image.files[0] for image in plan.images() if image.key in wanted and image.files}
     index = read_index(folder, fingerprint.sha256) if fingerprint else None
     return VerifyReport(
         folder=folder,
@@ -118,12 +158,33 @@ def verify(folder: Path, level: Level = "full") -> VerifyReport:
         num_shards=len(names),
         num_images=num_images,
         size_bytes=size_bytes,
-        read_bytes=scan.num_bytes,
-        problems=_with_files(problems, plan),
-        unfinished=unfinished.shards(),
+        read_bytes=reading.num_bytes,
+        problems=[replace(problem, file=file_of.get(problem.image, "")) for problem in problems],
+        unfinished=sorted(unfinished | (files.keys() - set(names))),
         index="current" if index else "not used" if (folder / INDEX).exists() else "none",
         seconds=round(time.perf_counter() - start, 3),
     )
+
+
+class Reading:
+    """Reads shards on threads, with a progress bar of bytes; after a failure or Ctrl-C they end at their next block."""
+
+    def __init__(self, what: str, total: int | None) -> None:
+        self.num_bytes = 0
+        self.bar = tqdm(total=total, desc=what, unit="B", unit_scale=True, leave=False, disable=None)
+        self._stop, self._lock = threading.Event(), threading.Lock()
+
+    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        """The result of `function` for each item, in order; it must call `count` for each block."""
+        return threaded_map(function, items, self._stop)
+
+    def count(self, block: memoryview, offset: int = 0) -> None:
+        """Count a block that was read; raises InterruptedError if the reading has ended."""
+        if self._stop.is_set():
+            raise InterruptedError
+        with self._lock:
+            self.num_bytes += len(block)
+            self.bar.update(len(block))
 
 
 def check_manifest(folder: Path) -> tuple[Fingerprint | None, list[Problem]]:
@@ -132,17 +193,10 @@ def check_manifest(folder: Path) -> tuple[Fingerprint | None, list[Problem]]:
     Raises:
         CacheError: there is no manifest, or it has a format that this version does not read.
     """
-    path = folder / MANIFEST
     try:
-        fingerprint = read_manifest(folder)
-        if read_json(path)["sha256"] == fingerprint.sha256:
-            return fingerprint, []
-        what = f"{path}: its sha256 is not that of its fingerprint"
+        return read_manifest(folder), []
     except CacheCorrupt as error:
-        what = without_advice(error)
-    except PARSE_ERRORS as error:
-        what = f"{path} is broken ({error!r})"
-    return None, [Problem("", "", what, "manifest")]
+        return None, [Problem("", "", without_advice(error), "manifest")]
 
 
 def check_plan(folder: Path, finished: Sequence[str]) -> tuple[Plan, list[Problem]]:
@@ -154,83 +208,22 @@ def check_plan(folder: Path, finished: Sequence[str]) -> tuple[Plan, list[Proble
         plan = read_plan(folder)
     except CacheCorrupt as error:
         return Plan(), [Problem("", "", without_advice(error), "plan")]
-    end = shard_number(plan.shards[-1].name) + 1 if plan.shards else 0
-    unplanned = [name for name in finished if shard_number(name) >= end]
+    last = max((shard_number(shard.name) for shard in plan.shards), default=-1)
+    unplanned = [name for name in finished if shard_number(name) > last]
     if not unplanned:
         return plan, []
     are = f"{count(len(unplanned), 'finished shard')} {'is' if len(unplanned) == 1 else 'are'} in no plan"
     return plan, [Problem("", "", f"{plan_path(folder, plan.num_files)} is missing: {are}", "plan")]
 
 
-class _Unfinished:
-    """The shards of a cache without a receipt, except those whose images other shards have. Thread-safe."""
-
-    def __init__(self, folder: Path, plan: Plan, finished: Iterable[str]) -> None:
-        known = set(finished)
-        self._files = [path.stem for path in (folder / SHARDS).glob("*.safetensors") if path.stem not in known]
-        self._shards_of: dict[str, set[str]] = defaultdict(set)
-        for shard in plan.shards:
-            if shard.name not in known:
-                for key in shard.keys:
-                    self._shards_of[key].add(shard.name)
-
-    def add_finished(self, receipt: Receipt) -> None:
-        """Take the images of a finished shard into account."""
-        if self._shards_of:
-            for key in (*receipt.images, *receipt.failed):
-                self._shards_of.pop(key, None)
-
-    def shards(self) -> list[str]:
-        """Names of the unfinished shards, once every receipt was given to `add_finished`."""
-        return sorted({*self._files, *itertools.chain.from_iterable(self._shards_of.values())})
-
-
-class _Checked(NamedTuple):
-    """The result of checking a shard."""
-
-    num_images: int
-    size_bytes: int
-    problems: list[Problem]
-
-
-class _Check:
-    """Checks a receipt and its shard."""
-
-    def __init__(
-        self,
-        folder: Path,
-        fingerprint: Fingerprint | None,
-        level: Level,
-        on_block: OnBlock,
-        unfinished: _Unfinished,
-    ) -> None:
-        self._folder, self._fingerprint, self._level = folder, fingerprint, level
-        self._sha256 = fingerprint.sha256 if fingerprint else None
-        self._on_block, self._unfinished = on_block, unfinished
-
-    def __call__(self, name: str) -> _Checked:
-        receipt, problems = verify_shard(
-            self._folder, name, self._fingerprint, self._sha256, self._level, self._on_block
-        )
-        if receipt is None:
-            return _Checked(0, 0, problems)
-        self._unfinished.add_finished(receipt)
-        return _Checked(len(receipt.images), receipt.size_bytes, problems)
+def ignore(block: memoryview, offset: int) -> None:
+    """Do nothing with a block."""
 
 
 def verify_shard(
-    folder: Path,
-    name: str,
-    fingerprint: Fingerprint | None,
-    sha256: str | None,
-    level: Level,
-    on_block: OnBlock = ignore,
+    folder: Path, name: str, fingerprint: Fingerprint | None, level: Level, on_block: OnBlock = ignore
 ) -> tuple[Receipt | None, list[Problem]]:
-    """The receipt of a shard, if it is intact, and the problems of both.
-
-    `sha256` is the fingerprint's; it is a parameter because computing it takes as long as a quick check. Both are None
-    if they are unknown.
-    """
+    """The receipt of a shard, if it is intact, and the problems of both; the fingerprint is None if it is unknown."""
     try:
         receipt = read_receipt(folder, name)
     except FileNotFoundError:  # removed since the shards were listed
@@ -238,14 +231,146 @@ def verify_shard(
     except (CacheCorrupt, *PARSE_ERRORS, OSError) as error:
         return None, [Problem(name, "", without_advice(error), "receipt")]
     problems = []
-    if sha256 not in (None, receipt.fingerprint):
+    if fingerprint and fingerprint.sha256 != receipt.fingerprint:
         what = f"the receipt belongs to another cache ({receipt.fingerprint[:16]})"
         problems.append(Problem(name, "", what, "receipt"))
     problems += check_shard(folder, receipt, fingerprint, every_byte=level == "full", on_block=on_block)
     return receipt, problems
 
 
-def _with_files(problems: list[Problem], plan: Plan) -> list[Problem]:
-    wanted = {problem.image for problem in problems if problem.image}
-    file_of = {image.key: image.files[0] for image in plan.images() if image.key in wanted and image.files}
-    return [replace(problem, file=file_of.get(problem.image, "")) for problem in problems]
+@dataclass(frozen=True)
+class Region:
+    """Bytes of a shard with their own checksum: the header or an image."""
+
+    key: str
+    """The image's key; empty for the header."""
+    offset: int
+    size_bytes: int
+    xxh3_64: str = ""
+
+
+def regions(receipt: Receipt) -> list[Region]:
+    """The header and then the images, in their order in the file."""
+    entries = sorted(receipt.images.items(), key=lambda item: item[1].offset)
+    images = [Region(key, entry.offset, entry.size_bytes, entry.xxh3_64) for key, entry in entries]
+    return [Region("", 0, receipt.header_bytes, receipt.header_xxh3_64), *images]
+
+
+class Unreadable(OSError):
+    """A block of a shard cannot be read."""
+
+
+def checksum(file: BinaryIO, region: Region, on_block: OnBlock = ignore) -> str:
+    """The xxh3_64 of the bytes in a region, as far as the file reaches.
+
+    Raises:
+        Unreadable: they cannot be read.
+    """
+    digest = xxhash.xxh3_64()
+    offset, end = region.offset, region.offset + region.size_bytes
+    while offset < end:
+        try:
+            block = os.pread(file.fileno(), min(BLOCK_BYTES, end - offset), offset)
+        except (OSError, OverflowError) as error:
+            raise Unreadable(getattr(error, "strerror", error)) from None
+        if not block:
+            break
+        digest.update(block)
+        on_block(memoryview(block), offset)
+        offset += len(block)
+    return digest.hexdigest()
+
+
+def check_shard(
+    folder: Path, receipt: Receipt, fingerprint: Fingerprint | None, *, every_byte: bool, on_block: OnBlock
+) -> Iterator[Problem]:
+    """Problems of a shard: its presence, size and header; with `every_byte` also its images and the header's content.
+
+    Without a fingerprint, because the manifest is broken, the header's content is not compared.
+    """
+    path, name = shard_path(folder, receipt.shard), receipt.shard
+    try:
+        file = path.open("rb", buffering=0)
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        what = f"{path} is missing" if missing else f"cannot read {path}: {error.strerror}"
+        yield Problem(name, "", what, "shard")
+        return
+    with file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        if size_bytes != receipt.size_bytes:
+            what = f"the shard has {size_bytes:,} bytes, its receipt says {receipt.size_bytes:,}"
+            yield Problem(name, "", what, "shard")
+        header, *images = regions(receipt)
+        is_whole = True
+        for region in [header, *images] if every_byte else [header]:
+            try:
+                if checksum(file, region, on_block) == region.xxh3_64:
+                    continue
+                what = "do not have the checksum of the receipt"
+            except Unreadable as error:  # not OSError, which `on_block` may raise
+                what = f"cannot be read: {error}"
+            bytes_of = "its bytes" if region.key else "the bytes of its header"
+            yield Problem(name, region.key, f"{bytes_of} {what}", "image" if region.key else "header")
+            is_whole &= region != header
+        if every_byte:
+            yield from check_offsets(receipt)
+            if fingerprint and is_whole:
+                yield from check_header(path, receipt, fingerprint)
+
+
+def check_offsets(receipt: Receipt) -> Iterator[Problem]:
+    """Gaps and overlaps between the images of a receipt."""
+    end = receipt.header_bytes
+    for region in regions(receipt)[1:]:
+        if region.offset != end:
+            how = "leave a gap" if region.offset > end else "overlap"
+            what = f"its offset in the receipt is {region.offset:,} and should be {end:,}: images {how}"
+            yield Problem(receipt.shard, region.key, what, "receipt")
+        end = region.offset + region.size_bytes
+    if end != receipt.size_bytes:
+        what = f"the images in the receipt end at {end:,}, the shard at {receipt.size_bytes:,}"
+        yield Problem(receipt.shard, "", what, "receipt")
+
+
+def check_header(path: Path, receipt: Receipt, fingerprint: Fingerprint) -> Iterator[Problem]:
+    """Differences between the safetensors header of a shard and its receipt."""
+    try:
+        found, metadata, _ = shard_header(path)
+    except ValueError as error:
+        yield Problem(receipt.shard, "", f"the header {error}", "header")
+        return
+    if metadata.get("fingerprint") != receipt.fingerprint:
+        yield Problem(receipt.shard, "", "the header and the receipt have different fingerprints", "header")
+    expected: dict[str, Any] = {}
+    for key, entry in receipt.images.items():
+        begin = entry.offset - receipt.header_bytes
+        for tensor in fingerprint.tensors:
+            end = begin + entry.num_tokens * tensor.bytes_per_token
+            shape = [entry.num_tokens, *tensor.of_token]
+            expected[key + tensor.suffix] = {"dtype": tensor.code, "shape": shape, "data_offsets": [begin, end]}
+            begin = end
+    for name in sorted(found.keys() | expected.keys()):
+        if found.get(name) != expected.get(name):
+            what = f"the header says {found.get(name)}, the receipt {expected.get(name)}"
+            yield Problem(receipt.shard, name.partition(".")[0], what, "header")
+    if metadata["grid_thw"] != {key: list(entry.grid_thw) for key, entry in receipt.images.items()}:
+        yield Problem(receipt.shard, "", "the header and the receipt have different patch grids", "header")
+
+
+def shard_header(path: Path) -> tuple[dict[str, Any], dict[str, Any], int]:
+    """Tensors and metadata (with parsed patch grids) in the header of a shard, and the offset of its features.
+
+    Raises:
+        ValueError: the file has no header of a shard; the message says why.
+    """
+    try:
+        described, start = read_header(path)
+        metadata = described.pop("__metadata__")
+        metadata["grid_thw"] = parse_json(metadata["grid_thw"])
+        name = metadata["format"]
+    except (OSError, *PARSE_ERRORS) as error:
+        raise ValueError(f"cannot be parsed ({shown(repr(error))})") from None
+    if name != FORMAT_NAME:
+        raise ValueError(f"is of the format {name!r}, not {FORMAT_NAME!r}")
+    return described, metadata, start

@@ -16,7 +16,6 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +87,7 @@ class ModelFolder:
         """
         found: dict[str, tuple[int, ...]] = {}
         for path in sorted({*_tensor_files(self.folder).values()}):
-            with _open_tensors(path) as file:
+            with open_tensors(path) as file:
                 found |= {name: (*file.get_slice(name).get_shape(),) for name in file.keys()}  # noqa: SIM118
         return found
 
@@ -99,7 +98,7 @@ class ModelFolder:
             ModelError: a file of the model folder is missing or broken.
         """
         with contextlib.ExitStack() as stack:
-            files = {path: stack.enter_context(_open_tensors(path)) for path in set(self._file_of.values())}
+            files = {path: stack.enter_context(open_tensors(path)) for path in set(self._file_of.values())}
             for name in sorted(self._file_of, key=self._tower_name):
                 yield self._tower_name(name), files[self._file_of[name]].get_tensor(name)
 
@@ -108,7 +107,8 @@ class ModelFolder:
         return name.removeprefix(prefix)
 
 
-def _open_tensors(path: Path) -> Any:
+def open_tensors(path: Path) -> Any:
+    """A file of safetensors, as a context manager; raises ModelError if it cannot be read."""
     try:
         with path.open("rb"):  # safe_open calls a file "No such file" that it may not read
             return safe_open(path, framework="pt")
@@ -140,7 +140,7 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
             raise ModelError(f"{index} is broken ({error!r}); copy or download it again") from None
     if not single.exists():
         raise ModelError(f"{folder} holds neither {index.name} nor {single.name}; lookonce reads safetensors weights")
-    with _open_tensors(single) as file:
+    with open_tensors(single) as file:
         return dict.fromkeys(file.keys(), single)
 
 
@@ -159,8 +159,9 @@ def misshapen_expert_tensors(model_folder: ModelFolder, shapes: dict[str, Shape]
     }
     for name in shapes:
         if found := JOINED.fullmatch(name):
-            number, rows, columns = needed = _joined_shape(model_folder, found[1])
-            wanted[name] = (needed, (number, columns, rows))
+            number, hidden_size, size = _sizes(model_folder)
+            rows, columns = (hidden_size, size) if found[1] == "down_proj" else (2 * size, hidden_size)
+            wanted[name] = ((number, rows, columns), (number, columns, rows))
     return [
         (name, shapes[name], allowed[0])
         for name, allowed in sorted(wanted.items())
@@ -170,27 +171,14 @@ def misshapen_expert_tensors(model_folder: ModelFolder, shapes: dict[str, Shape]
 
 def _of_each_expert(model_folder: ModelFolder, shapes: dict[str, Shape]) -> dict[str, Shape]:
     """The tensors that each expert needs, of the layers in which some expert has one: names and shapes."""
-    places = {found.groups() for name in shapes if (found := ONE_EACH.fullmatch(name))}
-    return {
-        f"{place}.{number}.{part}.weight": shape
-        for place, named in sorted(places)
-        for part, shape in _parts(model_folder, named)
-        for number in range(_sizes(model_folder)[0])
-    }
-
-
-def _parts(model_folder: ModelFolder, named: str) -> Iterator[tuple[str, Shape]]:
-    """The tensors of an expert that are joined with one of them, and their shapes."""
-    _, hidden_size, size = _sizes(model_folder)
-    if named == "down_proj":
-        yield named, (hidden_size, size)
-    else:
-        yield from product(("gate_proj", "up_proj"), [(size, hidden_size)])
-
-
-def _joined_shape(model_folder: ModelFolder, part: str) -> tuple[int, int, int]:
-    number, hidden_size, size = _sizes(model_folder)
-    return (number, hidden_size, size) if part == "down_proj" else (number, 2 * size, hidden_size)
+    wanted: dict[str, Shape] = {}
+    for place, named in {found.groups() for name in shapes if (found := ONE_EACH.fullmatch(name))}:
+        number, hidden_size, size = _sizes(model_folder)
+        joined = {"gate_proj": (size, hidden_size), "up_proj": (size, hidden_size)}
+        parts = {"down_proj": (hidden_size, size)} if named == "down_proj" else joined
+        for expert in range(number):
+            wanted |= {f"{place}.{expert}.{part}.weight": shape for part, shape in parts.items()}
+    return wanted
 
 
 def _sizes(model_folder: ModelFolder) -> tuple[int, int, int]:

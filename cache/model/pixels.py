@@ -11,6 +11,7 @@ are decoded by Pillow, as transformers' `load_image` does it: EXIF rotation appl
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -53,42 +54,27 @@ class ImageProcessor:
             ModelError: the folder has no image processor, or torchvision is asked for and not installed.
         """
         self.backend = backend
-        self._stock = _load(folder, backend, min_pixels, max_pixels)
+        self.stock = _load(folder, backend, min_pixels, max_pixels)
+        """transformers' own image processor."""
 
     @property
     def settings(self) -> dict[str, Any]:
         """The resolved settings in plain types, as they go into the fingerprint."""
-        values = {name: getattr(self._stock, name) for name in SETTINGS}
+        values = {name: getattr(self.stock, name) for name in SETTINGS}
         values["resample"] = int(values["resample"])
         for name in ("image_mean", "image_std"):
             values[name] = [float(value) for value in values[name]]
         pixels = {
-            "min_pixels": int(self._stock.size["shortest_edge"]),
-            "max_pixels": int(self._stock.size["longest_edge"]),
+            "min_pixels": int(self.stock.size["shortest_edge"]),
+            "max_pixels": int(self.stock.size["longest_edge"]),
         }
         return {"backend": self.backend, "exif_rotation": "applied", **pixels, **values}
 
-    @property
-    def stock(self) -> Any:
-        """transformers' own image processor."""
-        return self._stock
-
     def __call__(self, image: Image.Image) -> tuple[torch.Tensor, Grid]:
         """The patches of one RGB image, float32 `[grid_t * grid_h * grid_w, patch_dim]`, and its grid (t, h, w)."""
-        output = self._stock(images=[self._rgb(image)], return_tensors="pt")
+        output = self.stock(images=[self._rgb(image)], return_tensors="pt")
         grid_t, grid_h, grid_w = output["image_grid_thw"][0].tolist()
         return output["pixel_values"], (grid_t, grid_h, grid_w)
-
-    def patches(self, image: Image.Image, path: Path) -> tuple[torch.Tensor, Grid]:
-        """The same as calling the processor; errors name `path`.
-
-        Raises:
-            BadImage: the processor does not accept the image's shape.
-        """
-        try:
-            return self(image)
-        except ValueError as error:
-            raise BadImage(f"{path}: {error}") from None
 
     def read(self, path: Path) -> tuple[torch.Tensor, Grid]:
         """The patches and the grid of an image file.
@@ -96,7 +82,11 @@ class ImageProcessor:
         Raises:
             ImageError: the file cannot be read or decoded, or the processor does not accept its shape.
         """
-        return self.patches(decode(read_bytes(path), path), path)
+        image = decode(read_bytes(path), path)
+        try:
+            return self(image)
+        except ValueError as error:
+            raise BadImage(f"{path}: {error}") from None
 
     def resized(self, image: Image.Image, path: Path) -> torch.Tensor:
         """An RGB image resized for the tower, uint8 `[height, width, 3]`; errors name `path`.
@@ -117,25 +107,25 @@ class ImageProcessor:
         Raises:
             BadImage: it does not resize, and these are not multiples of what it needs.
         """
-        factor = self._stock.patch_size * self._stock.merge_size
-        if not self._stock.do_resize and (size[0] % factor or size[1] % factor):
+        factor = self.stock.patch_size * self.stock.merge_size
+        if not self.stock.do_resize and (size[0] % factor or size[1] % factor):
             raise BadImage(f"{path}: {size[0]} x {size[1]} pixels are not multiples of {factor}")
 
     def _rgb(self, image: Image.Image) -> Image.Image:
-        return on_white(image) if self._stock.do_convert_rgb else image
+        return on_white(image) if self.stock.do_convert_rgb else image
 
     def _resize_by_pil(self, image: Image.Image) -> torch.Tensor:
         """The stock processor's result, without its four copies into and out of arrays, which hold Python's lock."""
-        if self._stock.do_resize:
-            limits, factor = self._stock.size, self._stock.patch_size * self._stock.merge_size
+        if self.stock.do_resize:
+            limits, factor = self.stock.size, self.stock.patch_size * self.stock.merge_size
             height, width = smart_resize(
                 image.height, image.width, factor, limits["shortest_edge"], limits["longest_edge"]
             )
-            image = image.resize((width, height), resample=self._stock.resample)
+            image = image.resize((width, height), resample=self.stock.resample)
         return torch.from_numpy(np.array(image))
 
     def _resize_by_torchvision(self, image: Image.Image) -> torch.Tensor:
-        stock = self._stock
+        stock = self.stock
         batch = torch.from_numpy(np.array(image)).permute(2, 0, 1).unsqueeze(0).contiguous()
         if stock.do_resize:
             factor = stock.patch_size * stock.merge_size
@@ -152,7 +142,7 @@ class ImageProcessor:
 
     def patcher(self) -> Patcher:
         """The `Patcher` for the images that `resized` returns."""
-        stock = self._stock
+        stock = self.stock
         cutter = Patcher(torch.empty(3, 256), stock.patch_size, stock.merge_size, stock.temporal_patch_size)
         factor = cutter.patch_size * cutter.merge_size
         side = factor * -(-16 // factor)  # at least 256 pixels, so that every value occurs
@@ -165,8 +155,8 @@ class ImageProcessor:
 
     def num_tokens(self, width: int, height: int) -> int:
         """The number of visual tokens of an image of this size."""
-        num_patches: int = self._stock.get_number_of_image_patches(height, width)
-        return num_patches // int(self._stock.merge_size) ** 2
+        num_patches: int = self.stock.get_number_of_image_patches(height, width)
+        return num_patches // int(self.stock.merge_size) ** 2
 
 
 class Patcher:
@@ -217,7 +207,11 @@ def on_white(image: Image.Image) -> Image.Image:
 
 
 def _load(folder: Path, backend: Backend, min_pixels: int | None, max_pixels: int | None) -> Any:
-    processor_class: Any = Qwen2VLImageProcessorPil if backend == "pil" else _torchvision_class()
+    processor_class: Any = Qwen2VLImageProcessorPil
+    if backend == "torchvision":
+        if importlib.util.find_spec("torchvision") is None:
+            raise ModelError("`cache.backend: torchvision` needs torchvision, which is not installed; use `pil`")
+        from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor as processor_class
     try:
         stock = processor_class.from_pretrained(folder)
     except PermissionError as error:
@@ -235,13 +229,3 @@ def _load(folder: Path, backend: Backend, min_pixels: int | None, max_pixels: in
         raise ModelError(f"cache.min_pixels {low} is more than cache.max_pixels {high}")
     stock.size = type(stock.size)(shortest_edge=low, longest_edge=high)
     return stock
-
-
-def _torchvision_class() -> Any:
-    try:
-        import torchvision  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: F401
-    except ImportError:
-        raise ModelError("`cache.backend: torchvision` needs torchvision, which is not installed; use `pil`") from None
-    from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
-
-    return Qwen2VLImageProcessor

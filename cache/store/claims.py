@@ -27,12 +27,12 @@ import contextlib
 import hashlib
 import re
 import socket
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
@@ -43,7 +43,6 @@ from lookonce.claim_file import (
     IN_USE,
     ClaimFile,
     FolderClaim,
-    Heart,
     Process,
     age,
     holder,
@@ -62,6 +61,7 @@ HANG_S = 1800
 USES = "uses"
 UNSEEN_S = 30 * 24 * 3600
 """How long a note counts if its run folder is not visible and another machine wrote it."""
+LeftoverKind = Literal["temporary file", "dead claim", "unfinished shard"]
 SCRATCH_EXPIRY_S = 3600
 """Long enough for a measurement to load its models between two writes."""
 SCRATCH_NAME = re.compile(rf"{SCRATCH}[a-z]+{re.escape(TEMPORARY_MARK)}(.+-\d+-[a-z0-9_]{{8}})")
@@ -83,10 +83,10 @@ class Work:
 class Claim(ClaimFile):
     """The claim of a shard that this worker holds, as `Claims.take` returns it."""
 
-    def __init__(self, path: Path, work: Work) -> None:
+    def __init__(self, path: Path, work: Work, expiry_s: float) -> None:
         self.work = work
         self._progressed = time.monotonic()
-        super().__init__(path, asdict(work))
+        super().__init__(path, asdict(work), expiry_s)
 
     def update(self, phase: str, num_done: int) -> None:
         """Record progress, which also shows that this worker does not hang."""
@@ -96,25 +96,21 @@ class Claim(ClaimFile):
     def beat(self) -> None:
         """Rewrite the claim file, unless this worker hangs."""
         if time.monotonic() - self._progressed < HANG_S:
-            self.write(asdict(self.work))
+            self.content = asdict(self.work)
+            super().beat()
 
 
 class Claims:
-    """The claims of a cache's shards, used by one worker; a context manager that sends the heartbeats of its own."""
+    """The claims of a cache's shards that one worker holds; a context manager that releases them."""
 
     def __init__(self, folder: Path, worker: Process, expiry_s: float = EXPIRY_S) -> None:
         self.folder, self.worker, self.expiry_s = folder / CLAIMS, worker, expiry_s
         self._held: set[Claim] = set()
-        self._lock = threading.Lock()
-        self._heart = Heart(self._beat, expiry_s)
 
     def __enter__(self) -> Claims:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._heart.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._heart.stop()
         for claim in tuple(self._held):
             self.release(claim)
 
@@ -124,23 +120,16 @@ class Claims:
         if path.exists() and not remove_if_dead(path, self.expiry_s):
             return None
         try:
-            claim = Claim(path, Work(shard, self.worker, num_images=num_images, started=time.time()))
+            work = Work(shard, self.worker, num_images=num_images, started=time.time())
+            claim = Claim(path, work, self.expiry_s)
         except FileExistsError:  # another worker was faster
             return None
-        with self._lock:
-            self._held.add(claim)
+        self._held.add(claim)
         return claim
 
     def release(self, claim: Claim) -> None:
-        with self._lock:
-            self._held.discard(claim)
-            claim.release()
-
-    def _beat(self) -> None:
-        with self._lock:
-            for claim in self._held:
-                with contextlib.suppress(OSError):  # as in `Heart`, for each claim
-                    claim.beat()
+        self._held.discard(claim)
+        claim.release()
 
 
 @contextlib.contextmanager
@@ -157,19 +146,6 @@ def using(folder: Path, command: str, expiry_s: float = EXPIRY_S) -> Iterator[No
         if is_living(owner, expiry_s):
             raise _in_use(folder, owner, expiry_s)
         yield
-
-
-class Uses(contextlib.ExitStack):
-    """Uses of caches, as by `using`, from the call with each folder until the end of the block."""
-
-    def __init__(self, command: str, expiry_s: float = EXPIRY_S) -> None:
-        super().__init__()
-        self._command, self._expiry_s = command, expiry_s
-
-    def __call__(self, folder: Path) -> None:
-        """Use a cache, if there is one; raises CacheError if another process owns it."""
-        if folder.is_dir():
-            self.enter_context(using(folder, self._command, self._expiry_s))
 
 
 @contextlib.contextmanager
@@ -197,16 +173,11 @@ def _in_use(folder: Path, path: Path, expiry_s: float) -> CacheError:
     return CacheError(f"the cache {folder} {IN_USE} {holder(path, expiry_s)}; wait until it has ended, or stop it")
 
 
-def read_work(path: Path) -> Work | None:
-    """The content of a shard's claim; None if it is missing or unreadable."""
-    return read_process_file(path, Work)
-
-
 def claimed_work(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[tuple[Work, float, bool]]:
     """The claimed shards of a cache: content of each claim, seconds since its heartbeat, and whether it is alive."""
     for path in sorted((folder / CLAIMS).glob("shard-*.json")):
         with contextlib.suppress(FileNotFoundError):
-            work = read_work(path) or Work(path.stem, Process("unknown", "", 0, "", 0.0, ""))
+            work = read_process_file(path, Work) or Work(path.stem, Process("unknown", "", 0, "", 0.0, ""))
             yield work, age(path), not is_dead(path, expiry_s)
 
 
@@ -238,20 +209,16 @@ def uses(folder: Path) -> list[Use]:
     for path in (folder / USES).glob("*.json"):
         with contextlib.suppress(OSError, ValueError, TypeError):  # removed or broken: not a use
             use = Use(**read_json(path))
-            if _is_in_use(use):
-                found.append(use)
+            if Path(use.run).exists():
+                is_used = any(Path(use.run).iterdir())
+            else:
+                is_used = use.host != socket.gethostname() and time.time() - use.time < UNSEEN_S
+            found += [use] if is_used else []
     return sorted(found, key=lambda use: use.run)
 
 
-def _is_in_use(use: Use) -> bool:
-    try:
-        return any(Path(use.run).iterdir())
-    except FileNotFoundError:
-        return use.host != socket.gethostname() and time.time() - use.time < UNSEEN_S
-
-
-def temporary_files(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[Path]:
-    """Temporary files whose writer has ended."""
+def leftovers(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[tuple[Path, LeftoverKind]]:
+    """What killed processes left in a cache; shards without a receipt only if others have one, else all are rebuilt."""
     claimed = {work.shard for work, _, alive in claimed_work(folder, expiry_s) if alive}
     for path in sorted(folder.rglob(f"*{TEMPORARY_MARK}*")):
         name, _, writer = path.name.partition(TEMPORARY_MARK)
@@ -259,21 +226,15 @@ def temporary_files(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[Path]:
             continue
         with contextlib.suppress(FileNotFoundError):
             if _has_ended(writer) or age(path) > expiry_s:
-                yield path
-
-
-def dead_claims(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[Path]:
-    """The files of dead claims."""
+                yield path, "temporary file"
     for path in sorted((folder / CLAIMS).glob("*.json")):
         with contextlib.suppress(FileNotFoundError):
             if is_dead(path, expiry_s):
-                yield path
-
-
-def unfinished_shards(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[Path]:
-    """Shard files without a receipt that no living worker has claimed."""
-    known = set(finished_shards(folder)) | {work.shard for work, _, alive in claimed_work(folder, expiry_s) if alive}
-    return (path for path in sorted((folder / SHARDS).glob("*.safetensors")) if path.stem not in known)
+                yield path, "dead claim"
+    if finished := set(finished_shards(folder)):
+        for path in sorted((folder / SHARDS).glob("*.safetensors")):
+            if path.stem not in finished | claimed:
+                yield path, "unfinished shard"
 
 
 def scratch_folders(root: Path) -> Iterator[Path]:
@@ -282,22 +243,18 @@ def scratch_folders(root: Path) -> Iterator[Path]:
         name = SCRATCH_NAME.fullmatch(path.name)
         if name and path.is_dir() and not path.is_symlink():
             with contextlib.suppress(FileNotFoundError):
-                if _has_ended(name[1]) or _idle_s(path) > SCRATCH_EXPIRY_S:
+                times = [file.lstat().st_mtime for file in (path, *path.rglob("*"))]
+                if _has_ended(name[1]) or age(path) - (max(times) - times[0]) > SCRATCH_EXPIRY_S:
                     yield path
-
-
-def _idle_s(folder: Path) -> float:
-    """Seconds since anything in a folder was modified."""
-    written = max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
-    return age(folder) - (written - folder.stat().st_mtime)
 
 
 def sweep(folder: Path, expiry_s: float = EXPIRY_S) -> None:
     """Remove the temporary files and claims of dead workers."""
-    for path in temporary_files(folder, expiry_s):
-        path.unlink(missing_ok=True)
-    for path in dead_claims(folder, expiry_s):
-        remove_if_dead(path, expiry_s)
+    for path, kind in leftovers(folder, expiry_s):
+        if kind == "temporary file":
+            path.unlink(missing_ok=True)
+        elif kind == "dead claim":
+            remove_if_dead(path, expiry_s)
 
 
 def _has_ended(writer: str) -> bool:

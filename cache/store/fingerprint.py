@@ -27,28 +27,18 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
 import lookonce.families
-from lookonce.cache.format import (
-    FORMAT_VERSION,
-    PARSE_ERRORS,
-    STORAGE,
-    DtypeName,
-    Storage,
-    StoredTensor,
-    read_tensor_header,
-)
+from lookonce.cache.format import FORMAT_VERSION, PARSE_ERRORS, STORAGE, DtypeName, Storage, StoredTensor
 from lookonce.datasets.images import Stamp, stamp
 from lookonce.differences import Difference, differences
 from lookonce.environment import library_versions
-from lookonce.errors import ModelError
 from lookonce.families.lookup import family_in, family_of_tower
 from lookonce.files import hash_file, read_json, write_json
 from lookonce.hub import FILES
-from lookonce.text import shown
 from lookonce.threads import threaded_map
 
 if TYPE_CHECKING:
@@ -61,7 +51,6 @@ if TYPE_CHECKING:
 
 FOLDER_DIGITS = 16
 """Digits of the hash in the name of a cache folder, and of a note."""
-BLOCK_BYTES = 1 << 24
 NOTES = "fingerprints"
 
 
@@ -186,37 +175,16 @@ def _model_files(folder: Path) -> list[Path]:
 
 def _hash_weights(path: Path, without: tuple[str, ...]) -> str:
     """The xxh3 over names, types, shapes and bytes of a file's tensors whose names do not begin with `without`."""
+    from lookonce.cache.model.model_folder import open_tensors
+
     digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        try:
-            for name, about, begin, end in _tensors(file):
-                if not name.startswith(without):
-                    digest.update(about.encode())
-                    for block in _blocks(file, begin, end - begin):
-                        digest.update(block)
-        except PARSE_ERRORS as error:
-            raise ModelError(f"cannot read {path}: {shown(repr(error))}; copy or download it again") from None
+    with open_tensors(path) as file:
+        for name in file.offset_keys():  # in the order of their data
+            if not name.startswith(without):
+                about = file.get_slice(name)
+                digest.update(json.dumps([name, about.get_dtype(), about.get_shape()]).encode())
+                digest.update(raw_bytes(file.get_tensor(name)))
     return digest.hexdigest()
-
-
-def _tensors(file: BinaryIO) -> list[tuple[str, str, int, int]]:
-    """The tensors in the order of their data: name, a text that describes it, and where it begins and ends."""
-    header, start = read_tensor_header(file)
-    found = []
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            begin, end = map(int, tensor["data_offsets"])
-            if not 0 <= begin <= end < 1 << 62:
-                raise ValueError(f"the tensor {name} cannot lie from {begin} to {end}")
-            found.append((begin, name, end, json.dumps([name, tensor["dtype"], tensor["shape"]])))
-    return [(name, about, start + begin, start + end) for begin, name, end, about in sorted(found)]
-
-
-def _blocks(file: Any, offset: int, num_bytes: int) -> Iterator[bytes]:
-    file.seek(offset)
-    while num_bytes > 0 and (block := file.read(min(BLOCK_BYTES, num_bytes))):
-        num_bytes -= len(block)
-        yield block
 
 
 @dataclass(frozen=True)

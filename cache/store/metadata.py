@@ -24,25 +24,28 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
-import re
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import xxhash
-
-from lookonce.cache.format import (
-    BUILD_COMMAND,
-    FORMAT_VERSION,
-    MAX_RECORDS_BYTES,
-    PARSE_ERRORS,
-    REPAIR_COMMAND,
-    Grid,
+from pydantic import (
+    BeforeValidator,
+    FailFast,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    TypeAdapter,
+    ValidationError,
 )
+
+from lookonce.cache.format import BUILD_COMMAND, FORMAT_VERSION, MAX_RECORDS_BYTES, PARSE_ERRORS, REPAIR_COMMAND
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.datasets.images import Stamp
 from lookonce.environment import library_versions
@@ -52,30 +55,34 @@ from lookonce.text import located, shown
 from lookonce.threads import threaded_map
 
 RECEIPTS = "receipts"
-KEY = re.compile("[0-9a-f]{64}")
-"""An image key."""
 MAX_IMAGES = 16_384
 """The most images of a shard, which keeps its header far below the limit of 100 MB of safetensors."""
-SHARD_NAME = re.compile(r"shard-[0-9]{5,18}")
-"""What files of a cache are named after, so no other name is taken from a plan file."""
 MANIFEST, PLAN, QUARANTINE = "manifest.json", "plan.json", "quarantine.jsonl"
 NUM_DIFFERENCES = 8
 """The most differing fields that a message shows."""
+
+Bytes = Annotated[StrictInt, Field(ge=0, lt=1 << 64)]
+Size = Annotated[StrictInt, Field(ge=0, lt=1 << 32)]
+"""A number of tokens or patches, which the index has 32 bits for."""
+ImageKey = Annotated[StrictStr, Field(pattern="^[0-9a-f]{64}$")]
+Checksum = Annotated[StrictStr, Field(pattern="^[0-9a-f]{16}$")]
+ShardName = Annotated[StrictStr, Field(pattern="^shard-[0-9]{5,18}$")]
+"""What files of a cache are named after, so no other name is taken from a plan file."""
 
 
 @dataclass(frozen=True)
 class Entry:
     """Offset, size and checksum of the features of one image in a shard."""
 
-    offset: int
+    offset: Bytes
     """The offset of the first byte in the shard file."""
-    size_bytes: int
-    num_tokens: int
-    grid_thw: Grid
-    xxh3_64: str
-    norms: tuple[float, ...] = ()
+    size_bytes: Bytes
+    num_tokens: Size
+    grid_thw: tuple[Size, Size, Size]
+    xxh3_64: Checksum
+    norms: Annotated[tuple[StrictFloat, ...], FailFast()] = ()
     """The mean length of a token's vector, for each level."""
-    peaks: tuple[float, ...] = ()
+    peaks: Annotated[tuple[StrictFloat, ...], FailFast()] = ()
     """The largest absolute value, for each level."""
 
 
@@ -83,9 +90,9 @@ class Entry:
 class Failure:
     """Why an image has no features."""
 
-    file: str
-    reason: str
-    retry: bool = False
+    file: StrictStr
+    reason: StrictStr
+    retry: StrictBool = False
     """Whether the next build tries again: the file could not be read, or had changed. Other failures are final."""
 
 
@@ -93,20 +100,38 @@ class Failure:
 class Receipt:
     """What a finished shard holds."""
 
-    shard: str
-    fingerprint: str
+    shard: StrictStr
+    fingerprint: StrictStr
     """The fingerprint of the cache, all 64 digits."""
-    size_bytes: int
-    header_bytes: int
+    size_bytes: Bytes
+    header_bytes: Bytes
     """The bytes before the features, which `header_xxh3_64` covers; the images' checksums cover all that follows."""
-    header_xxh3_64: str
-    host: str
-    finished: float
+    header_xxh3_64: StrictStr
+    host: StrictStr
+    finished: StrictFloat
     """When the shard was finished, in seconds since 1970."""
-    seconds: float
+    seconds: StrictFloat
     """How long reading, encoding and writing the images took."""
-    images: dict[str, Entry]
-    failed: dict[str, Failure] = field(default_factory=dict)
+    images: dict[ImageKey, Entry]
+    failed: dict[StrictStr, Failure] = field(default_factory=dict)
+
+
+_RECEIPT, _KEY, _ENTRY = TypeAdapter(Receipt), TypeAdapter(ImageKey), TypeAdapter(Entry)
+_FAILURE = TypeAdapter(Failure)
+
+
+def receipt_of(value: dict[str, Any]) -> Receipt:
+    """The receipt of a JSON object; one of PARSE_ERRORS if a field is missing or is not what it should be.
+
+    Images are checked one by one: a file of a million mistakes costs no more than its first one.
+    """
+    images = {_KEY.validate_python(key): _ENTRY.validate_python(entry) for key, entry in value["images"].items()}
+    return _RECEIPT.validate_python({**value, "images": images, "failed": failures_of(value.get("failed", {}))})
+
+
+def failures_of(value: dict[str, Any]) -> dict[str, Failure]:
+    """The failures of a JSON object, by image key; one of PARSE_ERRORS if it is something else."""
+    return {key: _FAILURE.validate_python(failure) for key, failure in value.items()}
 
 
 def receipt_path(folder: Path, shard: str) -> Path:
@@ -143,12 +168,26 @@ def checksum_line(body: bytes) -> str:
 LEN_CHECKSUM_LINE = len(checksum_line(b""))
 
 
-def _read_checked(path: Path, name: str) -> Any:
-    """The JSON of a file that begins with `checksum_line`; raises CacheCorrupt if its content has another checksum."""
+def _read_checked(path: Path) -> Any:
+    """The JSON of a file that begins with `checksum_line`.
+
+    Raises:
+        CacheCorrupt: its content has another checksum.
+        ValueError: it is not JSON, or larger than any such file.
+    """
     content = read_limited(path, MAX_RECORDS_BYTES)
     if content[:LEN_CHECKSUM_LINE] != checksum_line(content[LEN_CHECKSUM_LINE:]).encode():
-        raise CacheCorrupt(f"{name} is damaged (wrong checksum); run: {REPAIR_COMMAND}")
+        raise CacheCorrupt(f"{path} is damaged (wrong checksum); run: {REPAIR_COMMAND}")
     return parse_json(content)
+
+
+def broken(path: Path, error: Exception, advice: str = f"run: {REPAIR_COMMAND}") -> CacheCorrupt:
+    """The error for a file whose content is not what it should be."""
+    reason = repr(error)
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return CacheCorrupt(f"{path} is broken ({shown(reason)}); {advice}")
 
 
 def read_receipt(folder: Path, shard: str) -> Receipt:
@@ -160,71 +199,12 @@ def read_receipt(folder: Path, shard: str) -> Receipt:
     """
     path = receipt_path(folder, shard)
     try:
-        receipt = _receipt(_read_checked(path, f"receipt {path}"))
+        receipt = receipt_of(_read_checked(path))
     except PARSE_ERRORS as error:
-        raise CacheCorrupt(f"receipt {path} is broken ({shown(repr(error))}); run: {REPAIR_COMMAND}") from None
+        raise broken(path, error) from None
     if receipt.shard != shard:
-        raise CacheCorrupt(f"receipt {path} belongs to {shown(receipt.shard)}; run: {REPAIR_COMMAND}")
+        raise CacheCorrupt(f"{path} belongs to {shown(receipt.shard)}; run: {REPAIR_COMMAND}")
     return receipt
-
-
-def _receipt(value: dict[str, Any]) -> Receipt:
-    """The receipt of `to_text`; anything else is one of PARSE_ERRORS."""
-    del value["xxh3_64"], value["format_version"]
-    value["images"] = {_image_key(key): _entry(entry) for key, entry in value["images"].items()}
-    value["failed"] = {key: _failure(failure) for key, failure in value["failed"].items()}
-    receipt = Receipt(**value)
-    for text in (receipt.shard, receipt.fingerprint, receipt.header_xxh3_64, receipt.host):
-        text_of(text)
-    natural(receipt.size_bytes), natural(receipt.header_bytes)
-    _numbers((receipt.finished, receipt.seconds))
-    return receipt
-
-
-def _image_key(value: str) -> str:
-    if not KEY.fullmatch(value):
-        raise ValueError(f"{value!r} is not an image key")
-    return value
-
-
-def _entry(value: dict[str, Any]) -> Entry:
-    fields: dict[str, Any] = {name: tuple(item) if isinstance(item, list) else item for name, item in value.items()}
-    entry = Entry(**fields)
-    for number in (entry.offset, entry.size_bytes, entry.num_tokens, *entry.grid_thw):
-        natural(number)
-    if len(entry.grid_thw) != 3:
-        raise ValueError(f"{entry.grid_thw} is not a patch grid")
-    text_of(entry.xxh3_64)
-    _numbers((*entry.norms, *entry.peaks))
-    return entry
-
-
-def _failure(value: dict[str, Any]) -> Failure:
-    failure = Failure(**value)
-    text_of(failure.file), text_of(failure.reason)
-    if type(failure.retry) is not bool:
-        raise TypeError(f"{failure.retry!r} is not true or false")
-    return failure
-
-
-def natural(value: Any) -> int:
-    """An integer from a file, from 0 on and of at most 64 bits; raises ValueError for everything else."""
-    if type(value) is not int or not 0 <= value < 1 << 64:
-        raise ValueError(f"{value!r} is not an integer from 0 to 2^64")
-    return value
-
-
-def text_of(value: Any) -> str:
-    """A text from a file; raises TypeError for everything else."""
-    if type(value) is not str:
-        raise TypeError(f"{value!r} is not a text")
-    return value
-
-
-def _numbers(values: Iterable[Any]) -> None:
-    for value in values:
-        if type(value) not in (int, float):
-            raise TypeError(f"{value!r} is not a number")
 
 
 def finished_shards(folder: Path) -> list[str]:
@@ -277,50 +257,6 @@ class Shard:
     @property
     def num_tokens(self) -> int:
         return sum(image.num_tokens for image in self.images)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, **images_to_json(self.images)}
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Shard:
-        """The shard of `to_json`.
-
-        Raises:
-            ValueError: its name is not that of a shard, or its images are broken; KeyError, TypeError likewise.
-        """
-        if not SHARD_NAME.fullmatch(name := text_of(value["name"])):
-            raise ValueError(f"{name!r} is not the name of a shard")
-        return cls(name, images_from_json(value))
-
-
-def images_to_json(images: Sequence[PlannedImage]) -> dict[str, Any]:
-    """Images as columns: one list for each field."""
-    transparent = [image.key for image in images if image.is_transparent]
-    return {
-        "keys": [image.key for image in images],
-        "num_tokens": [image.num_tokens for image in images],
-        "files": [list(image.files) for image in images],
-        "stamps": [list(image.stamps) for image in images],
-    } | ({"transparent": transparent} if transparent else {})
-
-
-def images_from_json(value: dict[str, Any]) -> tuple[PlannedImage, ...]:
-    """The images of `images_to_json`; stamps may be missing. Values of other types are a ValueError or a TypeError."""
-    keys, files = [*map(text_of, value["keys"])], (tuple(map(text_of, row)) for row in value["files"])
-    stamps = (tuple(map(_stamp, row)) for row in value.get("stamps", [()] * len(keys)))
-    transparent = {*map(text_of, value.get("transparent", ()))}
-    marks = (key in transparent for key in keys)
-    columns = zip(keys, map(natural, value["num_tokens"]), files, stamps, marks, strict=True)
-    return tuple(PlannedImage(*column) for column in columns)
-
-
-def _stamp(value: Any) -> Stamp | None:
-    if value is None:
-        return None
-    num_bytes, *times = value
-    if any(type(time_ns) is not int for time_ns in times):  # it may be before 1970
-        raise ValueError(f"{times!r} are not times")
-    return (natural(num_bytes), times[0], times[1]) if len(times) == 2 else None
 
 
 @dataclass(frozen=True)
@@ -422,14 +358,14 @@ def read_manifest(folder: Path) -> Fingerprint:
         version = value["format_version"]
         if version == FORMAT_VERSION:
             fingerprint = Fingerprint.from_json(value["fingerprint"])
-            if value.get("sha256") not in (None, fingerprint.sha256):
+            if value["sha256"] != fingerprint.sha256:
                 raise ValueError("the sha256 of its fingerprint is not the recorded one")
             return fingerprint
     except FileNotFoundError:
         where = located(folder)
         raise CacheError(f"{where} is not a cache: it has no {MANIFEST}; build one with: {BUILD_COMMAND}") from None
     except PARSE_ERRORS as error:
-        raise CacheCorrupt(f"{path} is broken ({shown(repr(error))}); run: {REPAIR_COMMAND}") from None
+        raise broken(path, error) from None
     raise CacheError(
         f"{folder} has format version {version!r}, this program reads version {FORMAT_VERSION}; "
         f"build a new cache with: {BUILD_COMMAND}"
@@ -462,10 +398,59 @@ def extend_plan(folder: Path, plan: Plan, shards: Iterable[Shard], again: Sequen
 
 def plan_text(shards: Iterable[Shard], again: Sequence[PlannedImage] = ()) -> str:
     """A plan file as JSON, one shard per line, that begins with a checksum of what follows it."""
-    lines = ",\n".join(f"    {json.dumps(shard.to_json())}" for shard in shards)
-    found = f'  "found_again": {json.dumps(images_to_json(again))},\n' if again else ""
+    lines = ",\n".join(f"    {json.dumps({'name': shard.name, **_columns(shard.images)})}" for shard in shards)
+    found = f'  "found_again": {json.dumps(_columns(again))},\n' if again else ""
     body = f'  "format_version": {FORMAT_VERSION},\n{found}  "shards": [\n{lines}\n  ]\n}}\n'
     return checksum_line(body.encode()) + body
+
+
+def _columns(images: Sequence[PlannedImage]) -> dict[str, Any]:
+    """Images as one list for each field."""
+    transparent = [image.key for image in images if image.is_transparent]
+    return {
+        "keys": [image.key for image in images],
+        "num_tokens": [image.num_tokens for image in images],
+        "files": [list(image.files) for image in images],
+        "stamps": [list(image.stamps) for image in images],
+    } | ({"transparent": transparent} if transparent else {})
+
+
+WholeStamp = Annotated[
+    tuple[Bytes, StrictInt, StrictInt] | None,
+    BeforeValidator(lambda value: value if value and len(value) == 3 else None),
+]
+"""A stamp without the time of the last status change, as in older plans, counts as unknown."""
+
+
+@dataclass(frozen=True)
+class _Images:
+    """Images of a plan file, as `_columns` writes them."""
+
+    keys: Annotated[list[StrictStr], FailFast()]
+    num_tokens: Annotated[list[Bytes], FailFast()]
+    files: Annotated[list[Annotated[tuple[StrictStr, ...], FailFast()]], FailFast()]
+    stamps: Annotated[list[Annotated[tuple[WholeStamp, ...], FailFast()]], FailFast()] = field(default_factory=list)
+    transparent: Annotated[frozenset[StrictStr], FailFast()] = frozenset()
+
+    def rows(self) -> tuple[PlannedImage, ...]:
+        """The images; raises ValueError if the lists have other lengths."""
+        stamps, marks = self.stamps or [()] * len(self.keys), (key in self.transparent for key in self.keys)
+        columns = zip(self.keys, self.num_tokens, self.files, stamps, marks, strict=True)
+        return tuple(PlannedImage(*column) for column in columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ShardImages(_Images):
+    name: ShardName
+
+
+@dataclass(frozen=True)
+class _PlanFile:
+    shards: Annotated[list[_ShardImages], FailFast()]
+    found_again: _Images | None = None
+
+
+_PLAN_FILE = TypeAdapter(_PlanFile)
 
 
 def read_plan_file(path: Path) -> tuple[tuple[Shard, ...], tuple[PlannedImage, ...]]:
@@ -475,11 +460,11 @@ def read_plan_file(path: Path) -> tuple[tuple[Shard, ...], tuple[PlannedImage, .
         CacheCorrupt: it is damaged.
     """
     try:
-        value = _read_checked(path, str(path))
-        again = images_from_json(value["found_again"]) if "found_again" in value else ()
-        return tuple(Shard.from_json(shard) for shard in value["shards"]), again
+        value = _PLAN_FILE.validate_python(_read_checked(path))
+        again = value.found_again.rows() if value.found_again else ()
+        return tuple(Shard(shard.name, shard.rows()) for shard in value.shards), again
     except PARSE_ERRORS as error:
-        raise CacheCorrupt(f"{path} is broken ({shown(repr(error))}); run: {REPAIR_COMMAND}") from None
+        raise broken(path, error) from None
 
 
 def write_quarantine(folder: Path, failures: Mapping[str, Failure], unusable: Mapping[Path, str]) -> None:
@@ -502,9 +487,7 @@ def read_quarantine(folder: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except PARSE_ERRORS as error:
-        raise CacheCorrupt(
-            f"{folder / QUARANTINE} is broken ({shown(repr(error))}); write it again with: {BUILD_COMMAND}"
-        ) from None
+        raise broken(folder / QUARANTINE, error, f"write it again with: {BUILD_COMMAND}") from None
 
 
 def mismatch_message(others: list[Fingerprint], wanted: Fingerprint, what: str) -> str:

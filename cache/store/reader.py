@@ -22,29 +22,31 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
+from pydantic import FailFast, TypeAdapter
 from safetensors.numpy import save
 
-from lookonce.cache.format import BUILD_COMMAND, FORMAT_VERSION, PARSE_ERRORS, REPAIR_COMMAND, Grid
+from lookonce.cache.format import BUILD_COMMAND, FORMAT_VERSION, PARSE_ERRORS, REPAIR_COMMAND, Grid, read_header
 from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
 from lookonce.cache.store.metadata import (
     MANIFEST,
     RECEIPTS,
-    SHARD_NAME,
     Entry,
     Failure,
     Receipt,
+    ShardName,
+    failures_of,
     mismatch_message,
     read_manifest,
     read_plan,
     read_receipts,
     receipt_path,
 )
-from lookonce.cache.store.shards import SHARDS, read_header, shard_path
+from lookonce.cache.store.shards import SHARDS, shard_path
 from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch, FeaturesMissing, explain_os_error
 from lookonce.files import atomic_write, hash_file, parse_json, read_json, write_text
 from lookonce.text import located, shown
@@ -88,18 +90,13 @@ class Index:
         failed: dict[str, Failure] = {}
         tables = []
         for number, receipt in enumerate(read_receipts(folder)):
-            path = receipt_path(folder, receipt.shard)
             if receipt.fingerprint != fingerprint:
-                other = shown(receipt.fingerprint[:16])
+                path, other = receipt_path(folder, receipt.shard), shown(receipt.fingerprint[:16])
                 raise CacheCorrupt(f"{path} belongs to another cache ({other}); run: {REPAIR_COMMAND}")
-            try:
-                tables.append(_columns(number, receipt))
-            except PARSE_ERRORS as error:  # too many bits, or a checksum that is not hexadecimal
-                raise CacheCorrupt(f"{path} is broken ({shown(repr(error))}); run: {REPAIR_COMMAND}") from None
+            tables.append(_columns(number, receipt))
             failed |= receipt.failed
             shards.append(receipt.shard)
-        columns = _sorted(tables) | _shard_columns(tables, _stamps(found, shards))
-        index = cls(columns, shards, {})
+        index = cls(_joined(tables) | _stamps(found, shards), shards, {})
         return replace(index, failed={key: why for key, why in failed.items() if index.find(key) is None})
 
     def __len__(self) -> int:
@@ -138,16 +135,11 @@ class Index:
 
     def is_whole(self) -> bool:
         """Whether all columns have their types and lengths, and name shards that there are."""
-        num_images, names = len(self.columns["prefix"]), EMPTY.keys() - set(SHARD_COLUMNS)
-        return (
-            all(
-                self.columns[name].dtype == EMPTY[name].dtype
-                and self.columns[name].shape == (num_images, *EMPTY[name].shape[1:])
-                for name in names
-            )
-            and all(self.columns[name].shape == (len(self.shards),) for name in SHARD_COLUMNS)
-            and bool((self.columns["shard"] < len(self.shards)).all())
-            and all(SHARD_NAME.fullmatch(name) for name in self.shards)
+        num_images, num_shards = len(self.columns["prefix"]), len(self.shards)
+        return bool((self.columns["shard"] < num_shards).all()) and all(
+            self.columns[name].dtype == column.dtype
+            and self.columns[name].shape == (num_shards if name in SHARD_COLUMNS else num_images, *column.shape[1:])
+            for name, column in EMPTY.items()
         )
 
     def is_current(self, folder: Path) -> bool:
@@ -162,10 +154,11 @@ class Index:
 def write_index(folder: Path, fingerprint: str) -> Index:
     """Write the index file of a cache from its receipts."""
     index = Index.from_receipts(folder, fingerprint)
-    texts: dict[str, Any]
-    texts = {"shards": list(index.shards), "failed": {key: asdict(why) for key, why in index.failed.items()}}
+    texts = {"shards": index.shards, "failed": {key: asdict(why) for key, why in index.failed.items()}}
     with atomic_write(folder / INDEX) as temporary:
-        columns = index.columns | {name: _text(value) for name, value in texts.items()}
+        columns = index.columns | {
+            name: np.frombuffer(json.dumps(value).encode(), np.uint8) for name, value in texts.items()
+        }
         temporary.write_bytes(save(columns, _metadata(fingerprint)))  # `save_file` hides a full disk
         checksum = hash_file(temporary)
     write_text(folder / INDEX_CHECKSUM, checksum + "\n")
@@ -182,9 +175,13 @@ def read_index(folder: Path, fingerprint: str) -> Index | None:
         if header["__metadata__"] != _metadata(fingerprint):
             return None
         content = np.asarray(np.memmap(path, np.uint8, "r", start))  # twice as fast to look up as a memmap
-        columns = {name: _column(content, about) for name, about in header.items() if name != "__metadata__"}
+        columns = {}
+        for name, about in header.items():
+            if name != "__metadata__":
+                begin, end = about["data_offsets"]
+                columns[name] = content[begin:end].view(DTYPES[about["dtype"]]).reshape(about["shape"])
         shards, failed = (parse_json(columns.pop(name).tobytes()) for name in ("shards", "failed"))
-        index = Index(columns, shards, {key: Failure(**why) for key, why in failed.items()})
+        index = Index(columns, _SHARDS.validate_python(shards), failures_of(failed))
         return index if index.is_current(folder) and index.is_whole() else None
     except (OSError, *PARSE_ERRORS):
         return None
@@ -192,15 +189,6 @@ def read_index(folder: Path, fingerprint: str) -> Index | None:
 
 def _metadata(fingerprint: str) -> dict[str, str]:
     return {"format": "lookonce-index", "format_version": str(FORMAT_VERSION), "fingerprint": fingerprint}
-
-
-def _column(content: NDArray[np.uint8], about: dict[str, Any]) -> NDArray[Any]:
-    begin, end = about["data_offsets"]
-    return content[begin:end].view(DTYPES[about["dtype"]]).reshape(about["shape"])
-
-
-def _text(value: Any) -> NDArray[np.uint8]:
-    return np.frombuffer(json.dumps(value).encode(), np.uint8)
 
 
 def _columns(number: int, receipt: Receipt) -> Columns:
@@ -221,25 +209,20 @@ def _columns(number: int, receipt: Receipt) -> Columns:
 
 
 EMPTY = _columns(0, Receipt("", "", 0, 0, "", "", 0.0, 0.0, {}))
+_SHARDS: TypeAdapter[list[ShardName]] = TypeAdapter(Annotated[list[ShardName], FailFast()])
 
 
-def _sorted(tables: list[Columns]) -> Columns:
-    """All rows sorted by key, each key once, from the last shard that has it."""
-    columns = {
-        name: np.concatenate([table[name] for table in [EMPTY, *tables]]) for name in EMPTY if name not in SHARD_COLUMNS
-    }
+def _joined(tables: list[Columns]) -> Columns:
+    """The columns of all shards; of the images all rows sorted by key, each key once, from the last shard with it."""
+    columns = {name: np.concatenate([EMPTY[name][:0], *(table[name] for table in tables)]) for name in EMPTY}
     words = columns["key"].view(">u8").astype(np.uint64)
     order = np.lexsort(words.T[::-1])  # stable: equal keys stay in the order of their shards
     words = words[order]
     is_last = np.ones(len(words), bool)
     is_last[:-1] = (words[1:] != words[:-1]).any(axis=1)
     kept = order[is_last]
-    return {name: column[kept] for name, column in columns.items()} | {"prefix": words[is_last, 0].copy()}
-
-
-def _shard_columns(tables: list[Columns], stamps: Columns) -> Columns:
-    columns = {name: [EMPTY[name][:0], *(table[name] for table in tables)] for name in SHARD_COLUMNS}
-    return {name: np.concatenate(column) for name, column in columns.items()} | stamps
+    found = {name: column if name in SHARD_COLUMNS else column[kept] for name, column in columns.items()}
+    return found | {"prefix": words[is_last, 0].copy()}
 
 
 def _stamps(found: dict[str, os.stat_result], shards: Sequence[str]) -> Columns:
@@ -365,16 +348,6 @@ class VisionCache:
         import torch
 
         pin = pin and torch.cuda.is_available()
-        storage, (features, *others) = self.fingerprint.storage, self._tensors(key, pin)
-        if not storage.is_scaled:
-            return features
-        dequantized = storage.dequantize(features, others[0])
-        return dequantized.pin_memory() if pin else dequantized
-
-    def _tensors(self, key: str, pin: bool) -> list[torch.Tensor]:
-        """The tensors of an image as they are stored."""
-        import torch
-
         shard, entry = self.entry(key)
         expected = entry.num_tokens * self.fingerprint.bytes_per_token
         if expected != entry.size_bytes:
@@ -388,10 +361,14 @@ class VisionCache:
             raise self._corrupt(shard, key, "do not have the checksum in the receipt")
         stored = self.fingerprint.tensors
         parts = torch.split(content, [entry.num_tokens * tensor.bytes_per_token for tensor in stored])
-        return [
+        features, *scales = (
             part.view(tensor.dtype).view(entry.num_tokens, *tensor.of_token)
             for part, tensor in zip(parts, stored, strict=True)
-        ]
+        )
+        if not scales:
+            return features
+        dequantized = self.fingerprint.storage.dequantize(features, scales[0])
+        return dequantized.pin_memory() if pin else dequantized
 
     def _fill(self, buffer: memoryview, shard: str, offset: int, key: str) -> None:
         """Read bytes of an image, from `offset` in its shard."""
@@ -409,17 +386,13 @@ class VisionCache:
             raise self._corrupt(shard, key, f"cannot be read ({error.strerror})") from None
 
     def _corrupt(self, shard: str, key: str, how: str) -> CacheCorrupt:
-        return CacheCorrupt(
-            f"the features of image {self._named(key)} in {shard_path(self.folder, shard)} {how}; run: {REPAIR_COMMAND}"
-        )
-
-    def _named(self, key: str) -> str:
-        """An image key for a message, with a file that has the image by the plan."""
-        with contextlib.suppress(CacheError, OSError, *PARSE_ERRORS):  # a damaged plan must not hide the message
-            for image in read_plan(self.folder).images():
-                if image.key == key and image.files:
-                    return f"{key} ({image.files[0]})"
-        return key
+        """The error for an image, which names a file that has it by the plan."""
+        files: list[str] = []
+        with contextlib.suppress(CacheError, OSError):  # a damaged plan must not hide the message
+            files = [file for image in read_plan(self.folder).images() if image.key == key for file in image.files]
+        named = f"{key} ({files[0]})" if files else key
+        path = shard_path(self.folder, shard)
+        return CacheCorrupt(f"the features of image {named} in {path} {how}; run: {REPAIR_COMMAND}")
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_open", "_threads", "_process")}
@@ -462,17 +435,13 @@ def find_cache(root: Path, fingerprint: Fingerprint, *, check: bool = True) -> V
         if found != fingerprint:
             raise CacheMismatch(mismatch_message([found], fingerprint, what))
         return VisionCache(folder, found, check=check)
-    others = list(_readable_manifests(root))
+    others = []
+    for path in sorted(root.glob(f"*/{MANIFEST}")):  # of any format version
+        with contextlib.suppress(OSError, *PARSE_ERRORS):
+            others.append(Fingerprint.from_json(read_json(path)["fingerprint"]))
     if others:
         raise CacheMismatch(mismatch_message(others, fingerprint, what))
     raise CacheError(f"no cache in {located(root)}; build it with: {BUILD_COMMAND}")
-
-
-def _readable_manifests(root: Path) -> Iterator[Fingerprint]:
-    """The fingerprints of all caches below `root` with a readable manifest, whatever its format version."""
-    for path in sorted(root.glob(f"*/{MANIFEST}")):
-        with contextlib.suppress(OSError, *PARSE_ERRORS):
-            yield Fingerprint.from_json(read_json(path)["fingerprint"])
 
 
 def _check_sizes(folder: Path, index: Index) -> None:

@@ -26,7 +26,7 @@ import os
 import socket
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from lookonce.cache.format import FORMAT_VERSION, Grid, read_tensor_header
+from lookonce.cache.format import FORMAT_VERSION, Grid
 from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
 from lookonce.cache.store.metadata import (
     Entry,
@@ -59,6 +59,8 @@ FORMAT_NAME = "lookonce-features"
 HEADER_BYTES_PER_TENSOR = 320
 """An upper bound: a key, a dtype, three sizes, two offsets of up to 15 digits, and a grid."""
 NUM_WRITERS = 4
+MAX_UNWRITTEN = 2
+"""At most this many tower batches wait for the disk."""
 
 
 class DirectFile:
@@ -196,7 +198,7 @@ class ShardWriter:
         self._temporary = temporary_name(path)
         self._file = DirectFile(self._temporary)
         self._threads = ThreadPoolExecutor(NUM_WRITERS)
-        self._waiting: list[Future[None]] = []
+        self._unwritten: deque[list[Future[None]]] = deque()
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -206,22 +208,25 @@ class ShardWriter:
         self._file.close()
         self._temporary.unlink(missing_ok=True)
 
-    def add(self, images: Sequence[StoredImage]) -> list[Future[None]]:
-        """Append images; their tensors must not change until the returned futures are done."""
-        done = {write for write in self._waiting if write.done()}
-        for write in done:
-            write.result()  # raises if the write failed
+    def add(self, images: Sequence[StoredImage]) -> None:
+        """Append images, whose tensors must not change; waits until at most `MAX_UNWRITTEN` calls wait for the disk."""
         writes = []
         for image in images:
             writes.append(self._threads.submit(self._write, image, self._end))
             self._describe(image)
-        self._waiting = [write for write in self._waiting if write not in done] + writes
-        return writes
+        self._unwritten.append(writes)
+        with self._stopwatch.measure("wait for the disk"):
+            self.wait(MAX_UNWRITTEN)
+
+    def wait(self, at_most: int = 0) -> None:
+        """Wait until the images of all calls of `add`, but for the last `at_most`, are written."""
+        while len(self._unwritten) > at_most:
+            for write in self._unwritten.popleft():
+                write.result()  # raises if the write failed
 
     def commit(self) -> bool:
         """Finish the shard and write its receipt; False if another worker finished it meanwhile."""
-        for write in self._waiting:
-            write.result()
+        self.wait()
         header = self._header()
         write_all(self._file.descriptor, memoryview(header), 0)
         follow_umask(self._temporary)
@@ -305,12 +310,6 @@ class ShardWriter:
 
 def shard_path(folder: Path, name: str) -> Path:
     return folder / SHARDS / f"{name}.safetensors"
-
-
-def read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """The JSON header of a safetensors file, and the offset of its data; raises ValueError if it is broken."""
-    with path.open("rb") as file:
-        return read_tensor_header(file)
 
 
 def remove_leftovers(folder: Path, name: str) -> None:

@@ -90,27 +90,38 @@ _PROCESS = TypeAdapter(Process)
 
 
 class ClaimFile:
-    """A claim file that this process has created."""
+    """A claim file that this process has created, and a thread that rewrites it several times in `expiry_s` seconds."""
 
-    def __init__(self, path: Path, content: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, content: Mapping[str, Any], expiry_s: float = EXPIRY_S) -> None:
         """Create it; raises FileExistsError if another process was faster."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path = path
+        self.path, self.content = path, content
         temporary = temporary_name(path)
         self._descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             with naming_full_disk(path, CLAIM_BYTES):
-                self.write(content)
+                self._write()
                 os.link(temporary, path)
         except OSError:
             os.close(self._descriptor)
             raise
         finally:
             temporary.unlink(missing_ok=True)
+        self._ended = threading.Event()
+        self._heart = threading.Thread(target=self._run, args=(expiry_s,), name="claim", daemon=True)
+        self._heart.start()
 
-    def write(self, content: Mapping[str, Any]) -> None:
-        """Rewrite it in place, which is the heartbeat."""
-        os.pwrite(self._descriptor, json.dumps(content).encode()[:CLAIM_BYTES].ljust(CLAIM_BYTES), 0)
+    def _run(self, expiry_s: float) -> None:
+        while not self._ended.wait(expiry_s / HEARTBEATS_PER_EXPIRY):
+            with contextlib.suppress(OSError):  # a disk that is full now may have room at the next heartbeat
+                self.beat()
+
+    def beat(self) -> None:
+        """Rewrite the file in place: the heartbeat."""
+        self._write()
+
+    def _write(self) -> None:
+        os.pwrite(self._descriptor, json.dumps(self.content).encode()[:CLAIM_BYTES].ljust(CLAIM_BYTES), 0)
         os.fsync(self._descriptor)  # network filesystems delay writes, and the modification time with them
 
     def is_held(self) -> bool:
@@ -121,30 +132,11 @@ class ClaimFile:
             return False
 
     def release(self) -> None:
+        self._ended.set()
+        self._heart.join()
         if self.is_held():
             self.path.unlink(missing_ok=True)
         os.close(self._descriptor)
-
-
-class Heart:
-    """A thread that calls `beat` several times in `expiry_s` seconds."""
-
-    def __init__(self, beat: Callable[[], None], expiry_s: float) -> None:
-        self._beat, self._every_s = beat, expiry_s / HEARTBEATS_PER_EXPIRY
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="claims", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._ended.wait(self._every_s):
-            with contextlib.suppress(OSError):  # a disk that is full now may have room at the next heartbeat
-                self._beat()
 
 
 class FolderClaim:
@@ -155,14 +147,12 @@ class FolderClaim:
         self.path, self.expiry_s = path, expiry_s
         self._content = {"worker": asdict(Process.this()), "command": command, "started": time.time()}
         self._file: ClaimFile | None = None
-        self._heart = Heart(self._beat, expiry_s)
 
     def __enter__(self) -> FolderClaim:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._file:
-            self._heart.stop()
             self._file.release()
         self._file = None
 
@@ -175,10 +165,9 @@ class FolderClaim:
         if self.path.exists() and not remove_if_dead(self.path, self.expiry_s):
             return holder(self.path, self.expiry_s)
         try:
-            self._file = ClaimFile(self.path, self._content)
+            self._file = ClaimFile(self.path, self._content, self.expiry_s)
         except FileExistsError:
             return holder(self.path, self.expiry_s)
-        self._heart.start()
         return ""
 
     @property
@@ -199,10 +188,6 @@ class FolderClaim:
         """Note that the claim file has moved to `path` with its folder."""
         assert self._file
         self.path = self._file.path = path
-
-    def _beat(self) -> None:
-        assert self._file
-        self._file.write(self._content)
 
 
 def holder(path: Path, expiry_s: float) -> str:

@@ -204,19 +204,14 @@ def propose(facts: Facts) -> list[Proposal]:
     memory = list(_memory(facts))
     tokens = next(one.value for one in memory if one.key == "batch.tokens_per_pack")
     pixels = _max_pixels(facts, min(tokens, BatchSection().max_tokens))
-    return [*_thinking(facts), pixels, _dtype(facts, pixels.value), *_targets(facts), _samples_per_step(facts), *memory]
-
-
-def _thinking(facts: Facts) -> Iterator[Proposal]:
+    found = [pixels, _dtype(facts, pixels.value)]
     if facts.thinks:
         reason = "else the chat template lets the model think before it answers, and training refuses all records"
-        yield Proposal("data.enable_thinking", False, f"{reason}; docs/models.md#thinking")
-
-
-def _targets(facts: Facts) -> Iterator[Proposal]:
+        found.insert(0, Proposal("data.enable_thinking", False, f"{reason}; docs/models.md#thinking"))
     if facts.has_linear_attention:
         reason = "the default targets name none of the matrices of linear attention; docs/models.md"
-        yield Proposal("lora.targets", "all-linear", reason)
+        found.append(Proposal("lora.targets", "all-linear", reason))
+    return [*found, _samples_per_step(facts), *memory]
 
 
 def _memory(facts: Facts) -> Iterator[Proposal]:
@@ -295,32 +290,24 @@ NO_VAL = (
 
 def run_file_text(given: Mapping[str, Any], facts: Facts, proposals: Sequence[Proposal]) -> str:
     """The run file. `given` are the user's values by key ("data.train"), without those that are None."""
+    gpu = f"a GPU of {facts.gpu_gb:.0f} GB" if facts.gpu_gb else "no GPU"
+    machine = f"{count(facts.num_cores, 'CPU core')}, {gpu}, {size(facts.free_bytes)} free"
+    records = f"{count(facts.num_records, 'training record')} about {count(facts.num_images, 'image')}"
     lines = [
         "# Written by `lookonce init`. Check it with `lookonce check`; docs/run-file.md has all keys.",
-        *_comment(_seen(facts)),
+        *_comment(f"Proposed from {records} ({facts.samples_per_image:.1f} each), for {machine}."),
     ]
     for section in ("model", "data", "cache", "lora", "batch", "train"):
         own = [one for one in proposals if one.key.startswith(f"{section}.")]
         lines += [line for one in own if one.value is None for line in _comment(f"{one.key} is not set: {one.reason}")]
         lines += _comment(f"data.val is not set: {NO_VAL}") if section == "data" and "data.val" not in given else []
-        keys = [
-            *(f"{_name(key)}: {in_yaml(value)}" for key, value in given.items() if key.startswith(f"{section}.")),
-        ]
+        keys = [f"{_name(key)}: {in_yaml(value)}" for key, value in given.items() if key.startswith(f"{section}.")]
         for one in own:
             if one.value is not None:
                 name = _name(one.key)
                 keys += [*_comment(f"{name}: {one.reason}"), f"{name}: {in_yaml(one.value)}"]
         lines += [f"{section}:", *(f"  {line}" for line in keys)] if keys else []
     return "\n".join([*lines, f"output: {in_yaml(given['output'])}", ""])
-
-
-def _seen(facts: Facts) -> str:
-    gpu = f"a GPU of {facts.gpu_gb:.0f} GB" if facts.gpu_gb else "no GPU"
-    machine = f"{count(facts.num_cores, 'CPU core')}, {gpu}, {size(facts.free_bytes)} free"
-    return (
-        f"Proposed from {count(facts.num_records, 'training record')} about {count(facts.num_images, 'image')} "
-        f"({facts.samples_per_image:.1f} each), for {machine}."
-    )
 
 
 def _name(key: str) -> str:

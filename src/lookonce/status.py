@@ -75,7 +75,7 @@ class CachePhase:
         report = self.report
         done = f"{report.num_done:,} of {count(report.num_images, 'image')}"
         shards = f"{self.num_shards - self.num_pending:,} of {count(self.num_shards, 'shard')}"
-        return "; ".join([f"{done} in {shards}, {size(report.num_bytes)}", *self._pace()])
+        return "; ".join(filter(None, [f"{done} in {shards}, {size(report.num_bytes)}", report.pace()]))
 
     def plan_text(self) -> str:
         if not self.num_files:
@@ -92,13 +92,7 @@ class CachePhase:
         states = [worker.state for worker in self.report.workers]
         wrong = [f"{states.count(state)} {state}" for state in ("slow", "dead") if state in states]
         workers = [", ".join([count(len(states), "worker"), *wrong])] if states else []
-        return ", ".join([f"cache {self.short()}", *self._pace(), *workers])
-
-    def _pace(self) -> list[str]:
-        report = self.report
-        if report.eta_s is None:
-            return []
-        return [f"{report.images_per_second:.1f} images/s, done in {duration(report.eta_s)}"]
+        return ", ".join(filter(None, [f"cache {self.short()}", self.report.pace(), *workers]))
 
 
 @dataclass(frozen=True)
@@ -132,11 +126,14 @@ class TrainingPhase:
 
     def text(self) -> str:
         """In full."""
+        where = f" (job {self.job})" if self.job else f" on {self.host}"
+        heartbeat = f"last heartbeat {duration(self.silent_s or 0)} ago{where}"
+        resume = f"--resume continues from {self.checkpoint}" if self.checkpoint else "no checkpoint to resume from"
         texts = {
-            "running": [self._where(), *self._figures(), *self._heartbeat()],
-            "dead": [f"dead at {self._where()}", *self._heartbeat(), self._resume()],
-            "stopped": [self.reason.partition(";")[0] or f"stopped at {self._where()}", self._resume()],
-            "failed": [f"failed at {self._where()}: {self.reason}", self._resume()],
+            "running": [self._where(), *self._figures(), heartbeat],
+            "dead": [f"dead at {self._where()}", heartbeat, resume],
+            "stopped": [self.reason.partition(";")[0] or f"stopped at {self._where()}", resume],
+            "failed": [f"failed at {self._where()}: {self.reason}", resume],
             "trained": [f"trained for {count(self.num_steps, 'step')}, adapter saved"],
             "finished": [f"finished: {count(self.num_steps, 'step')}", *self._figures()],
         }.get(self.state, [self.state])
@@ -160,20 +157,15 @@ class TrainingPhase:
         """Losses and rate, of a running or finished training."""
         if self.state not in ("running", "finished"):
             return []
-        return [
-            f"loss {self.loss:.4f}" if self.loss is not None else "",
-            f"validation loss {self.validation_loss:.4f}" if self.validation_loss is not None else "",
-            f"exact match {self.exact_match:.1%}" if self.exact_match is not None else "",
-            f"{self.ms_per_sample:.1f} ms per sample" if self.ms_per_sample is not None else "",
-            f"steps done in {duration(self.eta_s)}" if self.eta_s is not None and self.phase == "training" else "",
-        ]
-
-    def _heartbeat(self) -> list[str]:
-        where = f" (job {self.job})" if self.job else f" on {self.host}"
-        return [f"last heartbeat {duration(self.silent_s or 0)} ago{where}"]
-
-    def _resume(self) -> str:
-        return f"--resume continues from {self.checkpoint}" if self.checkpoint else "no checkpoint to resume from"
+        eta_s = self.eta_s if self.phase == "training" else None
+        figures = {
+            "loss {:.4f}": self.loss,
+            "validation loss {:.4f}": self.validation_loss,
+            "exact match {:.1%}": self.exact_match,
+            "{:.1f} ms per sample": self.ms_per_sample,
+        }
+        found = [text.format(value) for text, value in figures.items() if value is not None]
+        return found if eta_s is None else [*found, f"steps done in {duration(eta_s)}"]
 
 
 @dataclass(frozen=True)
@@ -350,7 +342,7 @@ def find_cache_phase(opened: OpenRun, images: ImageIndex, plan: Plan, covers: bo
     folder = opened.cache_folder
     receipts = list(read_receipts(folder))
     report = status(folder, images.path_of, opened.run.cache.claim_s, receipts)
-    finished = Finished.from_receipts(receipts)
+    finished = Finished.of(receipts)
     files = {
         path.stem for path in (folder / SHARDS).glob("*.safetensors")
     }  # after the receipts, which are written later
@@ -400,23 +392,17 @@ def find_training(folder: RunFolder, expiry_s: float) -> TrainingPhase:
     state = progress.end or ("dead" if silent_s > expiry_s or progress.worker.is_gone() else "running")
     if state != "running" and num_steps:
         state = "finished" if folder.is_finished else "trained"
+    same = ("phase", "step", "loss", "validation_loss", "exact_match", "ms_per_sample", "stepped_s", "reason")
     return TrainingPhase(
-        state=state,
-        phase=progress.phase,
-        step=progress.step,
+        state,
         num_steps=num_steps or progress.num_steps,
-        loss=progress.loss,
-        validation_loss=progress.validation_loss,
-        exact_match=progress.exact_match,
-        ms_per_sample=progress.ms_per_sample,
         eta_s=max(progress.eta_s - silent_s, 0.0) if progress.eta_s is not None else None,
         silent_s=round(silent_s, 1),
-        stepped_s=progress.stepped_s,
         job=progress.worker.job,
         host=progress.worker.host,
         checkpoint=checkpoint,
-        reason=progress.reason,
         startup_seconds=startup_seconds,
+        **{name: getattr(progress, name) for name in same},
     )
 
 

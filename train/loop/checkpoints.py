@@ -32,7 +32,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerState
 
-from lookonce.cache.store.claims import note_use, temporary_files
+from lookonce.cache.store.claims import leftovers, note_use
 from lookonce.disk_space import full_disk_named
 from lookonce.errors import RunFolderError, TrainingError
 from lookonce.files import flush, flush_files, hash_file, read_json, write_json
@@ -383,8 +383,9 @@ def begin(opened: OpenRun, identity: dict[str, Any], restart: bool) -> None:
     if restart and (moved := owner.move_away()):
         opened.notify(f"moved the previous run to {moved}")
     owner.check()
-    for path in temporary_files(owner.folder):  # of killed processes
-        path.unlink(missing_ok=True)
+    for path, kind in leftovers(owner.folder):
+        if kind == "temporary file":
+            path.unlink(missing_ok=True)
     if folder.has_other_length(run) and (kept := keep_results(folder)):
         opened.notify(f"moved the results of the shorter training to {kept}")
     folder.claim(run, identity, may_differ=LENGTH)

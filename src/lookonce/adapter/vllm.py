@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lookonce.cache.store.shards import read_header
+from lookonce.cache.format import read_header
 from lookonce.families.family import VLLM_LORA, Family
 from lookonce.files import read_json
 from lookonce.run.config import RunFile

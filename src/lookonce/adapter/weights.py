@@ -37,9 +37,8 @@ from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
-from lookonce.cache.format import PARSE_ERRORS
+from lookonce.cache.format import PARSE_ERRORS, read_header
 from lookonce.cache.store.fingerprint import raw_bytes
-from lookonce.cache.store.shards import read_header
 from lookonce.errors import ModelError, explain_os_error
 from lookonce.files import atomic_write
 from lookonce.text import listed

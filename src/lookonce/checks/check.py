@@ -112,21 +112,24 @@ PLAIN_TRAINING = {
 
 def check_settings(run: RunFile) -> list[Result]:
     """Errors and warnings about settings that the schema allows."""
-    wrong = [*_launch(), *_packages(run), *_training(run)]
+    wrong = []
+    try:
+        if note := launch_note():
+            wrong.append(Result("warning", "environment", note))
+    except LookonceError as error:
+        wrong.append(Result("error", "environment", str(error)))
+    wrong += [*_packages(run), *_training(run)]
     if run.train.precision == "fp16" and gpu_gb() is None:
         lacking = "train.precision: fp16 needs a GPU, and this machine has none"
         wrong.append(Result("warning", "training", lacking, "use bf16"))
     options = run.train
     usual = f"{options.optimizer}, {options.scheduler}, {run.batch.samples_per_step} samples a step"
-    return [*(wrong or [Result("ok", "training", usual)]), *_splits(run)]
-
-
-def _launch() -> Iterator[Result]:
-    try:
-        if note := launch_note():
-            yield Result("warning", "environment", note)
-    except LookonceError as error:
-        yield Result("error", "environment", str(error))
+    found = wrong or [Result("ok", "training", usual)]
+    split = run.eval.split
+    if not getattr(run.data, split):
+        nothing = f"eval.split is {split}, and data.{split} names no records: nothing is evaluated"
+        found.append(Result("warning", "evaluation", nothing, f"set data.{split}, or eval.split"))
+    return found
 
 
 @contextlib.contextmanager
@@ -176,17 +179,6 @@ def _training(run: RunFile) -> Iterator[Result]:
                 must_pass()
         except LookonceError as error:
             yield Result("error", "training", str(error), "correct the section `train`")
-
-
-def _splits(run: RunFile) -> Iterator[Result]:
-    split = run.eval.split
-    if not getattr(run.data, split):
-        yield Result(
-            "warning",
-            "evaluation",
-            f"eval.split is {split}, and data.{split} names no records: nothing is evaluated",
-            f"set data.{split}, or eval.split",
-        )
 
 
 PAGE = "docs/training.md#memory"
@@ -276,17 +268,16 @@ def check_start(run: RunFile) -> Iterator[Result]:
 
 def check_output(run: RunFile, images: CheckedImages) -> list[Result]:
     """The run folder, and the folder of caches if features are to be written."""
+    results = []
     folders = {"output": run.output} | ({"cache.dir": run.cache.dir} if images.to_encode else {})
-    results = [result for key, folder in folders.items() for result in _writable(key, folder)]
+    for key, folder in folders.items():
+        place = existing(folder)
+        if not place.is_dir():
+            results.append(Result("error", "output", f"`{key}`: {place} is a file", f"choose another `{key}`"))
+        elif not os.access(place, os.W_OK | os.X_OK):
+            what = f"`{key}`: {place} may not be written to"
+            results.append(Result("error", "output", what, f"chmod u+w, or another `{key}`"))
     return [*results, *_run_folder(run, images)]
-
-
-def _writable(key: str, folder: Path) -> Iterator[Result]:
-    place = existing(folder)
-    if not place.is_dir():
-        yield Result("error", "output", f"`{key}`: {place} is a file", f"choose another `{key}`")
-    elif not os.access(place, os.W_OK | os.X_OK):
-        yield Result("error", "output", f"`{key}`: {place} may not be written to", f"chmod u+w, or another `{key}`")
 
 
 def _run_folder(run: RunFile, images: CheckedImages) -> Iterator[Result]:

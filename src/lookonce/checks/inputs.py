@@ -19,7 +19,7 @@ is computed, which reads the tower, only if there are caches and it was not reco
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -34,18 +34,18 @@ from lookonce.cache.format import BUILD_COMMAND, REPAIR_COMMAND
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.metadata import MANIFEST, read_manifest, read_plan
-from lookonce.cache.store.reader import VisionCache
+from lookonce.cache.store.metadata import MANIFEST, read_plan
+from lookonce.cache.store.reader import VisionCache, find_cache
 from lookonce.checks.report import Result
 from lookonce.datasets.images import ImageIndex, bytes_key, read_header, read_many
 from lookonce.datasets.records import Record, RecordsFile, Turn
-from lookonce.errors import BadImage, CacheError, ImageError, LookonceError, ModelError, RecordsError
+from lookonce.errors import BadImage, ImageError, LookonceError, ModelError, RecordsError
 from lookonce.hub import locate
 from lookonce.run.config import RunFile
 from lookonce.run.open import fingerprint_of, source_of
 from lookonce.run.records import SPLITS, for_training, with_contexts, without_fold
 from lookonce.run.sections.batch import BatchSection
-from lookonce.text import count, first_line, listed, located, shell, size
+from lookonce.text import Notify, count, first_line, listed, located, shell, size
 from lookonce.train.data.token_stats import Distribution, TokenCounter
 
 NUM_NAMED = 3
@@ -117,35 +117,26 @@ def check_records(run: RunFile, most: int | None) -> tuple[CheckedRecords, list[
         if records.by_split[split] and not problems:
             records.readable[split] = records.by_split[split]
     if is_selective and not results:
-        results += _select(run, records)
+        results += _change(records, lambda notify: for_training(run, records.by_split, notify))
     return records, results
-
-
-def _select(run: RunFile, records: CheckedRecords) -> list[Result]:
-    """Select the training records as the run does, and say which are left out."""
-    notes: list[str] = []
-    try:
-        records.by_split = for_training(run, records.by_split, notes.append)
-    except LookonceError as error:
-        return [_refused(error)]
-    return [Result("ok", "records", note) for note in notes]
 
 
 def check_context(run: RunFile, records: CheckedRecords, keys: Mapping[Path, str]) -> list[Result]:
     """Hold a fold out and give the records their contexts, as training does; `keys` are those of known images."""
-    notes: list[str] = []
     images = ImageIndex({**keys}, {})
+    held_out = _change(records, lambda notify: without_fold(run, records.by_split, images, notify))
+    return held_out + _change(records, lambda notify: with_contexts(run, records.by_split, images, notify))
+
+
+def _change(records: CheckedRecords, change: Callable[[Notify], dict[str, list[Record]]]) -> list[Result]:
+    """Change records as the run does, and say how; or why the run refuses to."""
+    notes: list[str] = []
     try:
-        records.by_split = without_fold(run, records.by_split, images, notes.append)
-        records.by_split = with_contexts(run, records.by_split, images, notes.append)
+        records.by_split = change(notes.append)
     except LookonceError as error:
-        return [_refused(error)]
+        value, _, do = str(error).partition("; ")
+        return [Result("error", "records", value, do)]
     return [Result("ok", "records", note) for note in notes]
-
-
-def _refused(error: LookonceError) -> Result:
-    value, _, do = str(error).partition("; ")
-    return Result("error", "records", value, do)
 
 
 def count_records(records: CheckedRecords, keys: Mapping[Path, str]) -> Iterator[Result]:
@@ -335,31 +326,19 @@ def _unusable(
 def _open_cache(run: RunFile, model: CheckedModel, found: CheckedImages) -> tuple[VisionCache | None, Result]:
     """The cache of the run if there is one, and what is to be said of it; notes the fingerprint if it is known."""
     root = run.cache.dir
-    manifests = sorted(root.glob(f"*/{MANIFEST}"))
-    if not manifests or model.model_folder is None or model.processor is None:
-        return None, Result("ok", "cache", f"there is none yet in {located(root)}" if not manifests else "not checked")
+    if not any(root.glob(f"*/{MANIFEST}")):
+        return None, Result("ok", "cache", f"there is none yet in {located(root)}")
+    if model.model_folder is None or model.processor is None:
+        return None, Result("ok", "cache", "not checked")
     try:
         found.fingerprint = fingerprint_of(source_of(run, is_local=True), root)
-        folder = root / found.fingerprint.folder_name
-        if not (folder / MANIFEST).exists():
-            return None, Result("ok", "cache", _mismatch(found.fingerprint, manifests, root))
-        cache = VisionCache.open(folder)
-        return cache, Result("ok", "cache", f"{count(len(cache), 'image')} in {folder}")
+        cache = find_cache(root, found.fingerprint)
     except LookonceError as error:
+        if found.fingerprint and not (root / found.fingerprint.folder_name / MANIFEST).exists():
+            head, *differences = str(error).splitlines()  # the last line is advice
+            return None, Result("ok", "cache", " ".join([head, *(line.strip() for line in differences[:-1])]))
         return None, Result("error", "cache", str(error), REPAIR_COMMAND)
-
-
-def _mismatch(wanted: Fingerprint, manifests: list[Path], root: Path) -> str:
-    """Which caches there are, and what tells the closest from the one that is needed."""
-    others = []
-    for manifest in manifests:
-        try:
-            others.append(wanted.differences(read_manifest(manifest.parent)))
-        except CacheError:  # damaged, or of another version
-            continue
-    names = [name for name, _, _ in min(others, key=len, default=[])]
-    differs = f"; the closest has another {listed(names, NUM_NAMED)}" if names else ""
-    return f"no cache in {located(root)} is of this model and these pixels{differs}"
+    return cache, Result("ok", "cache", f"{count(len(cache), 'image')} in {cache.folder}")
 
 
 def _by_plan(cache: VisionCache, paths: Iterable[Path], found: CheckedImages, unusable: dict[Path, str]) -> list[Path]:

@@ -32,7 +32,7 @@ from lookonce.commands.options import (
 )
 from lookonce.errors import UsageError
 from lookonce.settings import MAX_COUNT
-from lookonce.text import count, duration, json_text, shell
+from lookonce.text import count, json_text, shell
 
 
 @click.group()
@@ -201,9 +201,7 @@ def _show_progress(report: Any, as_json: bool) -> None:
             f"{report.num_quarantined:,} quarantined",
             f"{count(sum(worker.alive for worker in report.workers), 'worker')} alive",
         ]
-        if report.eta_s is not None:
-            parts += [f"{report.images_per_second:.1f} images/s", f"done in {duration(report.eta_s)}"]
-        say(", ".join(parts))
+        say(", ".join(filter(None, [*parts, report.pace()])))
 
 
 @cache.command("verify")

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from lookonce.cache.store.claims import Uses
+from lookonce.cache.store.claims import using
 from lookonce.claim_file import EXPIRY_S, IN_USE, FolderClaim, Process, holder, is_living, read_process_file
 from lookonce.disk_space import free_bytes
 from lookonce.errors import FolderInUse, RunFolderError
@@ -34,18 +34,22 @@ class RunClaim:
         self.folder, self._command, self._expiry_s = folder, command, expiry_s
         self._claim = self._unclaimed()
         self._is_new = False
-        self.use_cache = Uses(command, expiry_s)
-        """Claims a cache until this claim is released."""
+        self._caches = contextlib.ExitStack()
 
     def __enter__(self) -> RunClaim:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.use_cache.close()
+        self._caches.close()
         self._claim.__exit__()
         if self._is_new:
             with contextlib.suppress(OSError):  # not empty
                 self.folder.rmdir()
+
+    def use_cache(self, folder: Path) -> None:
+        """Use a cache, if there is one, until this claim is released; raises CacheError if another process owns it."""
+        if folder.is_dir():
+            self._caches.enter_context(using(folder, self._command, self._expiry_s))
 
     def take(self, patience_s: float = 0.0) -> None:
         """Claim the folder, which is made if it does not exist; waits up to `patience_s` while another process uses it.

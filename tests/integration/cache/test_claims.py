@@ -14,8 +14,9 @@ import psutil
 import pytest
 from support.processes import Preloaded, Process
 
-from lookonce.cache.store.claims import CLAIMS, Work, read_work
+from lookonce.cache.store.claims import CLAIMS, Work
 from lookonce.claim_file import Process as Worker
+from lookonce.claim_file import read_process_file
 
 EXPIRY_S = 60.0
 SHARD = "shard-00003"
@@ -41,7 +42,7 @@ RACER = """
 import json, os, sys, time
 from pathlib import Path
 from lookonce.cache.store.claims import Claims
-from lookonce.claim_file import Process
+from lookonce.claim_file import Process, read_process_file
 claims = Claims(Path("."), Process.this("racer"))
 
 def meet(place):
@@ -69,7 +70,7 @@ def test_of_many_workers_that_take_over_dead_claims_one_holds_each(tmp_path: Pat
     held_by = {racer.pid: json.loads(racer.out) for racer in racers}
     assert sorted(shard for held in held_by.values() for shard in held) == shards
     assert sum(map(bool, held_by.values())) > 1  # there was a race
-    found = {path.stem: read_work(path) for path in (tmp_path / CLAIMS).iterdir()}
+    found = {path.stem: read_process_file(path, Work) for path in (tmp_path / CLAIMS).iterdir()}
     holder_of = {shard: pid for pid, held in held_by.items() for shard in held}
     assert {shard: work and work.worker.pid for shard, work in found.items()} == holder_of
 
@@ -78,7 +79,7 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from lookonce.cache.store.claims import Claims
-from lookonce.claim_file import Process
+from lookonce.claim_file import Process, read_process_file
 claims = Claims(Path("."), Process.this("child"))
 assert claims.take(sys.argv[1], 1)
 Path("holds").touch()
@@ -104,7 +105,7 @@ def test_the_claim_of_a_killed_process_is_taken_at_once(take, holder: Process, c
         holder.wait()
     claim = take()
     assert claim and claim.is_held()
-    assert read_work(claim_file) == claim.work
+    assert read_process_file(claim_file, Work) == claim.work
 
 
 def test_a_stopped_process_keeps_its_claim_until_it_expires(take, holder: Process, claim_file: Path, backdate) -> None:

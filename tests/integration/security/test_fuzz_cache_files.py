@@ -5,17 +5,27 @@ Whoever can write a file of a cache can write its checksum too, so without it th
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from support.fuzzing import cases, mutations
 from support.small_caches import SmallCache
 
 from lookonce.cache.build.progress import index_from_plan
-from lookonce.cache.store.metadata import checksum_line, read_manifest, read_plan, read_quarantine, shard_name
+from lookonce.cache.store.fingerprint import Fingerprint
+from lookonce.cache.store.metadata import (
+    checksum_line,
+    read_manifest,
+    read_plan,
+    read_quarantine,
+    read_receipt,
+    shard_name,
+)
 from lookonce.cache.store.reader import Index, VisionCache
 from lookonce.errors import LookonceError
 
@@ -53,6 +63,35 @@ def test_damaged_receipts_are_read_or_refused(cache):
     assert cases.fuzz("receipts", WithChecksum(json.dumps(content).encode()), read, path).holds
 
 
+ENTRY = {"offset": -1, "size_bytes": 1, "num_tokens": 1, "grid_thw": [1, 1, 1], "xxh3_64": "0" * 16}
+RECEIPT = {
+    **{"shard": shard_name(0), "fingerprint": "", "size_bytes": 0, "header_bytes": 0, "header_xxh3_64": "", "host": ""},
+    **{"finished": 0, "seconds": 0, "images": {}, "failed": {}},
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "value"),
+    [
+        (f"receipts/{shard_name(0)}.json", RECEIPT | {"images": {f"{number:064x}": ENTRY for number in range(9)}}),
+        (f"receipts/{shard_name(0)}.json", RECEIPT | {"images": {f"{number}": ENTRY for number in range(9)}}),
+        (f"receipts/{shard_name(0)}.json", RECEIPT | {"failed": {f"{number}": {} for number in range(9)}}),
+        ("plan.json", {"shards": [{"name": 1}] * 9}),
+        ("plan.json", {"shards": [{"name": shard_name(0), "keys": [1] * 9, "num_tokens": [], "files": []}]}),
+        ("plan.json", {"shards": [{"name": shard_name(0), "keys": [], "num_tokens": [], "files": [[1] * 9]}]}),
+    ],
+)
+def test_a_file_of_many_mistakes_costs_no_more_than_its_first_one(tmp_path, file, value):
+    """A list of a million mistakes would take gigabytes."""
+    path, body = tmp_path / file, json.dumps(value).encode()[1:]
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(checksum_line(body).encode() + body)
+    with pytest.raises(LookonceError, match="is broken") as caught:
+        read_plan(tmp_path) if file == "plan.json" else read_receipt(tmp_path, shard_name(0))
+    assert isinstance(caught.value.__context__, ValidationError)
+    assert caught.value.__context__.error_count() <= 4  # the fields of one item
+
+
 PLAN = {
     "format_version": 2,
     "found_again": {"keys": ["a" * 64], "num_tokens": [1], "files": [["/data/b.png"]], "stamps": [[[3, 4]]]},
@@ -85,7 +124,7 @@ def test_no_plan_names_a_file_outside_the_cache(tmp_path):
     for name in ("../../../../tmp/x", "shard-1/../../x", "/tmp/x", "shard-00000\n", "shard-٠٠٠٠٠", "", "shard-00000.x"):
         body = json.dumps(PLAN | {"shards": [PLAN["shards"][0] | {"name": name}]}).encode()[1:]  # type: ignore[index]
         (tmp_path / "plan.json").write_bytes(checksum_line(body).encode() + body)
-        with pytest.raises(LookonceError, match="is not the name of a shard.*lookonce cache repair"):
+        with pytest.raises(LookonceError, match="shards.0.name: String should match pattern .*lookonce cache repair"):
             read_plan(tmp_path)
 
 
@@ -94,7 +133,10 @@ def test_damaged_manifests_are_read_or_refused(cache):
     value = json.loads(path.read_bytes())
 
     def make(random: Random) -> bytes:
-        return mutations.as_json(mutations.several(value, random), random)
+        changed = mutations.several(value, random)
+        with contextlib.suppress(Exception):
+            changed["sha256"] = Fingerprint.from_json(changed["fingerprint"]).sha256
+        return mutations.as_json(changed, random)
 
     assert cases.fuzz("manifest", make, lambda path: read_manifest(path.parent), path).holds
 

@@ -166,9 +166,10 @@ def test_quarantined_images_are_errors_with_their_reason(checked, make_run, copy
 
 def test_another_model_or_other_pixels_have_no_cache_and_what_differs_is_named(checked, built):
     found = checked("cache.max_pixels=20000", cache={"dir": str(built.folder.parent)})
-    assert "is of this model and these pixels; the closest has another image_processor.max_pixels" in (
-        found.one("cache").value
+    differs = (
+        f"fits this model and these pixels; {built.folder.name} differs in image_processor.max_pixels: this run 20000"
     )
+    assert differs in found.one("cache").value
 
 
 def test_a_full_disk_is_named_with_what_is_missing(checked, monkeypatch):

@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from lookonce.cache.maintenance.checks import regions
-from lookonce.cache.maintenance.verify import verify
+from lookonce.cache.maintenance.verify import regions, verify
 from lookonce.cache.store.metadata import finished_shards, read_receipt
 from lookonce.cache.store.shards import shard_path
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from lookonce.cache.store import claims
-from lookonce.cache.store.claims import Claims, read_work
-from lookonce.claim_file import Process, age, is_dead
+from lookonce.cache.store.claims import Claims, Work
+from lookonce.claim_file import Process, age, is_dead, read_process_file
 
 SHARD = "shard-00003"
 ME = Process.this("1/4")
@@ -25,7 +25,7 @@ def test_a_heartbeat_rewrites_the_claim_with_its_progress(tmp_path: Path, claim_
         claim.update("encoding", 4)
         backdate(claim_file, 100)
         wait_until(lambda: age(claim_file) < 1)
-        assert (found := read_work(claim_file)) and (found.phase, found.num_done) == ("encoding", 4)
+        assert (found := read_process_file(claim_file, Work)) and (found.phase, found.num_done) == ("encoding", 4)
         first = claim_file.stat().st_mtime_ns
         wait_until(lambda: claim_file.stat().st_mtime_ns > first)
 

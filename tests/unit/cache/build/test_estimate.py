@@ -12,8 +12,7 @@ import pytest
 from PIL import Image
 
 from lookonce.cache.build import estimate as module
-from lookonce.cache.build.estimate import Estimate, Pilot, estimate, histogram, tokens_of_busiest
-from lookonce.cache.store.metadata import PlannedImage, Shard
+from lookonce.cache.build.estimate import Estimate, Pilot, estimate
 from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.images import ImageIndex
 from lookonce.disk_space import check_room, with_margin
@@ -92,7 +91,7 @@ def test_images_that_cannot_be_encoded_need_no_bytes(site, images):
     more = site.index(*images.key_of, *(site.path / name for name in ("text.jpg", "stripe.png", "absent.jpg")))
     report = make_estimate(site, more)
     assert (report.num_files, report.num_images, report.num_unusable) == (9, 8, 1)
-    assert (report.num_bytes, report.histogram) == (before.num_bytes, before.histogram)
+    assert (report.num_bytes, report.max_tokens) == (before.num_bytes, before.max_tokens)
     site.build(more)
     assert (make_estimate(site, more).num_new_shards, make_estimate(site, more).num_done) == (0, 8)
 
@@ -107,39 +106,8 @@ def test_an_epoch_reads_an_image_for_each_question(site, images):
 def test_an_estimate_of_no_images_is_empty(site):
     report = make_estimate(site, ImageIndex({}, {}), load_tower=site.Tower, num_pilot=4)
     assert (report.num_images, report.mean_tokens, report.max_tokens, report.num_bytes) == (0, 0, 0, 0)
-    assert (report.histogram, report.pilot, report.build_seconds) == ([], None, None)
+    assert (report.pilot, report.build_seconds) == (None, None)
     assert "0 files, 0 distinct" in report.text()
-
-
-# The histogram.
-
-
-@pytest.mark.parametrize(
-    ("tokens", "expected"),
-    [
-        ([], []),
-        ([7], [(7, 7, 1)]),
-        ([7, 7, 7], [(7, 7, 3)]),
-        ([1, 3], [(1, 1, 1), (2, 2, 0), (3, 3, 1)]),
-        ([1, 8], [(n, n, int(n in (1, 8))) for n in range(1, 9)]),
-        ([1, 9], [(1, 2, 1), (3, 4, 0), (5, 6, 0), (7, 8, 0), (9, 9, 1)]),
-        ([10, 11, 12, 33], [(10, 12, 3), (13, 15, 0), (16, 18, 0), (19, 21, 0)]
-         + [(22, 24, 0), (25, 27, 0), (28, 30, 0), (31, 33, 1)]),
-    ],
-)  # fmt: skip
-def test_the_bins_of_a_histogram(tokens, expected):
-    assert histogram(tokens) == expected
-
-
-def test_bins_cover_all_tokens_once_without_gaps():
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        tokens = rng.integers(1, rng.integers(2, 3000), rng.integers(1, 50)).tolist()
-        bins = histogram(tokens)
-        assert len(bins) <= module.NUM_BINS
-        assert (bins[0][0], bins[-1][1]) == (min(tokens), max(tokens))
-        assert all(before[1] + 1 == after[0] for before, after in zip(bins, bins[1:], strict=False))
-        assert [sum(low <= number <= high for number in tokens) for low, high, _ in bins] == [n for *_, n in bins]
 
 
 # The pilot.
@@ -204,35 +172,6 @@ def test_times_are_those_of_the_pilot_scaled_by_tokens(site, images, monkeypatch
     assert make_estimate(site, images, [], site.Tower, num_pilot=2).break_even_epochs is None
 
 
-def shards_of(*tokens: int) -> list[Shard]:
-    return [Shard(f"{n}", (PlannedImage(f"{n}", number, ()),)) for n, number in enumerate(tokens)]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "num_workers", "busiest"),
-    [((), 4, 0), ((5,), 1, 5), ((5,), 4, 5), ((5, 5, 5), 2, 10), ((1, 1, 9, 1), 2, 10), ((3,) * 17, 16, 6)],
-)
-def test_a_shard_is_the_work_of_one_worker(tokens, num_workers, busiest):
-    assert tokens_of_busiest(shards_of(*tokens), num_workers) == busiest
-
-
-@pytest.mark.parametrize(
-    ("shard_bytes", "text"),
-    [
-        (10**12, "38.0 s with one worker like this; one shard is built by one worker"),
-        (
-            1,
-            "38.0 s with one worker like this, 13.0 s with 4, 12.5 s with 6, one shard each",
-        ),
-    ],
-)
-def test_no_more_workers_are_promised_than_there_are_shards(site, images, monkeypatch, shard_bytes, text):
-    """One shard of 3.4 s was said to take 0.2 s with 16 workers."""
-    monkeypatch.setattr(module, "run_pilot", lambda *_: Pilot(10, num_tokens=20, seconds=10.0, tower_seconds=4.0))
-    report = make_estimate(site, images, [], site.Tower, num_pilot=2, shard_bytes=shard_bytes)
-    assert f"  time      {text} (1.0 images/s in a pilot)" in report.text().splitlines()
-
-
 # The text of the report.
 
 
@@ -241,13 +180,13 @@ def test_the_text_of_an_estimate(site, images):
         make_estimate(site, images),
         num_files=7000,
         num_images=6500,
-        num_tokens=1_300_000,
         num_bytes=1_300_000_000,
         bytes_by_dtype={"bfloat16": 1_300_000_000, "fp8_e4m3": 650_000_000},
         missing_bytes=1_200_000_000,
         free_bytes=2 * 10**12,
         epoch_bytes=7 * 10**12,
-        histogram=[(4, 103, 100), (104, 203, 0), (204, 303, 6400)],
+        mean_tokens=200,
+        max_tokens=303,
     )
     assert report.text().splitlines() == [
         "  images    7,000 files, 6,500 distinct, 0 encoded already",
@@ -256,18 +195,10 @@ def test_the_text_of_an_estimate(site, images):
         "  to do     6 shards, 1.2 GB; 2.0 TB free there",
         "  an epoch  reads 7.0 TB if every question reads its image",
         f"  folder    {site.folder()}",
-        "",
-        "  images by tokens",
-        "    4-103  # 100",
-        "  104-203   0",
-        f"  204-303  {'#' * 40} 6,400",
     ]
-    times = {4: 18.0, 16: 4.5}
-    timed = replace(
-        report, pilot=Pilot(8, 2000, 4.0, 2.0), build_seconds=72.0, worker_seconds=times, break_even_epochs=0.125
-    )
+    timed = replace(report, pilot=Pilot(8, 2000, 4.0, 2.0), build_seconds=72.0, break_even_epochs=0.125)
     assert timed.text().splitlines()[5:7] == [
-        "  time      1 min 12 s with one worker like this, 18.0 s with 4, 4.5 s with 16 (2.0 images/s in a pilot)",
+        "  time      1 min 12 s with one worker like this (2.0 images/s in a pilot)",
         "  pays off  after 0.12 epochs",
     ]
     bad = replace(report, num_unusable=3)

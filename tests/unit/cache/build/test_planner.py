@@ -19,6 +19,7 @@ from lookonce.cache.store.metadata import (
     Receipt,
     plan_path,
     read_plan,
+    read_receipts,
     write_receipt,
 )
 from lookonce.datasets.images import ImageIndex
@@ -55,7 +56,7 @@ class Cache:
 
     def pending(self, names: str, former: str = "") -> list[str]:
         keys, others = ([name * 64 for name in letters] for letters in (names, former))
-        return letters(Plan(tuple(pending_shards(self.plan, Finished.read(self.folder), keys, others))))
+        return letters(Plan(tuple(pending_shards(self.plan, Finished.of(read_receipts(self.folder)), keys, others))))
 
     @property
     def plan(self) -> Plan:
@@ -275,7 +276,7 @@ def test_an_image_that_is_planned_again_from_an_index_of_the_plan_keeps_its_size
     index = index_from_plan(cache.plan, [Path(f"/{name}.jpg") for name in "abcd"])
     assert index
     again = progress.planned_images(index, site.processor)
-    new = new_shards(cache.plan, Finished.read(cache.folder), again, cache.fingerprint, cache.shard_bytes)
+    new = new_shards(cache.plan, Finished.of(read_receipts(cache.folder)), again, cache.fingerprint, cache.shard_bytes)
     assert letters(Plan(new)) == ["ab", "cd"]
     assert [image.num_tokens for shard in new for image in shard.images] == [5] * 4
 

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -13,10 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.cache.maintenance import checks
 from lookonce.cache.maintenance import verify as module
-from lookonce.cache.maintenance.checks import regions
-from lookonce.cache.maintenance.verify import verify
+from lookonce.cache.maintenance.verify import Reading, regions, verify
 from lookonce.cache.store.claims import CLAIMS
 from lookonce.cache.store.metadata import Receipt, finished_shards, read_receipt, receipt_path, to_text
 from lookonce.cache.store.shards import shard_path
@@ -176,12 +175,19 @@ def test_a_read_error_is_a_problem_like_others(folder, monkeypatch):
     assert (problem.shard, problem.image) == (name, regions_[1].key) and "Input/output error" in problem.what
 
 
-def test_a_slow_disk_is_read_by_threads_with_the_same_result(folder, monkeypatch, found):
-    shard_path(folder, "shard-00001").unlink()
-    expected = found(verify(folder, "quick"))
-    monkeypatch.setattr(checks, "SLOW_S", 0)
-    monkeypatch.setattr(checks, "NUM_TRIED", 1)
-    assert found(verify(folder, "quick")) == expected == [("shard-00001", "", "shard")]
+def test_after_a_failure_the_other_threads_end_at_their_next_block():
+    ended = threading.Barrier(2)
+    reading = Reading("read", None)
+
+    def read(number: int) -> None:
+        ended.wait()
+        if number == 0:
+            raise ZeroDivisionError
+        while True:
+            reading.count(memoryview(b""))
+
+    with pytest.raises(ZeroDivisionError):
+        list(reading.map(read, range(2)))
 
 
 def test_the_text_shows_the_first_problems_and_the_report_has_all(folder, monkeypatch):

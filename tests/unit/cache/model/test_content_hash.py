@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from lookonce.cache.format import read_header
 from lookonce.cache.store.fingerprint import hash_language_model
-from lookonce.cache.store.shards import read_header
 from lookonce.errors import ModelError
 
 WEIGHTS = "model.safetensors"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.cache.store.claims import Claims, Work, claimed_work, read_work
-from lookonce.claim_file import Process
+from lookonce.cache.store.claims import Claims, Work, claimed_work
+from lookonce.claim_file import Process, read_process_file
 
 EXPIRY_S = 60.0
 SHARD = "shard-00003"
@@ -63,7 +63,7 @@ def test_a_claim_names_worker_shard_and_progress(take, claim_file: Path, monkeyp
     assert claim
     claim.update("encoding", 3)
     claim.beat()
-    found = read_work(claim_file)
+    found = read_process_file(claim_file, Work)
     assert found == claim.work
     assert (found.shard, found.phase, found.num_done, found.num_images) == (SHARD, "encoding", 3, 5)
     assert (found.worker.name, found.worker.job, found.worker.pid) == ("4/16", "77_4 (restart 1)", os.getpid())
@@ -105,7 +105,7 @@ def test_a_worker_whose_claim_was_taken_over_notices_and_leaves_the_others_alone
     asleep.beat()
     assert claim_file.stat().st_mtime == 1  # it touches its own file, not the other's
     asleep.release()
-    assert other.is_held() and read_work(claim_file) == other.work
+    assert other.is_held() and read_process_file(claim_file, Work) == other.work
     other.release()
     assert not claim_file.exists()
 
@@ -168,7 +168,7 @@ def test_an_unreadable_claim_counts_until_it_expires(
 ) -> None:
     claim_file.parent.mkdir()
     claim_file.write_text(content)
-    assert read_work(claim_file) is None
+    assert read_process_file(claim_file, Work) is None
     assert take() is None
     [(work, _, alive)] = claimed_work(tmp_path, EXPIRY_S)
     assert (work.shard, work.worker.name, alive) == (SHARD, "unknown", True)
@@ -198,9 +198,9 @@ def test_a_claim_always_names_its_holder(take, claim_file: Path, monkeypatch: py
         real = getattr(os, name)
 
         def look(*args, real=real, **options):
-            seen.append(claim_file.exists() and read_work(claim_file) is None)
+            seen.append(claim_file.exists() and read_process_file(claim_file, Work) is None)
             result = real(*args, **options)
-            seen.append(claim_file.exists() and read_work(claim_file) is None)
+            seen.append(claim_file.exists() and read_process_file(claim_file, Work) is None)
             return result
 
         monkeypatch.setattr(os, name, look)

@@ -17,12 +17,10 @@ from lookonce.cache.store.claims import (
     SCRATCH_EXPIRY_S,
     Claim,
     Claims,
-    dead_claims,
+    leftovers,
     note_use,
     scratch_folders,
     sweep,
-    temporary_files,
-    unfinished_shards,
     use_path,
     uses,
 )
@@ -56,6 +54,10 @@ def claim(folder: Path, shard: str, worker: Process) -> Claim:
     return found
 
 
+def of_kind(kind: str, folder: Path) -> list[Path]:
+    return [path for path, found in leftovers(folder, EXPIRY_S) if found == kind]
+
+
 def write(path: Path, age_s: float = 0) -> Path:
     path.write_text("content")
     now = path.stat().st_mtime
@@ -82,7 +84,7 @@ def write(path: Path, age_s: float = 0) -> Path:
 def test_a_temporary_file_is_a_leftover_if_its_writer_is_dead(folder, gone, subfolder, writer, age_s, is_leftover):
     names = writer.replace("HOST", HOST).replace("GONE", str(gone)).replace("HERE", str(HERE))
     path = write(folder / subfolder / f"shard-00000.safetensors.tmp-{names}", age_s)
-    assert list(temporary_files(folder, EXPIRY_S)) == ([path] if is_leftover else [])
+    assert of_kind("temporary file", folder) == ([path] if is_leftover else [])
     sweep(folder, EXPIRY_S)
     assert path.exists() != is_leftover
 
@@ -93,14 +95,14 @@ def test_temporary_files_of_a_claimed_shard_are_kept(folder, gone):
         write(folder / "shards" / f"{shard}.safetensors.tmp-elsewhere-1-0a1b2c3d", EXPIRY_S + 5)
         for shard in ("shard-00001", "shard-00002")
     )
-    assert list(temporary_files(folder, EXPIRY_S)) == [stale]
+    assert of_kind("temporary file", folder) == [stale]
     held.release()
-    assert list(temporary_files(folder, EXPIRY_S)) == [mine, stale]
+    assert of_kind("temporary file", folder) == [mine, stale]
 
 
 def test_a_folder_is_not_a_temporary_file(folder, gone):
     (folder / f"lookonce-bench.tmp-{HOST}-{gone}-0a1b2c3d").mkdir()
-    assert list(temporary_files(folder, EXPIRY_S)) == []
+    assert of_kind("temporary file", folder) == []
 
 
 def test_dead_claims_are_removed_and_living_ones_are_not(folder):
@@ -109,7 +111,7 @@ def test_dead_claims_are_removed_and_living_ones_are_not(folder):
     )
     paths = [folder / "claims" / f"shard-0000{number}.json" for number in range(3)]
     os.utime(paths[2], (1, 1))
-    assert list(dead_claims(folder, EXPIRY_S)) == paths[1:]
+    assert of_kind("dead claim", folder) == paths[1:]
     sweep(folder, EXPIRY_S)
     assert list((folder / "claims").iterdir()) == paths[:1]
     for each in (living, dead, silent):
@@ -118,7 +120,7 @@ def test_dead_claims_are_removed_and_living_ones_are_not(folder):
 
 def test_a_dead_claim_that_was_taken_over_meanwhile_is_not_removed(folder, monkeypatch):
     living = claim(folder, "shard-00000", ME)
-    monkeypatch.setattr(claims, "dead_claims", lambda *_: [folder / "claims" / "shard-00000.json"])
+    monkeypatch.setattr(claims, "leftovers", lambda *_: [(folder / "claims" / "shard-00000.json", "dead claim")])
     sweep(folder, EXPIRY_S)
     assert living.is_held()
     living.release()
@@ -128,7 +130,7 @@ def test_shards_without_a_receipt_are_listed_unless_claimed_and_are_not_removed(
     paths = [write(folder / "shards" / f"shard-0000{number}.safetensors") for number in range(4)]
     write_receipt(folder, Receipt("shard-00000", "", 0, 0, "", "", 0.0, 0.0, {}))
     living, dead = claim(folder, "shard-00001", ME), claim(folder, "shard-00002", DEAD)
-    assert list(unfinished_shards(folder, EXPIRY_S)) == paths[2:]
+    assert of_kind("unfinished shard", folder) == paths[2:]
     sweep(folder, EXPIRY_S)
     assert all(path.exists() for path in paths)
     living.release()

@@ -14,12 +14,15 @@ from support.strategies import CHARACTERS
 
 from lookonce.cache.store.metadata import (
     MAX_IMAGES,
+    PLAN,
     Plan,
     PlannedImage,
     Shard,
+    checksum_line,
     cut,
     extend_plan,
     plan_path,
+    plan_text,
     read_plan,
     shard_name,
 )
@@ -117,12 +120,6 @@ def test_shards_are_cut_by_bytes(shard_bytes, num_shards):
 )
 def test_shard_names_have_at_least_five_digits(number, name):
     assert shard_name(number) == name
-
-
-@given(PLANS)
-def test_a_plan_is_the_same_after_a_round_trip_through_json(plan):
-    for shard in plan.shards:
-        assert Shard.from_json(json.loads(json.dumps(shard.to_json()))) == shard
 
 
 def test_a_shard_sums_up_its_images():
@@ -234,11 +231,14 @@ def test_a_damaged_plan_file_is_refused_by_name(tmp_path, plan_files, content, n
         read_plan(tmp_path)
 
 
-def test_a_plan_with_columns_of_different_lengths_is_refused():
-    value = Shard("shard-00000", tuple(images(3, 4))).to_json()
-    for column in ("keys", "num_tokens", "files"):
-        with pytest.raises(ValueError):
-            Shard.from_json(value | {column: value[column][:1]})
+def test_a_plan_with_columns_of_different_lengths_is_refused(tmp_path):
+    value = json.loads(plan_text([Shard("shard-00000", tuple(images(3, 4)))]))
+    [shard] = value["shards"]
+    for column in ("keys", "num_tokens", "files", "stamps"):
+        body = json.dumps({"shards": [shard | {column: shard[column][:1]}]})[1:]
+        (tmp_path / PLAN).write_text(checksum_line(body.encode()) + body)
+        with pytest.raises(CacheCorrupt, match="is broken"):
+            read_plan(tmp_path)
 
 
 def test_taken_names_are_not_used_again():

@@ -52,7 +52,9 @@ RECEIPT = Receipt(
 NUMBERS = st.integers(0, 2**63)
 FLOATS = st.floats(allow_nan=False)
 FLOAT_TUPLES = st.lists(FLOATS, max_size=4).map(tuple)
-ENTRIES = st.builds(Entry, NUMBERS, NUMBERS, NUMBERS, st.tuples(NUMBERS, NUMBERS, NUMBERS), TEXT, FLOAT_TUPLES)
+SIZES = st.integers(0, 2**32 - 1)
+CHECKSUMS = st.integers(0, 2**64 - 1).map("{:016x}".format)
+ENTRIES = st.builds(Entry, NUMBERS, NUMBERS, SIZES, st.tuples(SIZES, SIZES, SIZES), CHECKSUMS, FLOAT_TUPLES)
 RECEIPTS = st.builds(
     Receipt,
     *(st.just("shard-00007"), TEXT, NUMBERS, NUMBERS, TEXT, TEXT, FLOATS, FLOATS),
@@ -141,13 +143,13 @@ def test_every_flipped_bit_is_detected(tmp_path):
 )
 def test_a_damaged_receipt_is_refused_by_name(tmp_path, damage):
     path = put(tmp_path, RECEIPT.shard, damage(to_text(RECEIPT).encode()))
-    with pytest.raises(CacheCorrupt, match=f"^receipt {path} is damaged .wrong checksum.; run: {COMMAND}"):
+    with pytest.raises(CacheCorrupt, match=f"^{path} is damaged .wrong checksum.; run: {COMMAND}"):
         read_receipt(tmp_path, RECEIPT.shard)
 
 
 def test_a_receipt_under_another_shards_name_is_refused_with_both(tmp_path):
     path = put(tmp_path, "shard-00008", to_text(RECEIPT))
-    with pytest.raises(CacheCorrupt, match=f"^receipt {path} belongs to shard-00007; run: {COMMAND}"):
+    with pytest.raises(CacheCorrupt, match=f"^{path} belongs to shard-00007; run: {COMMAND}"):
         read_receipt(tmp_path, "shard-00008")
 
 

@@ -8,7 +8,6 @@ import itertools
 import os
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ import pytest
 from lookonce.cache.store import shards
 from lookonce.cache.store.metadata import has_receipt
 from lookonce.cache.store.reader import VisionCache
-from lookonce.cache.store.shards import remove_leftovers, shard_path
+from lookonce.cache.store.shards import MAX_UNWRITTEN, remove_leftovers, shard_path
 from lookonce.files import TEMPORARY_MARK
 
 
@@ -25,20 +24,6 @@ def umask() -> Iterator[None]:
     before = os.umask(0o022)
     yield
     os.umask(before)
-
-
-def test_features_may_change_once_their_writes_are_done(one_shard, tmp_path):
-    one_shard.write_manifest(tmp_path)
-    tensors = one_shard.random_tensors("float32")
-    before = {key: one_shard.bits(*tensors) for key, tensors in tensors.items()}
-    with one_shard.open_writer(tmp_path) as writer:
-        for write in writer.add(one_shard.stored(tensors)):
-            write.result()
-        for [features] in tensors.values():
-            features.zero_()
-        writer.commit()
-    cache = VisionCache.open(tmp_path)
-    assert {key: one_shard.bits(cache[key]) for key in before} == before
 
 
 @pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
@@ -154,8 +139,8 @@ def test_two_writers_of_one_shard_leave_one_receipt_that_matches_the_file(one_sh
     with contextlib.ExitStack() as stack:
         writers = {name: stack.enter_context(one_shard.open_writer(tmp_path)) for name in "AB"}
         for name, writer in writers.items():
-            for write in writer.add(one_shard.stored(tensors[name])):
-                write.result()
+            writer.add(one_shard.stored(tensors[name]))
+            writer.wait()
         threads = [threading.Thread(target=commit, args=(name,), name=name) for name in "AB"]
         for thread in threads:
             thread.start()
@@ -173,13 +158,12 @@ def fail_to_write(*_: object) -> int:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_failed_write_is_raised_by_the_next_add_and_leaves_nothing(one_shard, tmp_path, monkeypatch):
+def test_a_failed_write_is_raised_by_an_add_soon_after_and_leaves_nothing(one_shard, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "pwrite", fail_to_write)
     images = one_shard.stored(one_shard.random_tensors("float32"))
     with pytest.raises(OSError, match="No space left"), one_shard.open_writer(tmp_path) as writer:
-        for write in writer.add(images[:1]):
-            write.exception()
-        writer.add(images[1:])
+        for _ in range(MAX_UNWRITTEN + 1):
+            writer.add(images)
     assert one_shard.files(tmp_path) == []
 
 
@@ -191,27 +175,10 @@ def test_a_failed_write_is_raised_by_commit_at_the_latest_and_leaves_nothing(one
     assert one_shard.files(tmp_path) == []
 
 
-def test_a_write_that_fails_during_add_is_raised_later(one_shard, tmp_path):
-    class Failing(Future):
-        """Fails right after the first call of `done`."""
-
-        def done(self) -> bool:
-            was_done = super().done()
-            if not was_done:
-                self.set_exception(OSError(errno.ENOSPC, "No space left on device"))
-            return was_done
-
-    with one_shard.open_writer(tmp_path) as writer:
-        writer._waiting = [Failing()]
-        with pytest.raises(OSError, match="No space left"):
-            writer.add(one_shard.stored(one_shard.random_tensors("float32")))
-            writer.commit()
-
-
 def test_a_header_that_cannot_be_written_leaves_nothing(one_shard, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"), one_shard.open_writer(tmp_path) as writer:
-        for write in writer.add(one_shard.stored(one_shard.random_tensors("float32"))):
-            write.result()
+        writer.add(one_shard.stored(one_shard.random_tensors("float32")))
+        writer.wait()
         monkeypatch.setattr(os, "pwrite", fail_to_write)
         writer.commit()
     assert one_shard.files(tmp_path) == []

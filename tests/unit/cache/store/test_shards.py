@@ -11,10 +11,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from lookonce.cache.format import STORAGE, DtypeName, scales
+from lookonce.cache.format import STORAGE, DtypeName, read_header, scales
 from lookonce.cache.store.metadata import MAX_IMAGES, Failure, read_receipt, receipt_path
 from lookonce.cache.store.reader import VisionCache
-from lookonce.cache.store.shards import ALIGNMENT, ShardWriter, StoredImage, read_header, shard_path
+from lookonce.cache.store.shards import ALIGNMENT, ShardWriter, StoredImage, shard_path
 
 MAX_HEADER_BYTES = 100_000_000
 """The largest header that the safetensors library reads."""
