@@ -30,13 +30,12 @@ import xxhash
 from PIL import Image
 from tqdm import tqdm
 
-from lookonce.datasets.audit.corpus import inspect_images
 from lookonce.datasets.formats.image_references import suffix_of_format
 from lookonce.datasets.formats.registry import FormatName
-from lookonce.datasets.images import UNDECODABLE, bytes_key, index_images
+from lookonce.datasets.images import UNDECODABLE, bytes_key, index_images, inspect_images
 from lookonce.datasets.prepare.rows import PARTS, Row, split_by_image
 from lookonce.datasets.records import (
-    SUFFIXES,
+    FILE_TYPES,
     Collector,
     LeftOut,
     MalformedKind,
@@ -329,7 +328,7 @@ def check_paths(source: Path, target: Path, overwrite: bool) -> None:
         raise UsageError(f"no records file at {located(source)}: {folder_in_place(source)}")
     if not source.exists():
         raise UsageError(f"no records file at {located(source)}; name a JSONL, JSON, CSV or parquet file")
-    allowed = (".jsonl", *SUFFIXES)
+    allowed = (".jsonl", *FILE_TYPES)
     if target.suffix.lower() not in allowed:
         raise UsageError(f"{target}: the suffix decides the type of file to write; name one with {', '.join(allowed)}")
     if target.exists() and target.samefile(source):
@@ -440,7 +439,7 @@ def clean(
     images = inspect_images((image for record in records for image in record.images), decode=decode)
     kept, left_out = leave_out(records, {path: info.problem for path, info in images.items() if info.problem})
     check_not_among(target, set(images))
-    is_unchanged = kind_of_file(source) == SUFFIXES.get(target.suffix.lower(), "jsonl") == "jsonl"
+    is_unchanged = kind_of_file(source) == "jsonl" and target.suffix.lower() not in FILE_TYPES
     report = CleanReport(
         source,
         target,

@@ -26,9 +26,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lookonce.datasets.audit.corpus import Corpus, ImageInfo, distinct
+from lookonce.datasets.audit.corpus import Corpus
 from lookonce.datasets.formats.image_references import suffix_of_format
-from lookonce.datasets.images import bytes_key, read_many
+from lookonce.datasets.images import ImageInfo, bytes_key, distinct, read_many
 from lookonce.datasets.records import Record, by_kind, errors_name, write_records
 from lookonce.disk_space import check_room, disk_full
 from lookonce.errors import ImageError, RecordsError, UsageError

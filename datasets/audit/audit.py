@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from lookonce.datasets.archives import find_archive
-from lookonce.datasets.audit.corpus import Corpus, CorpusFile, ImageInfo, QuestionAnswer, list_questions
+from lookonce.datasets.audit.corpus import Corpus, CorpusFile, QuestionAnswer, list_questions
 from lookonce.datasets.audit.findings import (
     LEVELS,
     NUM_EXAMPLES,
@@ -37,7 +37,7 @@ from lookonce.datasets.audit.findings import (
     find_texts,
     findings_from,
 )
-from lookonce.datasets.images import Size, Trait
+from lookonce.datasets.images import ImageInfo, Size, Trait
 from lookonce.datasets.majority import Majority
 from lookonce.datasets.records import by_kind
 from lookonce.text import count, one_line, quoted, share, shown

@@ -26,9 +26,8 @@ be there.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -53,7 +52,6 @@ from lookonce.datasets.formats.record import (
     Record,
     Row,
     Turn,
-    answer_text,
     check_record,
     is_number,
     items,
@@ -95,59 +93,6 @@ def _add_message(messages: object) -> bool:
     return True
 
 
-Place = tuple[Any, Any]
-"""An object and one of its keys, or a list and one of its positions."""
-ASSISTANTS = ("assistant", "gpt")
-
-
-def coerce_answers(row: Row, kind: str) -> int:
-    """Replace the answers of a row of a kind of formats that are numbers or booleans; returns how many there were."""
-    numbers = [(holder, key) for holder, key in _answer_places(row, kind) if is_number(holder[key])]
-    for holder, key in numbers:
-        holder[key] = json.dumps(holder[key])
-    return len(numbers)
-
-
-def _answer_places(row: Row, kind: str) -> Iterator[Place]:
-    """Where the answers of a row are, also those that are not valid."""
-    if kind == "native":
-        yield from _native_places(row)
-    elif kind == "alpaca":
-        yield from _present(row, "output")
-        history = row.get("history")
-        pairs = history if isinstance(history, list) else []
-        yield from ((pair, 1) for pair in pairs if isinstance(pair, list) and len(pair) == 2)
-    else:
-        for message in _objects(row.get("conversations" if kind == "conversations" else "messages")):
-            if message.get("role", message.get("from")) in ASSISTANTS:
-                yield from _present(message, "content")
-                yield from _present(message, "value")
-                yield from (place for part in _objects(message.get("content")) for place in _present(part, "text"))
-
-
-def _native_places(row: Row) -> Iterator[Place]:
-    turns = _objects(row["turns"]) if "turns" in row else [row]
-    for turn in turns:
-        key = next((name for name in ANSWER_NAMES if name in turn), "answer")
-        answers = turn.get(key)
-        yield from (
-            ((answers, place) for place in range(len(answers))) if isinstance(answers, list) else _present(turn, key)
-        )
-    metadata = row.get("metadata") if "turns" in row else row
-    references = metadata.get("references") if isinstance(metadata, dict) else None
-    if isinstance(references, list):
-        yield from ((references, position) for position in range(len(references)))
-
-
-def _present(row: Row, key: str) -> Iterator[Place]:
-    if key in row:
-        yield row, key
-
-
-def _objects(value: Any) -> list[Row]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
 RANKS = {name: rank for rank, name in enumerate(IMAGE_NAMES)}
 """The first image column counts, and embedded bytes before names."""
 
@@ -165,9 +110,9 @@ def read_canonical(row: Row, finder: Finder, origin: str) -> Record:
         raise RecordsError(f"{origin}: `metadata` must be an object, got {kind(metadata)}")
     return Record(
         images=tuple(finder.find(name, origin) for name in items(row.get("images", []), "images", origin)),
-        turns=tuple(_turn(turn, origin) for turn in turns),
+        turns=tuple(_turn(turn, finder, origin) for turn in turns),
         system=None if system is None else text(system, "system", origin),
-        metadata=metadata or {},
+        metadata=_with_references(metadata or {}, finder, origin),
         origin=origin,
     )
 
@@ -185,10 +130,11 @@ def read_flat(row: Row, finder: Finder, origin: str) -> Record:
     named = [(isinstance(_listed(row[key])[0], str), RANKS[key], key) for key in row if key in RANKS and row[key]]
     key = min(named)[2] if named else None
     images = [finder.find(one, origin) for one in _listed(row[key])] if key else [_by_id(row, finder, origin)]
-    answer, references = _answers(row[given], given, origin)
-    turn = Turn(text(row[asked], asked, origin), answer_text(answer, given, origin))
-    metadata = {name: value for name, value in row.items() if name not in (key, asked, given)}
-    return Record(tuple(images), (turn,), metadata=references | metadata, origin=origin)
+    question = text(row[asked], asked, origin)
+    answer, references = _answers(row[given], given, finder, origin)
+    metadata = references | {name: value for name, value in row.items() if name not in (key, asked, given)}
+    metadata = _with_references(metadata, finder, origin)
+    return Record(tuple(images), (Turn(question, answer),), metadata=metadata, origin=origin)
 
 
 def first_of(row: Row, names: Sequence[str]) -> str | None:
@@ -213,15 +159,24 @@ def _by_id(row: Row, finder: Finder, origin: str) -> Path:
     raise RecordsError(f"{origin}: expected the key `{IMAGE_NAMES[0]}`, got {keys_of(row)}{hint}")
 
 
-def _answers(value: Any, key: str, origin: str) -> tuple[Any, dict[str, Any]]:
+def _answers(value: Any, key: str, finder: Finder, origin: str) -> tuple[str, dict[str, Any]]:
     """The answer to train on, and the references if there are several answers."""
     if not isinstance(value, list) or key == ANSWER_NAMES[0]:
-        return value, {}
-    answers = [answer_text(one, key, origin) for one in value]
+        return finder.answer(value, key, origin), {}
+    answers = [finder.answer(one, key, origin) for one in value]
     if not answers:
         raise RecordsError(f"{origin}: `{key}` must be text that is not empty, got an empty list")
     ordered = [answer for answer, _ in Counter(answers).most_common()]
     return ordered[0], {"references": ordered} if len(ordered) > 1 else {}
+
+
+def _with_references(metadata: dict[str, Any], finder: Finder, origin: str) -> dict[str, Any]:
+    """The metadata with the numbers among several correct answers as text, if they may be numbers."""
+    references = metadata.get("references")
+    if not (finder.coerce and isinstance(references, list)):
+        return metadata
+    texts = [finder.answer(one, "references", origin) if is_number(one) else one for one in references]
+    return metadata | {"references": texts}
 
 
 def write_flat(record: Record, images: list[str]) -> Row:
@@ -239,10 +194,10 @@ def write_flat(record: Record, images: list[str]) -> Row:
     return {"image_filename": images[0], **turn} | dict(record.metadata)
 
 
-def _turn(value: Any, origin: str) -> Turn:
+def _turn(value: Any, finder: Finder, origin: str) -> Turn:
     if not isinstance(value, dict) or value.keys() != {"question", "answer"}:
         raise RecordsError(f"{origin}: a turn must be an object with `question` and `answer`, got {kind(value)}")
-    return Turn(text(value["question"], "question", origin), answer_text(value["answer"], "answer", origin))
+    return Turn(text(value["question"], "question", origin), finder.answer(value["answer"], "answer", origin))
 
 
 FormatName = Literal["canonical", "flat", "llava", "sharegpt", "alpaca", "messages", "parts", "openai"]
@@ -331,14 +286,12 @@ def _format_of_messages(row: Row) -> FormatName:
 class Reader:
     """Reads the records of one file, which must all have formats of one kind."""
 
-    def __init__(
-        self, finder: Finder, format: FormatName | None = None, *, coerce: bool = False, unanswered: bool = False
-    ) -> None:
-        """Without `format`, the first record decides. `coerce` reads numbers and booleans as answers.
+    def __init__(self, finder: Finder, format: FormatName | None = None, *, unanswered: bool = False) -> None:
+        """Without `format`, the first record decides.
 
         With `unanswered` the last question of a record may lack its answer, which is then empty.
         """
-        self.finder, self.coerce, self.unanswered, self.num_coerced = finder, coerce, unanswered, 0
+        self.finder, self.unanswered = finder, unanswered
         self.format: FormatName | None = format
         """The format of the file; None until the first record is read, unless it was given."""
         self._given = format
@@ -368,8 +321,6 @@ class Reader:
 
     def _read_as(self, format: RecordFormat, value: Row, origin: str) -> Record:
         refuse_pixel_limits(value, f"{origin}: it has", ("min_pixels", "max_pixels"))
-        if self.coerce:
-            self.num_coerced += coerce_answers(value, format.kind)
         is_open = self.unanswered and add_placeholder(value, format.kind)
         record = read_row(format.name, value, self.finder, origin)
         if not is_open:

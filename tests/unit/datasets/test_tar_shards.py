@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from lookonce.datasets.audit.corpus import ImageInfo
 from lookonce.datasets.formats.image_references import suffix_of_format
+from lookonce.datasets.images import ImageInfo
 from lookonce.datasets.records import read_records
 from lookonce.datasets.tar_shards import TarShard, plan_tar_shards, tar_size, write_tar_shards
 
