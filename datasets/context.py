@@ -22,13 +22,12 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
-from lookonce.datasets.curriculum import DifferentValues, Keys, KeysOf, as_text, texts_of
+from lookonce.datasets.curriculum import DifferentValues, Keys, KeysOf, check_values, place_of
 from lookonce.datasets.formats.record import CONTROL_TOKEN, Context, Record, Turn, is_utf8
 from lookonce.datasets.text_files import read_jsonl
 from lookonce.errors import RecordsError
@@ -70,27 +69,13 @@ class ContextForm(Section):
             raise ValueError(f"must have {{answers}} and {{question}}, and nothing else in braces (got {text!r})")
         return text
 
-    @cached_property
-    def _numbers(self) -> dict[str, int]:
-        return {as_text(value): number for number, value in enumerate(self.order)}
-
     def stage_of(self, record: Record) -> int | None:
         """The number of a record's stage, from 0; None if it is in none, or in several."""
-        texts = texts_of(record, self.by)
-        return self._numbers.get(texts[0]) if len(texts) == 1 else None
+        return place_of(record, self.by, self.order)
 
     def check(self, records: Iterable[Record]) -> None:
         """Check that some record is in each stage; raises RecordsError."""
-        found = {text for record in records for text in texts_of(record, self.by)}
-        unknown = [text for text in self._numbers if text not in found]
-        if not found:
-            raise RecordsError(
-                f"`data.context`: no record has the field {self.by}; `data.stage_map` gives records a stage"
-            )
-        if unknown:
-            raise RecordsError(
-                f"`data.context`: no record has {self.by} {unknown[0]}; values are {listed(sorted(found), 10)}"
-            )
+        check_values(records, self.by, self.order, "data.context")
 
     def write(self, answers: Sequence[Turn], question: str) -> Context | None:
         """The context of a question; None without answers."""

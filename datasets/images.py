@@ -44,7 +44,7 @@ from lookonce.datasets.archives import by_archive, find_archive, leads_out, read
 from lookonce.datasets.parquet import MAX_IMAGE_BYTES
 from lookonce.datasets.records import Record
 from lookonce.errors import BadImage, ImageError
-from lookonce.text import count, nfc, shell
+from lookonce.text import count, first_few, nfc, shell
 from lookonce.threads import threaded_map
 
 Stamp = tuple[int, int, int]
@@ -426,10 +426,9 @@ def distinct(images: Mapping[Path, ImageInfo]) -> dict[str, ImageInfo]:
 
 
 def _none_usable(unusable: dict[Path, str], origin_of: dict[Path, str]) -> ImageError:
-    named = "\n".join(f"  {reason} ({origin_of[path]})" for path, reason in list(unusable.items())[:NUM_NAMED])
-    more = f"\n  and {len(unusable) - NUM_NAMED} more" if len(unusable) > NUM_NAMED else ""
+    named = "\n".join(first_few([f"{why} ({origin_of[path]})" for path, why in unusable.items()], NUM_NAMED))
     return ImageError(
-        f"no image can be read; {count(len(unusable), 'image')} tried:\n{named}{more}\n"
+        f"no image can be read; {count(len(unusable), 'image')} tried:\n{named}\n"
         "Check `data.image_root` in the run file; image paths are relative to it."
     )
 

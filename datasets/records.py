@@ -64,7 +64,7 @@ from lookonce.datasets.text_files import (
 )
 from lookonce.errors import RecordsError, UsageError, explain_os_error
 from lookonce.files import atomic_write
-from lookonce.text import count, listed, located
+from lookonce.text import count, first_few, listed, located
 
 __all__ = ["Context", "Record", "RecordsFile", "Turn", "format_of_file", "read_records", "write_records"]
 
@@ -379,10 +379,7 @@ class LeftOut:
 
     def lines(self) -> list[str]:
         """The first few images."""
-        rest = len(self.images) - NUM_NAMED
-        return [f"  {image.text()}" for image in self.images[:NUM_NAMED]] + (
-            [f"  and {rest:,} more"] if rest > 0 else []
-        )
+        return first_few([image.text() for image in self.images], NUM_NAMED)
 
 
 def leave_out(records: Iterable[Record], unusable: Mapping[Path, str]) -> tuple[list[Record], LeftOut]:

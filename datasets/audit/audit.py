@@ -91,23 +91,19 @@ class Leak:
         )
 
 
-def find_leaks(corpus: Corpus, questions: Iterable[QuestionAnswer]) -> list[Leak]:
+def find_leaks(corpus: Corpus, questions: Sequence[QuestionAnswer]) -> list[Leak]:
     """Return what every two files share, for those that share images."""
-    asked: dict[str, list[QuestionAnswer]] = defaultdict(list)
-    for one in questions:
-        asked[one.file].append(one)
-    names = {file.name: _names(corpus, file.name) for file in corpus.files}
+    asked = {file.name: [one for one in questions if one.file == file.name] for file in corpus.files}
+    names = {file.name: _names(corpus, file) for file in corpus.files}
     pairs = combinations(names, 2)
     return [_leak(pair, names, asked) for pair in pairs if names[pair[0]].keys() & names[pair[1]].keys()]
 
 
-def _names(corpus: Corpus, name: str) -> dict[str, set[str]]:
+def _names(corpus: Corpus, file: CorpusFile) -> dict[str, set[str]]:
     """Return the names that a file has for each of its images."""
     found: dict[str, set[str]] = defaultdict(set)
-    for file in corpus.files:
-        if file.name == name:
-            for image in {image for record in file.records for image in record.images}:
-                found[corpus.identity(image)].add(image.name)
+    for image in {image for record in file.records for image in record.images}:
+        found[corpus.identity(image)].add(image.name)
     return found
 
 
@@ -167,17 +163,8 @@ class Vocabulary:
     """The number of distinct answers."""
     top: tuple[tuple[str, int], ...]
     """The most frequent answers and how often each is given."""
-
-    @property
-    def majority(self) -> str:
-        return self.top[0][0]
-
-    @property
-    def majority_share(self) -> float:
-        return share(self.top[0][1], self.num_asked)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"majority": self.majority, "majority_share": self.majority_share}
+    majority: str
+    majority_share: float
 
 
 @dataclass(frozen=True)
@@ -188,35 +175,30 @@ class Baseline:
     scored_on: str
     num_questions: int
     num_right: int
-
-    @property
-    def exact_match(self) -> float:
-        return share(self.num_right, self.num_questions)
+    exact_match: float
 
     def text(self) -> str:
         learned = "itself" if self.learned_on == self.scored_on else self.learned_on
         asked = count(self.num_questions, "question")
         return f"{self.exact_match:.1%} of {asked} of {self.scored_on}, learned on {learned}"
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"exact_match": self.exact_match}
-
 
 def count_answers(questions: Iterable[QuestionAnswer]) -> dict[str, Counter[str]]:
     """Count how often each answer is given to each question."""
-    found: dict[str, Counter[str]] = {}
+    found: dict[str, Counter[str]] = defaultdict(Counter)
     for one in questions:
-        found.setdefault(one.question, Counter())[one.answer] += 1
+        found[one.question][one.answer] += 1
     return found
 
 
 def vocabularies(answers: Mapping[str, Counter[str]]) -> list[Vocabulary]:
     """List the answers of the questions asked most, most first."""
-    found = [
-        Vocabulary(question, counts.total(), len(counts), tuple(counts.most_common(NUM_TOP)))
-        for question, counts in answers.items()
-    ]
-    return sorted(found, key=lambda each: -each.num_asked)[:MAX_QUESTIONS]
+    found = []
+    for question, counts in sorted(answers.items(), key=lambda pair: -pair[1].total())[:MAX_QUESTIONS]:
+        top = tuple(counts.most_common(NUM_TOP))
+        majority, number = top[0]
+        found.append(Vocabulary(question, counts.total(), len(counts), top, majority, share(number, counts.total())))
+    return found
 
 
 def find_constants(answers: Mapping[str, Counter[str]]) -> list[Finding]:
@@ -237,19 +219,14 @@ def find_constants(answers: Mapping[str, Counter[str]]) -> list[Finding]:
 
 def baselines(files: Sequence[str], questions: Sequence[QuestionAnswer]) -> list[Baseline]:
     """Score the first file's most frequent answers on each other file, or on itself if it is the only one."""
-    asked: dict[str, list[QuestionAnswer]] = {file: [] for file in files}
-    for one in questions:
-        asked[one.file].append(one)
+    asked = {file: [one for one in questions if one.file == file] for file in files}
     majority = Majority(((one.question, one.answer) for one in asked[files[0]]), min_asked=1 if files[1:] else 2)
-    return [
-        Baseline(
-            files[0],
-            file,
-            len(asked[file]),
-            sum(majority.answer(one.question).strip() in map(str.strip, one.accepted) for one in asked[file]),
-        )
-        for file in files[1:] or files
-    ]
+    found = []
+    for file in files[1:] or files:
+        are_right = [majority.answer(one.question).strip() in map(str.strip, one.accepted) for one in asked[file]]
+        right, number = sum(are_right), len(are_right)
+        found.append(Baseline(files[0], file, number, right, share(right, number)))
+    return found
 
 
 NUM_KINDS = 10
@@ -331,8 +308,8 @@ class Audit:
             "num_distinct_questions": self.num_distinct_questions,
             "findings": [asdict(finding) for finding in self.findings],
             "leaks": [asdict(leak) for leak in self.leaks],
-            "baselines": [baseline.to_json() for baseline in self.baselines],
-            "questions": [vocabulary.to_json() for vocabulary in self.vocabulary],
+            "baselines": [asdict(baseline) for baseline in self.baselines],
+            "questions": [asdict(vocabulary) for vocabulary in self.vocabulary],
             "questions_per_image": {str(number): images for number, images in self.questions_per_image.items()},
             "image_sizes": [
                 {"width": width, "height": height, "images": images} for (width, height), images in self.sizes.items()

@@ -136,6 +136,13 @@ def listed(items: Sequence[str], most: int = 5) -> str:
     return ", ".join(items[:most]) + rest
 
 
+def first_few(lines: Sequence[str], most: int, what: str = "") -> list[str]:
+    """The first few of many lines, indented, and one that counts the others, which may be called `what`."""
+    rest = len(lines) - most
+    more = [f"  and {count(rest, what) if what else f'{rest:,} more'}"] if rest > 0 else []
+    return [*(f"  {line}" for line in lines[:most]), *more]
+
+
 def first_line(error: BaseException | None) -> str:
     """The first line of another library's error message, which may have dozens."""
     return next(iter(str(error).strip().splitlines()), repr(error))

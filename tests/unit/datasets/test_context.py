@@ -105,7 +105,7 @@ def test_an_answer_that_is_empty_or_cut_off_is_not_shown():
 def test_a_stage_that_no_record_is_in_is_refused():
     with pytest.raises(RecordsError, match="`data.context`: no record has stage 3; values are 1, 2$"):
         FORM.check([record(1, "a?"), record(2, "b?")])
-    with pytest.raises(RecordsError, match="no record has the field stage; `data.stage_map` gives records a stage"):
+    with pytest.raises(RecordsError, match="no record has the field stage; records have no metadata; `data.stage_map`"):
         FORM.check([Record((), (Turn("a?", "b"),))])
 
 

@@ -118,6 +118,13 @@ def test_tar_shards_of_tar_shards_are_the_same(shards: Path, tmp_path: Path):
     }
 
 
+def test_records_files_in_any_order_keep_their_names(sample: Path, tmp_path: Path):
+    write_tar_shards([sample / "val.jsonl", sample / "train.jsonl"], tmp_path / "tars", tar_bytes=TAR_BYTES)
+    for name in ("train.jsonl", "val.jsonl"):
+        asked = [[record.turns for record in read_records(folder / name)] for folder in (sample, tmp_path / "tars")]
+        assert asked[0] == asked[1]
+
+
 class Killed(BaseException):
     pass
 
