@@ -42,15 +42,8 @@ COLUMNS = ("origin", "images", "question", "turn", "predicted", "answer", "right
 
 def answered(asked: Asked, earlier: tuple[Turn, ...], turns: Turns, image_keys: Sequence[str], answer: Answer) -> Row:
     """The row of an answer; `earlier` are the turns before it in its prompt, answered as `turns` says."""
-    prediction = replace(
-        row_of(*asked, image_keys),
-        earlier=earlier,
-        earlier_answers=turns if earlier else None,
-        predicted=answer.text,
-        logprob=answer.logprob,
-        num_tokens=answer.num_tokens,
-        ended=answer.ended,
-    )
+    row = row_of(*asked, image_keys, answer)
+    prediction = replace(row, earlier=earlier, earlier_answers=turns if earlier else None)
     absent = {"majority"} if prediction.answer else {"majority", "answer", "right"}
     return {name: value for name, value in prediction.to_json().items() if name not in absent}
 

@@ -131,14 +131,16 @@ def find_other_forms(corpus: Corpus) -> list[Finding]:
             places[kind, text].append(origin)
     kinds = Counter(kind for (kind, _), some in places.items() for _ in some)
     records = {origin for some in places.values() for origin in some}
-    items = [{"text": text, "kind": kind, "count": len(some), "places": some} for (kind, text), some in places.items()]
-    ordered = sorted(items, key=lambda item: -item["count"])
+    most_first = sorted(places.items(), key=lambda pair: -len(pair[1]))
+    items: list[Item] = [
+        {"text": text, "kind": kind, "count": len(some), "places": some} for (kind, text), some in most_first
+    ]
     says = (
         f"{count(len(records), 'record')} with texts that are not in NFC, Unicode's usual form, such as accents apart "
         f"from their letters ({listed([count(number, kind) for kind, number in kinds.items()])}); they are compared in "
         "NFC, in which models write"
     )
-    return findings_from("not-nfc", "note", ordered, says, _place_example, count=len(records))
+    return findings_from("not-nfc", "note", items, says, _place_example, count=len(records))
 
 
 def _texts(corpus: Corpus) -> Iterator[tuple[str, str, str]]:
@@ -171,10 +173,10 @@ def _find(code: str, says: str, found: Iterable[tuple[str, str]]) -> list[Findin
     for text, origin in found:
         if text:
             places[text].append(origin)
-    items = [{"text": text, "count": len(some), "places": some} for text, some in places.items()]
-    ordered = sorted(items, key=lambda item: -len(places[str(item["text"])]))
+    most_first = sorted(places.items(), key=lambda pair: -len(pair[1]))
+    items: list[Item] = [{"text": text, "count": len(some), "places": some} for text, some in most_first]
     number = sum(map(len, places.values()))
-    return findings_from(code, "warning", ordered, f"{count(number, 'question')} {says}", _place_example, count=number)
+    return findings_from(code, "warning", items, f"{count(number, 'question')} {says}", _place_example, count=number)
 
 
 def _place_example(item: Item) -> str:

@@ -92,6 +92,11 @@ class Prediction:
     """Why the answer ended: `stop` at its end token, `length` at `eval.max_new_tokens`."""
 
     @property
+    def text(self) -> str:
+        """The model's answer, under the name that an `Answer` has for it."""
+        return self.predicted
+
+    @property
     def is_right(self) -> bool:
         return self.accepts(self.predicted)
 
