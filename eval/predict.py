@@ -188,7 +188,7 @@ def _rows(answerer: Answerer, asked: Sequence[Asked], images: ImageIndex, result
     answers = {number: result for number, result in sorted(results.items()) if isinstance(result, Answer)}
     turns = answerer.opened.run.eval.turns
     dialogues = (some for some in together(asked, turns) if answers.keys() >= {*some})
-    earlier = turns_before(asked, dialogues, answers, answerer.special_token_ids)
+    earlier = turns_before(asked, dialogues, answers, answerer.opened.chat_tokenizer.special_token_ids)
     keys = {number: [images.key_of[path] for path in asked[number][0].images] for number in answers}
     return [answered(asked[number], earlier[number], turns, keys[number], answer) for number, answer in answers.items()]
 

@@ -90,11 +90,10 @@ def difference_interval(values_Q: Vector, clusters: Clusters) -> Interval | None
 
 def _interval(ends: Callable[[Matrix, Matrix], Matrix], values_Q: Vector, clusters: Clusters) -> Interval | None:
     numbers_Q = np.unique(clusters, return_inverse=True)[1]
-    sums_C = np.bincount(numbers_Q, values_Q).astype(np.float64)
-    asked_C = np.bincount(numbers_Q).astype(np.float64)
-    if len(sums_C) < MIN_CLUSTERS:
+    sums_C2 = totals(np.stack([values_Q, np.ones(len(values_Q))], axis=1), numbers_Q)
+    if len(sums_C2) < MIN_CLUSTERS:
         return None
-    [[low], [high]] = ends(sums_C[:, None], asked_C[:, None]).tolist()
+    [[low], [high]] = ends(sums_C2[:, :1], sums_C2[:, 1:]).tolist()
     return Interval(low, high)
 
 

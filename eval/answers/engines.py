@@ -231,7 +231,7 @@ class SharedPrefixes(Engine):
         """
         left = deque(batches)
         while left:
-            parts = [self._parts(wave) for wave in left]
+            parts = [plan_waves(wave, self._chat.image_token_id, self.room) for wave in left]  # mostly one of each wave
             waves = [[wave[number] for number in part] for wave, some in zip(left, parts, strict=True) for part in some]
             answers = self.decoder_of(model).answers(waves)
             try:
@@ -244,20 +244,17 @@ class SharedPrefixes(Engine):
                 answers.close()
                 self._make_less_room(left[0], notify)
 
-    def _parts(self, wave: Sequence[Dialogue]) -> list[list[int]]:
-        """The numbers of the dialogues of a wave in parts that there is room for; mostly one."""
-        return plan_waves(wave, self._chat.image_token_id, self.room)
-
     def _make_less_room(self, wave: Sequence[Dialogue], notify: Notify) -> None:
         """Leave room for at most half of a wave from now on."""
-        if all(len(part) == 1 for part in self._parts(wave)):
+        if all(len(part) == 1 for part in plan_waves(wave, self._chat.image_token_id, self.room)):
             longest = max((dialogue.first for dialogue in wave), key=lambda example: example.num_tokens)
             raise TrainingError(
                 f"the GPU is out of memory for one question of {longest.num_tokens:,} tokens "
                 f"({longest.origin}); lower `eval.max_new_tokens` or use a larger GPU"
             ) from None
         groups = groups_of(wave, self._chat.image_token_id)
-        num_places = min(sum(self.room.places_of(group, wave) for group in groups), self.room.num_places) // 2
+        num_places = int(self.room.needed(sum(group.num_tokens for group in groups), wave)[0])
+        num_places = min(num_places, self.room.num_places) // 2
         notify(f"out of memory; answering {num_places:,} tokens at a time; set a lower `eval.tokens_per_wave`")
         self.room, self._decoder = replace(self.room, num_places=num_places), None
         torch.cuda.empty_cache()

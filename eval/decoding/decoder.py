@@ -40,7 +40,7 @@ from lookonce.eval.decoding.passes import (
     rows_of_block,
 )
 from lookonce.eval.decoding.waves import PADDING, Branches, Room, Spans, WaveLayout, state_rows
-from lookonce.train.data.batches import Batch, FeatureSource
+from lookonce.train.data.batches import FeatureSource
 from lookonce.train.data.packing import BLOCK
 from lookonce.train.data.tokenize import ChatTokenizer
 from lookonce.train.model.cuda_graphs import Capture, cuda_graph_capture
@@ -191,7 +191,8 @@ class Decoder:
             for layout, batches in ahead:
                 keys = self._buffer(len(layout.segments), layout.num_states)
                 with self._passes(keys):
-                    branches = self._begin(layout, batches)
+                    logits, positions = self._prompts.run(batches)
+                    branches = self._answering(logits, position=positions, **layout.starts(self.device))
                 yield layout, branches, keys
 
     def _finished(self, layout: WaveLayout, branches: Branches, keys: KeyValues) -> list[list[Grown]]:
@@ -212,7 +213,8 @@ class Decoder:
                 begun, spans = begun.subset(torch.from_numpy(goes_on).to(self.device)), spans.subset(goes_on)
                 follow_ups = [one for one in next_ones if one]
                 self._restore(begun, follow_ups, layout, keys)
-                branches = self._continued(begun, follow_ups, spans, segments, keys)
+                logits = self._follow_ups.run(begun, follow_ups, spans, segments, keys)
+                branches = self._answering(logits, **begun.ahead([one.end for one in follow_ups]))
 
     def _save(self, begun: Branches, layout: WaveLayout, keys: KeyValues) -> None:
         """Copy the states before the answers that others may follow."""
@@ -232,13 +234,6 @@ class Decoder:
             return None
         return FollowUp.of(dialogue, len(answers) - 1, self._answer(answers[-1]))
 
-    def _continued(
-        self, begun: Branches, follow_ups: Sequence[FollowUp], spans: Spans, segments: torch.Tensor, keys: KeyValues
-    ) -> Branches:
-        """Compute later questions; the branches have the first token of each answer."""
-        logits = self._follow_ups.run(begun, follow_ups, spans, segments, keys)
-        return self._answering(logits, **begun.ahead([one.end for one in follow_ups]))
-
     def _read(self, done: Sequence[Sequence[Grown]]) -> list[list[Answer]]:
         return [[self._answer(grown) for grown in some] for some in done]
 
@@ -247,11 +242,6 @@ class Decoder:
 
     def _passes(self, keys: KeyValues) -> AbstractContextManager[None]:
         return inference(self.model, self.dtype, keys, compiled=self._compiled)
-
-    def _begin(self, layout: WaveLayout, batches: Iterable[Batch]) -> Branches:
-        """Compute a wave's prompts; its branches have the first token of each answer."""
-        logits, positions = self._prompts.run(batches)
-        return self._answering(logits, position=positions, **layout.starts(self.device))
 
     def _answering(self, logits: torch.Tensor, **columns: torch.Tensor) -> Branches:
         return Branches.answering(logits, self.room.max_new_tokens, self.end_token_id, **columns)
@@ -312,23 +302,14 @@ class Talk:
         """Compute a later question."""
         follow_up = FollowUp.of(dialogue, len(self._answers) - 1, self._answers[-1])
         begun, states = self._state.begun, self._state.keys.states if follow_up.offset else self._state.states
-        state = self._with_places(int(begun.place) + follow_up.end + self._max_new_tokens)
-        state = replace(state, keys=state.keys.with_states(states.clone()))
+        state, num_places = self._state, int(begun.place) + follow_up.end + self._max_new_tokens
+        missing = num_places - len(state.segments)
+        num_more = max(missing, len(state.segments)) if missing > 0 else 0  # so it is copied seldom
+        segments = torch.cat([state.segments, begun.segment.expand(num_more)])
+        state = replace(state, keys=state.keys.changed(num_more, states.clone()), segments=segments)
         with inference(self._model, self._dtype, state.keys):
             logits = self._follow_ups.run(begun, [follow_up], state.spans, state.segments, state.keys)
             return self._answering(logits, **begun.ahead([follow_up.end])), state
-
-    def _with_places(self, num_places: int) -> _State:
-        """The state with at least `num_places` places; those that are new belong to the conversation."""
-        state = self._state
-        missing = num_places - len(state.segments)
-        if missing <= 0:
-            return state
-        more = state.begun.segment.expand(max(missing, len(state.segments)))
-        segments = torch.cat([state.segments, more])
-        keys = KeyValues(self._model, len(segments), self._dtype, state.keys.states)
-        keys.load(state.keys)
-        return replace(state, keys=keys, segments=segments)
 
     def _grown(self, branches: Branches, state: _State, on_token: OnToken) -> Answer:
         """Let the answer grow to its end."""

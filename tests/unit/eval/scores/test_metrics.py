@@ -70,8 +70,8 @@ def test_scores_are_shares_overall_and_by_question():
     assert evaluation.overall.num_questions == 4
     assert evaluation.overall.exact_match == 3 / 4
     assert evaluation.overall.majority == 2 / 4
-    assert evaluation.by_question["q"].exact_match == 2 / 3
-    assert evaluation.by_question["how many"].majority == 0
+    assert evaluation.groups["question"]["q"].exact_match == 2 / 3
+    assert evaluation.groups["question"]["how many"].majority == 0
     assert evaluation.to_json()["by_question"]["q"]["num_questions"] == 3
 
 
