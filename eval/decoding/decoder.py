@@ -202,7 +202,8 @@ class Decoder:
         with self._passes(keys):
             while True:
                 begun = replace(branches, place=branches.place.clone(), position=branches.position.clone())
-                self._save(begun, layout, keys)
+                saved = [one for one in begun.examples.tolist() if one in layout.copies] if layout.copies else []
+                keys.states.copy([*map(state_rows, saved)], [layout.copies[number] for number in saved])
                 for number, grown in self._growth.answers(branches, spans, segments, keys):
                     answers[number].append(grown)
                 numbers = begun.examples.tolist()
@@ -212,21 +213,11 @@ class Decoder:
                 goes_on = np.array([one is not None for one in next_ones])
                 begun, spans = begun.subset(torch.from_numpy(goes_on).to(self.device)), spans.subset(goes_on)
                 follow_ups = [one for one in next_ones if one]
-                self._restore(begun, follow_ups, layout, keys)
+                pairs = zip(begun.examples.tolist(), follow_ups, strict=True)
+                replaced = [number for number, follow_up in pairs if not follow_up.offset]  # answers by another text
+                keys.states.copy([layout.copies[number] for number in replaced], [*map(state_rows, replaced)])
                 logits = self._follow_ups.run(begun, follow_ups, spans, segments, keys)
                 branches = self._answering(logits, **begun.ahead([one.end for one in follow_ups]))
-
-    def _save(self, begun: Branches, layout: WaveLayout, keys: KeyValues) -> None:
-        """Copy the states before the answers that others may follow."""
-        if layout.copies:
-            numbers = [number for number in begun.examples.tolist() if number in layout.copies]
-            keys.states.copy([*map(state_rows, numbers)], [layout.copies[number] for number in numbers])
-
-    def _restore(self, begun: Branches, follow_ups: Sequence[FollowUp], layout: WaveLayout, keys: KeyValues) -> None:
-        """Take back the states of conversations in which an answer is replaced by another text."""
-        pairs = zip(begun.examples.tolist(), follow_ups, strict=True)
-        numbers = [number for number, follow_up in pairs if not follow_up.offset]
-        keys.states.copy([layout.copies[number] for number in numbers], [*map(state_rows, numbers)])
 
     def _follow_up(self, dialogue: Dialogue, answers: Sequence[Grown]) -> FollowUp | None:
         """What is asked after some answers; None if that was all."""
