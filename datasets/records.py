@@ -33,7 +33,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -188,6 +188,20 @@ class RecordsFile:
 def missing_file(path: Path) -> str:
     """What to say of a records file that does not exist."""
     return f"no records file at {located(path)}; check the path, or the `data` section of the run file"
+
+
+def check_target(target: Path, source: Path | None, suffixes: Sequence[str], *, overwrite: bool) -> None:
+    """Check that a file can be written which one of these suffixes names; `source` is the one that is read.
+
+    Raises:
+        UsageError: `target` has another suffix, is the same file, or exists.
+    """
+    if target.suffix.lower() not in suffixes:
+        raise UsageError(f"{target}: the suffix decides the type of file to write; name one with {', '.join(suffixes)}")
+    if source and target.exists() and source.exists() and target.samefile(source):
+        raise UsageError(f"{target} is also the file to read; name another file to write")
+    if target.exists() and not overwrite:
+        raise UsageError(f"{target} exists; name another file, or replace it with --overwrite")
 
 
 def write_records(

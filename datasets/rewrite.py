@@ -42,6 +42,7 @@ from lookonce.datasets.records import (
     Record,
     RecordsFile,
     by_kind,
+    check_target,
     format_of_file,
     leave_out,
     write_records,
@@ -323,13 +324,7 @@ def check_paths(source: Path, target: Path, overwrite: bool) -> None:
     if not source.exists() or source.is_dir():
         what = f": {folder_in_place(source)}" if source.is_dir() else "; name a JSONL, JSON, CSV or parquet file"
         raise UsageError(f"no records file at {located(source)}{what}")
-    allowed = (".jsonl", *FILE_TYPES)
-    if target.suffix.lower() not in allowed:
-        raise UsageError(f"{target}: the suffix decides the type of file to write; name one with {', '.join(allowed)}")
-    if target.exists() and target.samefile(source):
-        raise UsageError(f"{target} is also the file to read; name another file to write")
-    if target.exists() and not overwrite:
-        raise UsageError(f"{target} exists; name another file, or replace it with --overwrite")
+    check_target(target, source, (".jsonl", *FILE_TYPES), overwrite=overwrite)
 
 
 def check_not_among(target: Path, images: set[Path]) -> None:

@@ -24,10 +24,10 @@ from typing import Any
 from tqdm import tqdm
 
 from lookonce.datasets.images import ImageIndex, index_images
-from lookonce.datasets.records import Turn
+from lookonce.datasets.records import Turn, check_target
 from lookonce.datasets.text_files import as_cell, safe_cell
 from lookonce.environment import shorten
-from lookonce.errors import LookonceError, UsageError
+from lookonce.errors import LookonceError
 from lookonce.eval.answerer import Answerer, Results
 from lookonce.eval.answers.files import PartialAnswers
 from lookonce.eval.answers.questions import Asked, Turns, on_this_machine, row_of, together, turns_before
@@ -54,12 +54,7 @@ def check_output(path: Path, records: Path | None, *, overwrite: bool) -> None:
     Raises:
         UsageError: it exists, is the records file, or has another suffix.
     """
-    if path.suffix.lower() not in (".jsonl", ".csv"):
-        raise UsageError(f"{path}: the suffix decides the type of file to write; name one with .jsonl or .csv")
-    if records and path.exists() and records.exists() and path.samefile(records):
-        raise UsageError(f"{path} is also the file to read; name another file to write")
-    if path.exists() and not overwrite:
-        raise UsageError(f"{path} exists; name another file, or replace it with --overwrite")
+    check_target(path, records, (".jsonl", ".csv"), overwrite=overwrite)
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:

@@ -377,7 +377,7 @@ class Questions:
         special = self.opened.chat_tokenizer.special_token_ids
         earlier = turns_before(self.asked, self.dialogues.numbers, answers, special)
         numbers = range(len(answers))
-        return self._rows(self.asked, [earlier[one] for one in numbers], [answers[one] for one in numbers])
+        return self.rows(self.asked, [earlier[one] for one in numbers], [answers[one] for one in numbers])
 
     def again(self, before: Sequence[Prediction]) -> list[Prediction]:
         """Answers that were given before to these questions, with all else as it is in the records now."""
@@ -385,9 +385,9 @@ class Questions:
             (replace(record, context=Context(one.context) if one.context else None), turn)
             for (record, turn), one in zip(self.asked, before, strict=True)
         ]
-        return self._rows(asked, [row.earlier for row in before], before)
+        return self.rows(asked, [row.earlier for row in before], before)
 
-    def _rows(
+    def rows(
         self, asked: Sequence[Asked], earlier: Sequence[tuple[Turn, ...]], answers: Sequence[Answer | Prediction]
     ) -> list[Prediction]:
         """The rows of some questions with their answers, each with the turns before it in its prompt.

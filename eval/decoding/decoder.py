@@ -168,7 +168,7 @@ class Decoder:
         """
         done: list[list[Grown]] = []
         try:
-            for layout, branches, keys in self._begun(waves):
+            for layout, branches, keys in self.begun(waves):
                 if done:
                     yield self._read(done)
                 done = []
@@ -182,15 +182,15 @@ class Decoder:
 
     def first_tokens(self, waves: Iterable[Sequence[Dialogue]]) -> Iterator[torch.Tensor]:
         """The first token of each first answer, which is known when the prompts have been computed."""
-        for _, branches, _ in self._begun(waves):
+        for _, branches, _ in self.begun(waves):
             yield branches.token
 
-    def _begun(self, waves: Iterable[Sequence[Dialogue]]) -> Iterator[tuple[WaveLayout, Branches, KeyValues]]:
+    def begun(self, waves: Iterable[Sequence[Dialogue]]) -> Generator[tuple[WaveLayout, Branches, KeyValues]]:
         """Compute the first prompts of each wave."""
         with contextlib.closing(self._prompts.ahead(waves)) as ahead:
             for layout, batches in ahead:
                 keys = self._buffer(len(layout.segments), layout.num_states)
-                with self._passes(keys):
+                with self.passes(keys):
                     logits, positions = self._prompts.run(batches)
                     branches = self._answering(logits, position=positions, **layout.starts(self.device))
                 yield layout, branches, keys
@@ -199,7 +199,7 @@ class Decoder:
         """Let the answers of a wave grow to their end, question after question; in the order of its dialogues."""
         answers: list[list[Grown]] = [[] for _ in layout.dialogues]
         segments, spans = torch.from_numpy(layout.segments).to(self.device), layout.spans
-        with self._passes(keys):
+        with self.passes(keys):
             while True:
                 begun = replace(branches, place=branches.place.clone(), position=branches.position.clone())
                 saved = [one for one in begun.examples.tolist() if one in layout.copies] if layout.copies else []
@@ -216,22 +216,30 @@ class Decoder:
                 pairs = zip(begun.examples.tolist(), follow_ups, strict=True)
                 replaced = [number for number, follow_up in pairs if not follow_up.offset]  # answers by another text
                 keys.states.copy([layout.copies[number] for number in replaced], [*map(state_rows, replaced)])
-                logits = self._follow_ups.run(begun, follow_ups, spans, segments, keys)
-                branches = self._answering(logits, **begun.ahead([one.end for one in follow_ups]))
+                branches = self.continued(begun, follow_ups, spans, segments, keys)
 
     def _follow_up(self, dialogue: Dialogue, answers: Sequence[Grown]) -> FollowUp | None:
         """What is asked after some answers; None if that was all."""
         if len(answers) == dialogue.num_questions:
             return None
-        return FollowUp.of(dialogue, len(answers) - 1, self._answer(answers[-1]))
+        return FollowUp.of(dialogue, len(answers) - 1, self.answer_of(answers[-1]))
 
     def _read(self, done: Sequence[Sequence[Grown]]) -> list[list[Answer]]:
-        return [[self._answer(grown) for grown in some] for some in done]
+        return [[self.answer_of(grown) for grown in some] for some in done]
 
-    def _answer(self, grown: Grown) -> Answer:
+    def continued(
+        self, begun: Branches, follow_ups: Sequence[FollowUp], spans: Spans, segments: torch.Tensor, keys: KeyValues
+    ) -> Branches:
+        """Compute later questions; the branches have the first token of each answer."""
+        logits = self._follow_ups.run(begun, follow_ups, spans, segments, keys)
+        return self._answering(logits, **begun.ahead([one.end for one in follow_ups]))
+
+    def answer_of(self, grown: Grown) -> Answer:
+        """The answer of some tokens and their log-probabilities."""
         return Answer.of(*grown, self.chat.tokenizer)
 
-    def _passes(self, keys: KeyValues) -> AbstractContextManager[None]:
+    def passes(self, keys: KeyValues) -> AbstractContextManager[None]:
+        """Passes of the model, whose attention has these buffers."""
         return inference(self.model, self.dtype, keys, compiled=self._compiled)
 
     def _answering(self, logits: torch.Tensor, **columns: torch.Tensor) -> Branches:
@@ -259,9 +267,7 @@ class Talk:
 
     def __init__(self, model: Any, chat: ChatTokenizer, source: FeatureSource, room: Room, dtype: torch.dtype) -> None:
         """Passes run under autocast to `dtype`, unless that is float32. There may be more places than `room` has."""
-        self._model, self._tokenizer, self._dtype = model, chat.tokenizer, dtype
-        self._max_new_tokens, self._end_token_id = room.max_new_tokens, int(chat.tokenizer.eos_token_id)
-        self._prompts, self._follow_ups = Prompts(model, chat, source, room), FollowUps(model, by_rows=False)
+        self._decoder = Decoder(model, chat, source, room, dtype)
         self._answers: list[Answer] = []
 
     def answer(self, dialogue: Dialogue, on_token: OnToken) -> Answer:
@@ -279,44 +285,35 @@ class Talk:
 
     def _begun(self, dialogue: Dialogue) -> tuple[Branches, _State]:
         """Compute the first prompt."""
-        with contextlib.closing(self._prompts.ahead([[dialogue]])) as ahead:
-            layout, batches = next(ahead)
-            segments = torch.from_numpy(layout.segments).to(self._model.device)
-            states = States(self._model, layout.num_states, self._dtype)
-            keys = KeyValues(self._model, len(segments), self._dtype, states)
-            with inference(self._model, self._dtype, keys):
-                logits, position = self._prompts.run(batches)
-                branches = self._answering(logits, position=position, **layout.starts(segments.device))
-        return branches, _State(keys, segments, layout.spans, branches, states)
+        with contextlib.closing(self._decoder.begun([[dialogue]])) as begun:
+            layout, branches, keys = next(begun)
+        segments = torch.from_numpy(layout.segments).to(self._decoder.device)
+        return branches, _State(keys, segments, layout.spans, branches, keys.states)
 
     def _continued(self, dialogue: Dialogue) -> tuple[Branches, _State]:
         """Compute a later question."""
         follow_up = FollowUp.of(dialogue, len(self._answers) - 1, self._answers[-1])
         begun, states = self._state.begun, self._state.keys.states if follow_up.offset else self._state.states
-        state, num_places = self._state, int(begun.place) + follow_up.end + self._max_new_tokens
+        state, num_places = self._state, int(begun.place) + follow_up.end + self._decoder.room.max_new_tokens
         missing = num_places - len(state.segments)
         num_more = max(missing, len(state.segments)) if missing > 0 else 0  # so it is copied seldom
         segments = torch.cat([state.segments, begun.segment.expand(num_more)])
         state = replace(state, keys=state.keys.changed(num_more, states.clone()), segments=segments)
-        with inference(self._model, self._dtype, state.keys):
-            logits = self._follow_ups.run(begun, [follow_up], state.spans, state.segments, state.keys)
-            return self._answering(logits, **begun.ahead([follow_up.end])), state
+        with self._decoder.passes(state.keys):
+            return self._decoder.continued(begun, [follow_up], state.spans, segments, state.keys), state
 
     def _grown(self, branches: Branches, state: _State, on_token: OnToken) -> Answer:
         """Let the answer grow to its end."""
-        steps = DenseSteps(self._model, self._end_token_id, branches, state.segments)
-        with inference(self._model, self._dtype, state.keys):
-            for number in range(1, self._max_new_tokens):
+        steps = DenseSteps(self._decoder.model, self._decoder.end_token_id, branches, state.segments)
+        with self._decoder.passes(state.keys):
+            for number in range(1, self._decoder.room.max_new_tokens):
                 if branches.ended.item():
                     break
                 on_token(int(branches.token))
                 steps.run(number)
         if not branches.ended.item():
             on_token(int(branches.token))
-        return Answer.of(branches.tokens[0].tolist(), branches.logprobs[0].tolist(), self._tokenizer)
-
-    def _answering(self, logits: torch.Tensor, **columns: torch.Tensor) -> Branches:
-        return Branches.answering(logits, self._max_new_tokens, self._end_token_id, **columns)
+        return self._decoder.answer_of((branches.tokens[0].tolist(), branches.logprobs[0].tolist()))
 
 
 @dataclass(frozen=True)
