@@ -41,7 +41,7 @@ from lookonce.files import hash_file
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RECORD, RunFolder
 from lookonce.run.start_adapter import adapter_hash, folder_of
-from lookonce.text import count, listed, nfc, quoted, shell
+from lookonce.text import count, listed, nfc, quoted, shell, short_ends
 
 SEED = "train.seed"
 OF_TRAINING = {"records", "lessons", "context"}
@@ -101,12 +101,8 @@ def find_predictions(folder: RunFolder, split: str) -> Path:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """The shortest ends of the paths that tell them apart; a path that is there twice gets a number."""
-    parts = [_named_by(path.absolute()).parts for path in paths]
-    names = [part[-1] for part in parts]
-    for depth in range(2, max(map(len, parts)) + 1):
-        twice = {name for name, number in Counter(dict(zip(parts, names, strict=True)).values()).items() if number > 1}
-        names = ["/".join(part[-depth:]) if name in twice else name for part, name in zip(parts, names, strict=True)]
+    """Short names of runs, after their folders; a path that is there twice gets a number."""
+    names = short_ends([_named_by(path.absolute()) for path in paths])
     used = {*names}
     for number, name in enumerate(names):
         if name in names[:number]:

@@ -20,7 +20,7 @@ import xxhash
 from lookonce.datasets.images import ImageInfo, inspect_images
 from lookonce.datasets.records import Collector, Malformed, Record, RecordsFile
 from lookonce.errors import UsageError
-from lookonce.text import nfc
+from lookonce.text import nfc, short_ends
 
 TRAIN = "train"
 """The file whose name begins with this is the one that is trained on."""
@@ -86,7 +86,7 @@ class Corpus:
         if twice:
             raise UsageError(f"{twice[0]} is given twice; give each records file once")
         paths = sorted(paths, key=lambda path: not path.name.startswith(TRAIN))
-        names = short_names(paths)
+        names = short_ends(paths)
         files = [
             CorpusFile.read(name, path, image_root, coerce_answers=coerce_answers)
             for name, path in zip(names, paths, strict=True)
@@ -97,16 +97,6 @@ class Corpus:
     def identity(self, image: Path) -> str:
         """Return what identifies an image: its key, or its path if the image cannot be read."""
         return self.images[image].key or f"path:{image!s}"
-
-
-def short_names(paths: Sequence[Path]) -> list[str]:
-    """Return the last parts of each path, as many as tell it from the others."""
-    parts = [path.absolute().parts for path in paths]
-    for number in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(part[-number:]) for part in parts]
-        if len(set(names)) == len(names):
-            return names
-    return [str(path) for path in paths]
 
 
 class QuestionAnswer(NamedTuple):

@@ -182,19 +182,16 @@ class Generate(Engine):
         return [order[start : start + size] for start in range(0, len(order), size)]
 
     def stream(self, model: Any, batches: Sequence[Sequence[Dialogue]], notify: Notify = quiet) -> Iterator[Answers]:
+        run, tokenizer = self.opened.run, self.opened.chat_tokenizer.tokenizer
         for batch in batches:
             answers: Answers = [[] for _ in batch]
             while asked := [one for one, found in enumerate(answers) if len(found) < batch[one].num_questions]:
                 prompts = [batch[number].prompt(answers[number]) for number in asked]
-                for number, answer in zip(asked, self._answers(model, prompts), strict=True):
+                limits = run.eval.max_new_tokens, run.train.precision
+                given = greedy_answers(model, tokenizer, self.opened.row_collator(), prompts, *limits)
+                for number, answer in zip(asked, given, strict=True):
                     answers[number].append(answer)
             yield answers
-
-    def _answers(self, model: Any, prompts: Sequence[Example]) -> list[Answer]:
-        run, tokenizer = self.opened.run, self.opened.chat_tokenizer.tokenizer
-        longest = run.eval.max_new_tokens
-        collator = self.opened.row_collator()
-        return greedy_answers(model, tokenizer, collator, prompts, longest, run.train.precision)
 
 
 class SharedPrefixes(Engine):

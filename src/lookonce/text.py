@@ -9,6 +9,7 @@ import shlex
 import shutil
 import sys
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,16 @@ def in_yaml(text: object) -> str:
 def located(path: Path) -> str:
     """A path in full, and what it is relative to: "/data/a.jsonl (a.jsonl is relative to the working directory)"."""
     return str(path) if path.is_absolute() else f"{path.absolute()} ({path} is relative to the working directory)"
+
+
+def short_ends(paths: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that tell them apart, where they differ."""
+    parts = [path.absolute().parts for path in paths]
+    names = [part[-1] for part in parts]
+    for depth in range(2, max(map(len, parts)) + 1):
+        twice = {name for name, number in Counter(dict(zip(parts, names, strict=True)).values()).items() if number > 1}
+        names = ["/".join(part[-depth:]) if name in twice else name for part, name in zip(parts, names, strict=True)]
+    return names
 
 
 def share(part: int, whole: int) -> float:

@@ -15,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookonce.cli import main
-from lookonce.datasets.audit.corpus import Corpus, short_names
+from lookonce.datasets.audit.corpus import Corpus
 from lookonce.datasets.audit.report import to_text
 from lookonce.datasets.majority import Majority
 from lookonce.datasets.records import Turn, read_records
 from lookonce.errors import UsageError
+from lookonce.text import short_ends
 
 Row = tuple[str, str, str]
 """Image, question, answer."""
@@ -274,7 +275,7 @@ def test_a_file_given_twice_is_refused(folder, write):
     ],
 )
 def test_short_names_are_as_short_as_tells_files_apart(paths, names):
-    assert short_names([Path(path) for path in paths]) == names
+    assert short_ends([Path(path) for path in paths]) == names
 
 
 @pytest.mark.parametrize(
