@@ -15,7 +15,7 @@ compared with its key before it is encoded anyway. The cost is one `stat` per fi
 
 Images are single files or members of archives (archives.py). One that cannot be read does not stop the others: it is
 listed with the reason. It is an error only if none can be read, since then the image root is wrong. Only the bytes of a
-few files, and of one member per archive, are in memory.
+few files, and of a few members of each archive, are in memory.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -159,13 +159,6 @@ STATE_ROWS = "state_rows"
 """The row of each question's state."""
 
 
-class PackOfWave(NamedTuple):
-    """A pack of a wave, by its number."""
-
-    layout: WaveLayout
-    number: int
-
-
 class Prompts:
     """Computes the prompts of waves with a model, whose attention writes keys and values to their places."""
 
@@ -184,10 +177,10 @@ class Prompts:
         """The layout of each wave, and the model's inputs for its packs."""
         layouts: deque[WaveLayout] = deque()
 
-        def packs() -> Iterator[list[PackOfWave]]:
+        def packs() -> Iterator[list[tuple[WaveLayout, int]]]:
             for wave in waves:
                 layouts.append(WaveLayout.of(wave, self._image_token_id, self._room))
-                yield [PackOfWave(layouts[-1], number) for number in range(len(layouts[-1].packs))]
+                yield [(layouts[-1], number) for number in range(len(layouts[-1].packs))]
 
         with contextlib.closing(Prefetcher(packs(), self._make, self._device, NUM_AHEAD)) as prefetcher:
             while (first := next(batches := prefetcher.step(), None)) is not None:
@@ -215,7 +208,8 @@ class Prompts:
             self._longest = padded_length(max(length, self._room.tokens_per_pack))
             self._mask = PackMask(self._longest, self._device, flex=self._flex)
 
-    def _make(self, pack_of_wave: PackOfWave) -> Batch:
+    def _make(self, pack_of_wave: tuple[WaveLayout, int]) -> Batch:
+        """The inputs of a pack of a wave, by its number."""
         layout, number = pack_of_wave
         prompts = [dialogue.first for dialogue in layout.dialogues]
         pack, of_pack = layout.packs[number], layout.of_packs[number]
