@@ -140,12 +140,11 @@ class RecordsFile:
         """Without an expected format it is that of the first record, once that was read."""
         self.left_out_columns: tuple[str, ...] = ()
         """The columns of bytes that are not read, such as masks; known once reading has begun."""
-        self._new_finder = partial(Finder, path, image_root, keep, coerce=coerce_answers)
-        self._new_reader = partial(Reader, format=format, unanswered=unanswered)
-        self._broken = broken
+        self._new_finder = partial(Finder, path, image_root, keep, coerce=coerce_answers, unanswered=unanswered)
+        self._expected_format, self._broken = format, broken
 
     def __iter__(self) -> Iterator[Record]:
-        reader, self._is_empty = self._new_reader(self._new_finder()), True
+        reader, self._is_empty = Reader(self._new_finder(), self._expected_format), True
         for origin, value in self._values():
             self._is_empty = False
             try:

@@ -174,13 +174,14 @@ def _to_turns(
         _check_role(message.role, number, is_question=(number - first_number) % 2 == 0, origin=origin)
     if not messages:
         raise RecordsError(f"{origin}: it has no messages; expected at least one question and answer")
-    if len(messages) % 2:
+    is_open = len(messages) % 2 == 1
+    if is_open and not finder.is_open(None):
         raise RecordsError(f"{origin}: the last question has no answer; training needs one")
-    pairs = zip(messages[::2], messages[1::2], strict=True)
-    return system, tuple(
+    turns = [
         Turn(text(user.content, "question", origin), finder.answer(assistant.content, "answer", origin))
-        for user, assistant in pairs
-    )
+        for user, assistant in zip(messages[::2], messages[1::2], strict=False)
+    ]
+    return system, (*turns, *([Turn(text(messages[-1].content, "question", origin), "")] if is_open else []))
 
 
 def _check_role(role: str, number: int, is_question: bool, origin: str) -> None:
@@ -352,12 +353,13 @@ def _messages(system: str | None, turns: Sequence[Turn]) -> list[Row]:
 def read_alpaca(row: Row, finder: Finder, origin: str) -> Record:
     """Read a record in LLaMA-Factory's Alpaca format."""
     instruction = text(need(row, "instruction", origin), "instruction", origin)
-    output = finder.answer(need(row, "output", origin), "output", origin)
+    is_open = finder.is_open(need(row, "output", origin))
+    output = "" if is_open else finder.answer(row["output"], "output", origin)
     more = optional_text(row.get("input"), "input", origin)
     turns = [_pair(pair, finder, origin) for pair in items(row.get("history") or [], "history", origin)]
     turns.append(Turn(instruction if more is None else f"{instruction}\n{more}", output))
-    keys = ("instruction", "input", "output", "history")
-    return to_record(row, keys, to_messages(None, turns), image_references(row, origin), finder, origin)
+    keys, messages = ("instruction", "input", "output", "history"), to_messages(None, turns)
+    return to_record(row, keys, messages[: -1 if is_open else None], image_references(row, origin), finder, origin)
 
 
 def _pair(value: Any, finder: Finder, origin: str) -> Turn:

@@ -112,12 +112,22 @@ class ImagePath(PosixPath):
 class Finder:
     """What a records file refers to: the paths of images, and answers as text."""
 
-    def __init__(self, file: Path, image_root: Path | None, keep: Keep | None = None, *, coerce: bool = False) -> None:
+    def __init__(
+        self,
+        file: Path,
+        image_root: Path | None,
+        keep: Keep | None = None,
+        *,
+        coerce: bool = False,
+        unanswered: bool = False,
+    ) -> None:
         """`image_root` confines all paths; by default relative ones begin at the file's folder. `keep` stores bytes.
 
-        `coerce` reads numbers and booleans as answers, and `num_coerced` counts them.
+        `coerce` reads numbers and booleans as answers, and `num_coerced` counts them. With `unanswered` the last
+        question of a record may lack its answer.
         """
         self.file, self.keep, self.coerce, self.num_coerced = file, keep, coerce, 0
+        self._unanswered = unanswered
         self._anchor = os.path.abspath(file.parent if image_root is None else image_root)
         self._inside = os.path.join(self._anchor, "")
         self._is_fenced = image_root is not None
@@ -144,6 +154,10 @@ class Finder:
             return self._keep(_data_of_base64(name, origin), origin)
         found = self._known[name] = self._path(_local(name, origin))
         return found
+
+    def is_open(self, value: Any) -> bool:
+        """Whether this stands for the answer to the last question of a record, and may be missing."""
+        return self._unanswered and value in (None, "", [])
 
     def answer(self, value: Any, key: str, origin: str) -> str:
         """An answer as text: a number or a boolean in that of JSON, if it may be one.

@@ -19,16 +19,15 @@ Answers are text, because a model learns and is scored on text: 2 and 2.0 are di
 boolean is an error, unless the user asks to read it as text. The text is that of JSON: `true`, `false`, and for a
 number the shortest one that reads back as the same number. NaN and null are missing values and stay errors.
 
-The readers know records with answers only. Where the answer to the last question may be unknown, the row gets a
-placeholder for it before it is read, which is removed from the record. Earlier answers are part of the prompt and must
-be there.
+Where the answer to the last question of a record may be unknown (`Finder.is_open`), it is empty. Earlier answers are
+part of the prompt and must be there.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -65,34 +64,6 @@ from lookonce.datasets.formats.record import (
 from lookonce.datasets.text_files import records_inside
 from lookonce.errors import RecordsError
 
-PLACEHOLDER = "unknown"
-
-
-def add_placeholder(row: Row, kind: str) -> bool:
-    """Give a row of a kind of formats an answer to its last question; False if it has one, or has no question."""
-    if kind in ("conversations", "messages"):
-        return _add_message(row.get(kind))
-    turns = row.get("turns", [row])
-    last = turns[-1] if isinstance(turns, list) and turns else None
-    if not isinstance(last, dict):
-        return False
-    key = "output" if kind == "alpaca" else next((name for name in ANSWER_NAMES if name in last), "answer")
-    if last.get(key) not in (None, "", []):
-        return False
-    last[key] = PLACEHOLDER
-    return True
-
-
-def _add_message(messages: object) -> bool:
-    last = messages[-1] if isinstance(messages, list) and messages else None
-    if not isinstance(last, dict) or last.get("role", last.get("from")) not in ("user", "human"):
-        return False
-    assert isinstance(messages, list)
-    names = ("role", "content", "assistant") if "role" in last else ("from", "value", "gpt")
-    messages.append({names[0]: names[2], names[1]: PLACEHOLDER})
-    return True
-
-
 RANKS = {name: rank for rank, name in enumerate(IMAGE_NAMES)}
 """The first image column counts, and embedded bytes before names."""
 
@@ -110,7 +81,7 @@ def read_canonical(row: Row, finder: Finder, origin: str) -> Record:
         raise RecordsError(f"{origin}: `metadata` must be an object, got {kind(metadata)}")
     return Record(
         images=tuple(finder.find(name, origin) for name in items(row.get("images", []), "images", origin)),
-        turns=tuple(_turn(turn, finder, origin) for turn in turns),
+        turns=tuple(_turn(turn, finder, origin, is_last=turn is turns[-1]) for turn in turns),
         system=None if system is None else text(system, "system", origin),
         metadata=_with_references(metadata or {}, finder, origin),
         origin=origin,
@@ -126,12 +97,13 @@ def write_canonical(record: Record, images: list[str]) -> Row:
 def read_flat(row: Row, finder: Finder, origin: str) -> Record:
     """Read a record of one question about one image, or about a list of them."""
     asked = first_of(row, QUESTION_NAMES) or need(row, QUESTION_NAMES[0], origin)
-    given = first_of(row, ANSWER_NAMES) or need(row, ANSWER_NAMES[0], origin)
+    given = first_of(row, ANSWER_NAMES) or ANSWER_NAMES[0]
     named = [(isinstance(_listed(row[key])[0], str), RANKS[key], key) for key in row if key in RANKS and row[key]]
     key = min(named)[2] if named else None
     images = [finder.find(one, origin) for one in _listed(row[key])] if key else [_by_id(row, finder, origin)]
     question = text(row[asked], asked, origin)
-    answer, references = _answers(row[given], given, finder, origin)
+    is_open = finder.is_open(row.get(given))
+    answer, references = ("", {}) if is_open else _answers(need(row, given, origin), given, finder, origin)
     metadata = references | {name: value for name, value in row.items() if name not in (key, asked, given)}
     metadata = _with_references(metadata, finder, origin)
     return Record(tuple(images), (Turn(question, answer),), metadata=metadata, origin=origin)
@@ -194,10 +166,12 @@ def write_flat(record: Record, images: list[str]) -> Row:
     return {"image_filename": images[0], **turn} | dict(record.metadata)
 
 
-def _turn(value: Any, finder: Finder, origin: str) -> Turn:
-    if not isinstance(value, dict) or value.keys() != {"question", "answer"}:
+def _turn(value: Any, finder: Finder, origin: str, *, is_last: bool) -> Turn:
+    is_open = is_last and isinstance(value, dict) and finder.is_open(value.get("answer"))
+    if not isinstance(value, dict) or value.keys() | ({"answer"} if is_open else set()) != {"question", "answer"}:
         raise RecordsError(f"{origin}: a turn must be an object with `question` and `answer`, got {kind(value)}")
-    return Turn(text(value["question"], "question", origin), finder.answer(value["answer"], "answer", origin))
+    question = text(value["question"], "question", origin)
+    return Turn(question, "" if is_open else finder.answer(value["answer"], "answer", origin))
 
 
 FormatName = Literal["canonical", "flat", "llava", "sharegpt", "alpaca", "messages", "parts", "openai"]
@@ -286,12 +260,9 @@ def _format_of_messages(row: Row) -> FormatName:
 class Reader:
     """Reads the records of one file, which must all have formats of one kind."""
 
-    def __init__(self, finder: Finder, format: FormatName | None = None, *, unanswered: bool = False) -> None:
-        """Without `format`, the first record decides.
-
-        With `unanswered` the last question of a record may lack its answer, which is then empty.
-        """
-        self.finder, self.unanswered = finder, unanswered
+    def __init__(self, finder: Finder, format: FormatName | None = None) -> None:
+        """Without `format`, the first record decides."""
+        self.finder = finder
         self.format: FormatName | None = format
         """The format of the file; None until the first record is read, unless it was given."""
         self._given = format
@@ -304,9 +275,7 @@ class Reader:
         """
         if not isinstance(value, dict):
             raise RecordsError(f"{origin}: expected a JSON object, got {kind(value)}")
-        if self._given is not None:
-            return self._read_as(FORMATS[self._given], value, origin)
-        found = format_of(value)
+        found = self._given or format_of(value)
         self.format = self.format or found
         if found is None or self.format is None:
             inner = records_inside(value)
@@ -317,16 +286,8 @@ class Reader:
                 f"{origin}: expected a record in the format {self.format}, like the first one, got the format "
                 f"{found}; keep them in two files"
             )
-        return self._read_as(FORMATS[found], value, origin)
-
-    def _read_as(self, format: RecordFormat, value: Row, origin: str) -> Record:
         refuse_pixel_limits(value, f"{origin}: it has", ("min_pixels", "max_pixels"))
-        is_open = self.unanswered and add_placeholder(value, format.kind)
-        record = read_row(format.name, value, self.finder, origin)
-        if not is_open:
-            return record
-        *others, last = record.turns
-        return replace(record, turns=(*others, Turn(last.question, "")))
+        return read_row(found, value, self.finder, origin)
 
     def _expected(self, value: Row) -> str:
         if self.format is None or FORMATS[self.format].kind == "native":
