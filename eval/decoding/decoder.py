@@ -43,7 +43,7 @@ from lookonce.eval.decoding.waves import PADDING, Branches, Room, Spans, WaveLay
 from lookonce.train.data.batches import FeatureSource
 from lookonce.train.data.packing import BLOCK
 from lookonce.train.data.tokenize import ChatTokenizer
-from lookonce.train.model.cuda_graphs import Capture, cuda_graph_capture
+from lookonce.train.model.cuda_graphs import cuda_graph_capture
 from lookonce.train.model.linear_attention import linear_layers
 from lookonce.train.model.load import text_model
 
@@ -54,75 +54,6 @@ BRANCHES = 64
 
 Grown = tuple[list[int], list[float]]
 """The tokens of an answer, and their log-probabilities."""
-
-
-class Growth:
-    """Computes answers from their first token to their end."""
-
-    def __init__(
-        self, model: Any, max_new_tokens: int, end_token_id: int, *, by_rows: bool, capture: Capture | None
-    ) -> None:
-        """`by_rows` chooses `RowSteps`, which are launched without `capture`."""
-        self._model, self._max_new_tokens, self._end_token_id = model, max_new_tokens, end_token_id
-        self._by_rows, self._capture = by_rows, capture
-        self._steps: list[RowSteps] = []
-
-    def forget(self) -> None:
-        """Free the tensors of all passes, which are of no use for another buffer."""
-        self._steps.clear()
-
-    def answers(
-        self, branches: Branches, spans: Spans, segments: torch.Tensor, keys: KeyValues
-    ) -> Iterator[tuple[int, Grown]]:
-        """The answer of each branch, by the number of its question.
-
-        `branches` have their first token; `segments` are those of all places in the buffer.
-        """
-        grow = self._in_rows(branches, spans, segments, keys) if self._by_rows else self._by_branch(branches, segments)
-        for some in [*grow]:
-            columns = (some.examples.tolist(), some.tokens.tolist(), some.logprobs.tolist())
-            for number, tokens, logprobs in zip(*columns, strict=True):
-                yield number, (tokens, logprobs)
-
-    def _by_branch(self, branches: Branches, segments: torch.Tensor) -> Iterator[Branches]:
-        """Let answers grow with dense masks; yields branches when they have ended."""
-        steps = DenseSteps(self._model, self._end_token_id, branches, segments)
-        for number in range(1, self._max_new_tokens):
-            yield steps.drop_ended()
-            if not len(steps.branches.ended):
-                return
-            steps.run(number)
-        yield steps.branches
-
-    def _in_rows(self, branches: Branches, spans: Spans, segments: torch.Tensor, keys: KeyValues) -> Iterator[Branches]:
-        """Let answers grow in passes of a few sizes; yields branches when they have ended and leave the wave."""
-        steps = None
-        for number in range(1, self._max_new_tokens):
-            if number % STEPS_BETWEEN_CHECKS == 1:
-                grows = ~branches.ended.cpu().numpy()
-                if steps is None or 2 * capacity(grows.sum()) <= steps.num_branches:
-                    chosen = torch.from_numpy(grows).to(segments.device)
-                    yield branches.subset(~chosen)
-                    branches, spans = branches.subset(chosen), spans.subset(grows)
-                    if not grows.any():
-                        return
-                    rows = Rows.of(spans, rows_of_block(text_model(self._model).config))
-                    steps = self._steps_for(len(rows.of_token), len(rows.first), keys)
-                    branches = steps.start(branches, segments, rows)
-            assert steps
-            steps.run(number)
-        yield branches
-
-    def _steps_for(self, num_branches: int, num_blocks: int, keys: KeyValues) -> RowSteps:
-        """Passes for these branches and blocks of rows; those of an earlier wave if they serve."""
-        for steps in self._steps:
-            if steps.num_branches == capacity(num_branches) and num_blocks <= steps.num_blocks <= 2 * num_blocks + 32:
-                return steps
-        num_branches, num_blocks = capacity(num_branches), num_blocks + num_blocks // 4
-        unused = Branches.unused(num_branches, PADDING, self._max_new_tokens, self._end_token_id, self._model.device)
-        steps = RowSteps(self._model, keys.num_places, self._end_token_id, unused, num_blocks, self._capture)
-        self._steps.append(steps)
-        return steps
 
 
 def capacity(num_branches: int) -> int:
@@ -155,9 +86,9 @@ class Decoder:
         self.end_token_id = int(chat.tokenizer.eos_token_id)
         self._compiled, self._by_rows = compiled, by_rows
         captures = compiled and self.device.type == "cuda" and not linear_layers(text_model(model))
-        capture = cuda_graph_capture() if captures else None
+        self._capture = cuda_graph_capture() if captures else None
+        self._steps: list[RowSteps] = []
         self._prompts = Prompts(model, chat, source, room, flex=by_rows)
-        self._growth = Growth(model, room.max_new_tokens, self.end_token_id, by_rows=by_rows, capture=capture)
         self._follow_ups = FollowUps(model, by_rows=by_rows)
         self._keys: KeyValues | None = None
 
@@ -204,7 +135,7 @@ class Decoder:
                 begun = replace(branches, place=branches.place.clone(), position=branches.position.clone())
                 saved = [one for one in begun.examples.tolist() if one in layout.copies] if layout.copies else []
                 keys.states.copy([*map(state_rows, saved)], [layout.copies[number] for number in saved])
-                for number, grown in self._growth.answers(branches, spans, segments, keys):
+                for number, grown in self._grown(branches, spans, segments, keys):
                     answers[number].append(grown)
                 numbers = begun.examples.tolist()
                 next_ones = [self._follow_up(layout.dialogues[number], answers[number]) for number in numbers]
@@ -217,6 +148,59 @@ class Decoder:
                 replaced = [number for number, follow_up in pairs if not follow_up.offset]  # answers by another text
                 keys.states.copy([layout.copies[number] for number in replaced], [*map(state_rows, replaced)])
                 branches = self.continued(begun, follow_ups, spans, segments, keys)
+
+    def _grown(
+        self, branches: Branches, spans: Spans, segments: torch.Tensor, keys: KeyValues
+    ) -> Iterator[tuple[int, Grown]]:
+        """Let answers grow from their first token to their end; yields each by the number of its question.
+
+        `branches` have their first token; `segments` are those of all places in the buffer.
+        """
+        grow = self._in_rows(branches, spans, segments, keys) if self._by_rows else self._by_branch(branches, segments)
+        for some in [*grow]:
+            columns = (some.examples.tolist(), some.tokens.tolist(), some.logprobs.tolist())
+            for number, tokens, logprobs in zip(*columns, strict=True):
+                yield number, (tokens, logprobs)
+
+    def _by_branch(self, branches: Branches, segments: torch.Tensor) -> Iterator[Branches]:
+        """Let answers grow with dense masks; yields branches when they have ended."""
+        steps = DenseSteps(self.model, self.end_token_id, branches, segments)
+        for number in range(1, self.room.max_new_tokens):
+            yield steps.drop_ended()
+            if not len(steps.branches.ended):
+                return
+            steps.run(number)
+        yield steps.branches
+
+    def _in_rows(self, branches: Branches, spans: Spans, segments: torch.Tensor, keys: KeyValues) -> Iterator[Branches]:
+        """Let answers grow in passes of a few sizes; yields branches when they have ended and leave the wave."""
+        steps = None
+        for number in range(1, self.room.max_new_tokens):
+            if number % STEPS_BETWEEN_CHECKS == 1:
+                grows = ~branches.ended.cpu().numpy()
+                if steps is None or 2 * capacity(grows.sum()) <= steps.num_branches:
+                    chosen = torch.from_numpy(grows).to(segments.device)
+                    yield branches.subset(~chosen)
+                    branches, spans = branches.subset(chosen), spans.subset(grows)
+                    if not grows.any():
+                        return
+                    rows = Rows.of(spans, rows_of_block(text_model(self.model).config))
+                    steps = self._steps_for(len(rows.of_token), len(rows.first), keys)
+                    branches = steps.start(branches, segments, rows)
+            assert steps
+            steps.run(number)
+        yield branches
+
+    def _steps_for(self, num_branches: int, num_blocks: int, keys: KeyValues) -> RowSteps:
+        """Passes for these branches and blocks of rows; those of an earlier wave if they serve."""
+        for steps in self._steps:
+            if steps.num_branches == capacity(num_branches) and num_blocks <= steps.num_blocks <= 2 * num_blocks + 32:
+                return steps
+        num_branches, num_blocks = capacity(num_branches), num_blocks + num_blocks // 4
+        unused = Branches.unused(num_branches, PADDING, self.room.max_new_tokens, self.end_token_id, self.model.device)
+        steps = RowSteps(self.model, keys.num_places, self.end_token_id, unused, num_blocks, self._capture)
+        self._steps.append(steps)
+        return steps
 
     def _follow_up(self, dialogue: Dialogue, answers: Sequence[Grown]) -> FollowUp | None:
         """What is asked after some answers; None if that was all."""
@@ -250,7 +234,7 @@ class Decoder:
         if not self._by_rows:
             return self._allocated(num_places, num_states)
         if self._keys is None or not self._keys.has_room(num_places, num_states):
-            self._growth.forget()
+            self._steps.clear()  # their tensors are of no use for another buffer
             num_places = -(-max(num_places, self.room.num_places + 1) // BLOCK) * BLOCK
             self._keys = self._allocated(num_places, max(num_states, (self.room.num_states or 0) + 1))
         return self._keys
