@@ -373,43 +373,35 @@ class Answerer:
         usable, refused = _keys_of(asked, images)
         yield refused
         numbers = {some[0]: some for some in together(asked, self.opened.run.eval.turns) if some[0] in usable}
-        of_first = {first: usable[first] for first in numbers}
-        rounds = plan_rounds(of_first, lambda key: self._features.num_tokens(images, key))
+        rounds = plan_rounds(
+            {first: usable[first] for first in numbers}, lambda key: self._features.num_tokens(images, key)
+        )
         last_round = {key: number for number, members in enumerate(rounds) for one in members for key in usable[one]}
+
+        def of_round(chosen: Mapping[int, Sequence[int]]) -> Iterator[Results]:
+            """Answer some dialogues: the numbers of the questions of each, by its first one."""
+            failed = self._features.encode(images, list(dict.fromkeys(key for one in chosen for key in usable[one])))
+            dialogues: dict[int, Dialogue] = {}
+            without: Results = {}
+            for first, some in chosen.items():
+                try:
+                    dialogues[first] = self._dialogue(asked, some, usable[first], failed)
+                except LookonceError as error:
+                    without |= dict.fromkeys(some, error)
+            yield without
+            firsts = list(dialogues)
+            for wave in self._engine.plan(list(dialogues.values())):
+                in_wave = {firsts[place]: dialogues[firsts[place]] for place in wave}
+                if not known >= {one for first in in_wave for one in chosen[first]}:
+                    answers = self._answers(in_wave, notify)
+                    yield dict(pair for one in in_wave for pair in zip(chosen[one], answers[one], strict=True))
+
         with self._features.in_use():
             for number, members in enumerate(rounds):
                 self._features.drop([key for key in self._features.in_memory if last_round.get(key, -1) < number])
                 chosen = {first: numbers[first] for first in members}
                 if not known >= {one for some in chosen.values() for one in some}:
-                    yield from self._round(asked, chosen, of_first, images, known, notify)
-
-    def _round(
-        self,
-        asked: Sequence[Asked],
-        members: Mapping[int, Sequence[int]],
-        keys_of: Mapping[int, Keys],
-        images: ImageIndex,
-        known: Set[int],
-        notify: Notify,
-    ) -> Iterator[Results]:
-        """Answer some dialogues: the numbers of the questions of each, by its first one."""
-        failed = self._features.encode(images, list(dict.fromkeys(key for one in members for key in keys_of[one])))
-        dialogues: dict[int, Dialogue] = {}
-        refused: Results = {}
-        for first, some in members.items():
-            try:
-                dialogues[first] = self._dialogue(asked, some, keys_of[first], failed)
-            except LookonceError as error:
-                refused |= dict.fromkeys(some, error)
-        yield refused
-        numbers = list(dialogues)
-        for wave in self._engine.plan(list(dialogues.values())):
-            chosen = {numbers[place]: dialogues[numbers[place]] for place in wave}
-            if not known >= {one for first in chosen for one in members[first]}:
-                answers = self._answers(chosen, notify)
-                yield {
-                    one: found for first in chosen for one, found in zip(members[first], answers[first], strict=True)
-                }
+                    yield from of_round(chosen)
 
     def _dialogue(
         self, asked: Sequence[Asked], numbers: Sequence[int], keys: Keys, failed: Mapping[str, ImageError]

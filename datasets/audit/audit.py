@@ -95,8 +95,25 @@ def find_leaks(corpus: Corpus, questions: Sequence[QuestionAnswer]) -> list[Leak
     """Return what every two files share, for those that share images."""
     asked = {file.name: [one for one in questions if one.file == file.name] for file in corpus.files}
     names = {file.name: _names(corpus, file) for file in corpus.files}
-    pairs = combinations(names, 2)
-    return [_leak(pair, names, asked) for pair in pairs if names[pair[0]].keys() & names[pair[1]].keys()]
+    leaks = []
+    for one, other in combinations(names, 2):
+        shared = [image for image in names[one] if image in names[other]]
+        answers, others = _answers(asked[one]), _answers(asked[other])
+        both = answers.keys() & others.keys()
+        leak = Leak(
+            one=_side(one, names[one], asked[one], {*shared}),
+            other=_side(other, names[other], asked[other], {*shared}),
+            num_images=len(shared),
+            num_renamed=sum(names[one][image].isdisjoint(names[other][image]) for image in shared),
+            num_asked_in_both=len(both),
+            num_answered_otherwise=sum(answers[key].isdisjoint(others[key]) for key in both),
+            images=tuple(
+                {"image": image, "one": sorted(names[one][image]), "other": sorted(names[other][image])}
+                for image in sorted(shared)
+            ),
+        )
+        leaks += [leak] if shared else []
+    return leaks
 
 
 def _names(corpus: Corpus, file: CorpusFile) -> dict[str, set[str]]:
@@ -105,26 +122,6 @@ def _names(corpus: Corpus, file: CorpusFile) -> dict[str, set[str]]:
     for image in {image for record in file.records for image in record.images}:
         found[corpus.identity(image)].add(image.name)
     return found
-
-
-def _leak(
-    pair: tuple[str, str], names: Mapping[str, Mapping[str, set[str]]], asked: Mapping[str, list[QuestionAnswer]]
-) -> Leak:
-    one, other = names[pair[0]], names[pair[1]]
-    shared = [image for image in one if image in other]
-    in_both = _answers(asked[pair[0]]), _answers(asked[pair[1]])
-    both = in_both[0].keys() & in_both[1].keys()
-    return Leak(
-        one=_side(pair[0], one, asked[pair[0]], set(shared)),
-        other=_side(pair[1], other, asked[pair[1]], set(shared)),
-        num_images=len(shared),
-        num_renamed=sum(one[image].isdisjoint(other[image]) for image in shared),
-        num_asked_in_both=len(both),
-        num_answered_otherwise=sum(in_both[0][key].isdisjoint(in_both[1][key]) for key in both),
-        images=tuple(
-            {"image": image, "one": sorted(one[image]), "other": sorted(other[image])} for image in sorted(shared)
-        ),
-    )
 
 
 def _side(name: str, images: Mapping[str, set[str]], asked: list[QuestionAnswer], shared: set[str]) -> Side:
