@@ -98,6 +98,8 @@ def find_leaks(corpus: Corpus, questions: Sequence[QuestionAnswer]) -> list[Leak
     leaks = []
     for one, other in combinations(names, 2):
         shared = [image for image in names[one] if image in names[other]]
+        if not shared:
+            continue
         answers, others = _answers(asked[one]), _answers(asked[other])
         both = answers.keys() & others.keys()
         leak = Leak(
@@ -112,7 +114,7 @@ def find_leaks(corpus: Corpus, questions: Sequence[QuestionAnswer]) -> list[Leak
                 for image in sorted(shared)
             ),
         )
-        leaks += [leak] if shared else []
+        leaks.append(leak)
     return leaks
 
 
