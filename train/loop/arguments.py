@@ -5,7 +5,7 @@ is loaded and the run folder is claimed. So the same function makes it here for 
 computed, as some errors appear only after the warm-up.
 
 Trainer's trackers are not set here: they are callbacks that a training adds (trackers.py), so that a measurement of
-training never tracks. Neither is the number of checkpoints: RunTrainer deletes old ones itself (checkpoints.py).
+training never tracks.
 """
 
 from __future__ import annotations
@@ -145,6 +145,7 @@ def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> Training
         "eval_steps": options.eval_steps,
         "save_strategy": "epoch" if options.save_steps is None else "steps",
         "save_steps": options.save_steps or 500,
+        "save_total_limit": options.save_total_limit,
         "load_best_model_at_end": options.best == "loss",
         "metric_for_best_model": options.best,
         "seed": options.seed,

@@ -64,8 +64,8 @@ def predict(
     named, all others are answered, and the command exits with 1. An interrupted command with -o is continued by the
     same command.
 
-    RUN is a run folder or a run file. With --untuned it need not be trained, and may be a model folder or a model on
-    the Hub (owner/name).
+    RUN is a run folder or a run file; lookonce.save_run makes a run folder of an adapter that another program trained.
+    With --untuned it need not be trained, and may be a model folder or a model on the Hub (owner/name).
 
     \b
     Examples:

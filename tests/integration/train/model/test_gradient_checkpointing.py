@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.batches import BatchMaker
 from support.trainings import needs_bitsandbytes
 from torch import nn
 
@@ -16,7 +17,6 @@ from lookonce.run.open import FROM_CACHE, open_run
 from lookonce.run.sections.batch import BatchSection
 from lookonce.run.sections.train import UNQUANTISED
 from lookonce.selftest.model import Passes
-from lookonce.train.data.batches import BatchMaker
 from lookonce.train.model.compile import checkpointed, training_on_packs
 from lookonce.train.model.load import load_without_tower
 from lookonce.workflow import train
