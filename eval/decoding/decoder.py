@@ -133,6 +133,7 @@ class Decoder:
         with self.passes(keys):
             while True:
                 begun = replace(branches, place=branches.place.clone(), position=branches.position.clone())
+                # The states before the answers that others may follow; they are taken back where an answer is replaced.
                 saved = [one for one in begun.examples.tolist() if one in layout.copies] if layout.copies else []
                 keys.states.copy([*map(state_rows, saved)], [layout.copies[number] for number in saved])
                 for number, grown in self._grown(branches, spans, segments, keys):
@@ -145,7 +146,7 @@ class Decoder:
                 begun, spans = begun.subset(torch.from_numpy(goes_on).to(self.device)), spans.subset(goes_on)
                 follow_ups = [one for one in next_ones if one]
                 pairs = zip(begun.examples.tolist(), follow_ups, strict=True)
-                replaced = [number for number, follow_up in pairs if not follow_up.offset]  # answers by another text
+                replaced = [number for number, follow_up in pairs if not follow_up.offset]
                 keys.states.copy([layout.copies[number] for number in replaced], [*map(state_rows, replaced)])
                 branches = self.continued(begun, follow_ups, spans, segments, keys)
 
