@@ -98,12 +98,13 @@ def read_flat(row: Row, finder: Finder, origin: str) -> Record:
     """Read a record of one question about one image, or about a list of them."""
     asked = first_of(row, QUESTION_NAMES) or need(row, QUESTION_NAMES[0], origin)
     given = first_of(row, ANSWER_NAMES) or ANSWER_NAMES[0]
+    is_open = finder.is_open(row.get(given))
+    value = None if is_open else need(row, given, origin)
     named = [(isinstance(_listed(row[key])[0], str), RANKS[key], key) for key in row if key in RANKS and row[key]]
     key = min(named)[2] if named else None
     images = [finder.find(one, origin) for one in _listed(row[key])] if key else [_by_id(row, finder, origin)]
     question = text(row[asked], asked, origin)
-    is_open = finder.is_open(row.get(given))
-    answer, references = ("", {}) if is_open else _answers(need(row, given, origin), given, finder, origin)
+    answer, references = ("", {}) if is_open else _answers(value, given, finder, origin)
     metadata = references | {name: value for name, value in row.items() if name not in (key, asked, given)}
     metadata = _with_references(metadata, finder, origin)
     return Record(tuple(images), (Turn(question, answer),), metadata=metadata, origin=origin)
