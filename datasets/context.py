@@ -22,13 +22,12 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
-from lookonce.datasets.curriculum import DifferentValues, Keys, KeysOf, as_text, texts_of
+from lookonce.datasets.curriculum import DifferentValues, Keys, KeysOf, check_values, place_of
 from lookonce.datasets.formats.record import CONTROL_TOKEN, Context, Record, Turn, is_utf8
 from lookonce.datasets.text_files import read_jsonl
 from lookonce.errors import RecordsError
@@ -38,6 +37,8 @@ from lookonce.text import count, listed, located, nfc, quoted
 NOT_ANSWERED = "(not answered)"
 """What stands for an answer that is empty or was cut off."""
 PLACE = re.compile(r"\{(\w*)\}")
+Asked = tuple[Keys, str]
+"""The keys of images, and the text of a question about them in NFC."""
 Answered = Callable[[Record], Sequence[Turn]]
 """The questions of a record with the answers that the context has."""
 
@@ -70,27 +71,13 @@ class ContextForm(Section):
             raise ValueError(f"must have {{answers}} and {{question}}, and nothing else in braces (got {text!r})")
         return text
 
-    @cached_property
-    def _numbers(self) -> dict[str, int]:
-        return {as_text(value): number for number, value in enumerate(self.order)}
-
     def stage_of(self, record: Record) -> int | None:
         """The number of a record's stage, from 0; None if it is in none, or in several."""
-        texts = texts_of(record, self.by)
-        return self._numbers.get(texts[0]) if len(texts) == 1 else None
+        return place_of(record, self.by, self.order)
 
     def check(self, records: Iterable[Record]) -> None:
         """Check that some record is in each stage; raises RecordsError."""
-        found = {text for record in records for text in texts_of(record, self.by)}
-        unknown = [text for text in self._numbers if text not in found]
-        if not found:
-            raise RecordsError(
-                f"`data.context`: no record has the field {self.by}; `data.stage_map` gives records a stage"
-            )
-        if unknown:
-            raise RecordsError(
-                f"`data.context`: no record has {self.by} {unknown[0]}; values are {listed(sorted(found), 10)}"
-            )
+        check_values(records, self.by, self.order, "data.context")
 
     def write(self, answers: Sequence[Turn], question: str) -> Context | None:
         """The context of a question; None without answers."""
@@ -185,34 +172,41 @@ def with_given(
     """
     if not paths:
         return {split: with_context(some, form, keys_of) for split, some in records.items()}
-    given = GivenAnswers(paths, keys_of)
-    found = {split: with_context(some, form, keys_of, given.turns) for split, some in records.items()}
-    given.check()
+    given = _read_given(paths)
+    missing: dict[Asked, str] = {}
+
+    def answered(record: Record) -> list[Turn]:
+        turns = []
+        for turn in record.turns:
+            asked = keys_of(record), nfc(turn.question)
+            if asked not in given:
+                missing[asked] = f"{quoted(turn.question)} of {record.origin}"
+            turns.append(Turn(turn.question, given.get(asked, NOT_ANSWERED)))
+        return turns
+
+    found = {split: with_context(some, form, keys_of, answered) for split, some in records.items()}
+    if missing:
+        named, files = listed([*missing.values()], 3), listed([str(path) for path in paths])
+        raise RecordsError(
+            f"`data.context.answers`: {files} lacks {count(len(missing), 'answer')} to earlier questions: {named}; "
+            "name all predictions of the training and validation records"
+        )
     return found
 
 
-class GivenAnswers:
-    """The answers of some predictions files; notes which are asked for in vain."""
+def _read_given(paths: Iterable[Path]) -> dict[Asked, str]:
+    """The answers in some predictions files.
 
-    def __init__(self, paths: Iterable[Path], keys_of: KeysOf) -> None:
-        """Read the files.
-
-        Raises:
-            RecordsError: a file is missing, or a row is no prediction or contradicts another one.
-        """
-        self._paths, self._keys_of = [*paths], keys_of
-        self._answers: dict[tuple[Keys, str], tuple[str, Path]] = {}
-        self._missing: dict[tuple[Keys, str], str] = {}
-        for path in self._paths:
-            self._read(path)
-
-    def _read(self, path: Path) -> None:
+    Raises:
+        RecordsError: a file is missing, or a row is no prediction or contradicts another one.
+    """
+    answers: dict[Asked, tuple[str, Path]] = {}
+    for path in paths:
         try:
             for place, value in read_jsonl(path):
                 row = _row(value, place)
                 answer = as_shown(row.predicted, row.ended)
-                asked = row.image_keys, nfc(row.question)
-                known, other = self._answers.setdefault(asked, (answer, path))
+                known, other = answers.setdefault((row.image_keys, nfc(row.question)), (answer, path))
                 if nfc(known) != nfc(answer) and other != path:
                     raise RecordsError(
                         f"{place} answers {quoted(row.question)} about the same image otherwise than {other}; "
@@ -220,30 +214,7 @@ class GivenAnswers:
                     )
         except FileNotFoundError:
             raise RecordsError(f"no predictions at {located(path)}; write them with: lookonce eval RUN") from None
-
-    def turns(self, record: Record) -> list[Turn]:
-        """The questions of a record with the given answers."""
-        return [Turn(turn.question, self._find(record, turn.question)) for turn in record.turns]
-
-    def _find(self, record: Record, question: str) -> str:
-        asked = self._keys_of(record), nfc(question)
-        if asked in self._answers:
-            return self._answers[asked][0]
-        self._missing[asked] = f"{quoted(question)} of {record.origin}"
-        return NOT_ANSWERED
-
-    def check(self) -> None:
-        """Check that each answer that was asked for was found.
-
-        Raises:
-            RecordsError: counts and names the others.
-        """
-        if self._missing:
-            named, files = listed([*self._missing.values()], 3), listed([str(path) for path in self._paths])
-            raise RecordsError(
-                f"`data.context.answers`: {files} lacks {count(len(self._missing), 'answer')} to earlier questions: "
-                f"{named}; name all predictions of the training and validation records"
-            )
+    return {asked: answer for asked, (answer, _) in answers.items()}
 
 
 def _row(value: object, place: str) -> _Row:

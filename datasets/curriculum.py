@@ -38,9 +38,8 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -52,6 +51,7 @@ from lookonce.text import Notify, count, listed, nfc, quiet, quoted, shown, valu
 MAX_NUMBER = 2**53
 """Larger integers are not exact as the floating-point numbers that other programs read."""
 Keys = tuple[str, ...]
+Item = TypeVar("Item", bound=Any)
 KeysOf = Callable[[Record], Keys]
 """The keys of a record's images."""
 
@@ -97,6 +97,46 @@ def texts_of(record: Record, field: str) -> list[str]:
     """The values of a metadata field as texts: several if it is a list, none if the record lacks it."""
     value = value_of(record.metadata, field)
     return [] if value is None else [as_text(one) for one in as_list(value)]
+
+
+def place_of(record: Record, field: str, values: Sequence[Any]) -> int | None:
+    """Which of some values a field of the record has, from 0; None if it has none of them, or several values."""
+    texts = texts_of(record, field)
+    known = [as_text(value) for value in values]
+    return known.index(texts[0]) if len(texts) == 1 and texts[0] in known else None
+
+
+def check_values(records: Iterable[Record], field: str, values: Iterable[Any], key: str) -> None:
+    """Check that some record has each of the values of a metadata field, which a key of the run file names.
+
+    Raises:
+        RecordsError: names a value that no record has, and those that records have.
+    """
+    records = list(records)
+    found = {text for record in records for text in texts_of(record, field)}
+    if not found:
+        known = sorted({name for record in records for name in record.metadata})
+        advice = "records have no metadata; `data.stage_map` gives them some"
+        fields = f"fields are {listed(known, 10)}" if known else advice
+        raise RecordsError(f"`{key}`: no record has the field {field}; {fields}")
+    if unknown := [text for text in map(as_text, values) if text not in found]:
+        raise RecordsError(f"`{key}`: no record has {field} {unknown[0]}; values are {listed(sorted(found), 10)}")
+
+
+def connected(groups: Iterable[Sequence[Item]]) -> dict[Item, Item]:
+    """For each item the smallest that it is connected with: they are in one group, or through other items."""
+    parent: dict[Item, Item] = {}
+
+    def find(item: Item) -> Item:
+        while parent.setdefault(item, item) != item:
+            parent[item] = item = parent[parent[item]]
+        return item
+
+    for group in groups:
+        for item in group:
+            smaller, larger = sorted((find(group[0]), find(item)))
+            parent[larger] = smaller
+    return {item: find(item) for item in parent}
 
 
 def named(record: Record, field: str) -> str:
@@ -209,51 +249,28 @@ class Selection(Section):
         return self.__pydantic_extra__
 
 
-class _Choice:
-    """A selection that is applied to some of the training records, which it takes in a random order."""
-
-    def __init__(self, records: Sequence[Record], seed: int) -> None:
-        self.records = records
-        order = list(range(len(records)))
-        # A string seed is hashed with sha512, so the order is the same in every process.
-        random.Random(f"seed {seed}, share of records").shuffle(order)
-        self._place = {index: place for place, index in enumerate(order)}
-
-    def select(self, indices: Sequence[int], wanted: Selection, key: str) -> tuple[list[int], dict[int, str]]:
-        """The indices that are selected, in order, and why each of the others is not."""
-        self._check(indices, wanted, key)
-        fields = {field: frozenset(map(as_text, values)) for field, values in wanted.fields.items()}
-        why = {index: _misfit(self.records[index], fields) for index in indices}
-        fitting = sorted((index for index in indices if not why[index]), key=self._place.__getitem__)
-        if not fitting:
-            raise RecordsError(f"`{key}` leaves no record: each field must have one of its values; write fewer fields")
-        num_selected = max(round(wanted.share * len(fitting)), 1)
-        why |= dict.fromkeys(fitting[num_selected:], f"not in the share of {wanted.share:g}")
-        return sorted(fitting[:num_selected]), {index: reason for index, reason in why.items() if reason}
-
-    def _check(self, indices: Iterable[int], wanted: Selection, key: str) -> None:
-        """Check that some record has each of the values."""
-        records = [self.records[index] for index in indices]
-        for field, values in wanted.fields.items():
-            found = {text for record in records for text in texts_of(record, field)}
-            unknown = [text for text in map(as_text, values) if text not in found]
-            if not found:
-                known = sorted({name for record in records for name in record.metadata})
-                raise RecordsError(f"`{key}`: no record has the field {field}; {_known('fields', known)}")
-            if unknown:
-                raise RecordsError(f"`{key}`: no record has {field} {unknown[0]}; {_known('values', sorted(found))}")
-
-
-def _known(what: str, names: Sequence[str]) -> str:
-    return f"{what} are {listed(names, 10)}" if names else "records have no metadata; `data.stage_map` gives them some"
-
-
 def _misfit(record: Record, fields: Mapping[str, frozenset[str]]) -> str:
     """The first field without one of its values, such as "stage 2"; empty if there is none."""
     for field, values in fields.items():
         if values.isdisjoint(texts_of(record, field)):
             return named(record, field)
     return ""
+
+
+def _select(
+    records: Sequence[Record], order: Sequence[int], wanted: Selection, key: str
+) -> tuple[list[int], dict[int, str]]:
+    """The numbers of the records that are selected, and why each of the others is not; `order` is the random one."""
+    for field, values in wanted.fields.items():
+        check_values((records[number] for number in order), field, values, key)
+    fields = {field: frozenset(map(as_text, values)) for field, values in wanted.fields.items()}
+    why = {number: _misfit(records[number], fields) for number in order}
+    fitting = [number for number in order if not why[number]]
+    if not fitting:
+        raise RecordsError(f"`{key}` leaves no record: each field must have one of its values; write fewer fields")
+    num_selected = max(round(wanted.share * len(fitting)), 1)
+    why |= dict.fromkeys(fitting[num_selected:], f"not in the share of {wanted.share:g}")
+    return sorted(fitting[:num_selected]), {number: reason for number, reason in why.items() if reason}
 
 
 def select_training(
@@ -266,15 +283,17 @@ def select_training(
     Raises:
         RecordsError: no record has a field or value, or none is left.
     """
-    choice = _Choice(records, seed)
-    selected, left_out = choice.select(range(len(records)), where, "data.where")
+    order = list(range(len(records)))
+    # A string seed is hashed with sha512, so the order is the same in every process.
+    random.Random(f"seed {seed}, share of records").shuffle(order)
+    selected, left_out = _select(records, order, where, "data.where")
     total = count(len(records), "train record")
     if left_out:
         notify(f"`data.where` leaves out {len(left_out):,} of {total}: {counted(left_out.values())}")
     if replay:
         if not left_out:
             raise RecordsError("`data.where` leaves no record out, so `data.replay` has none to select; remove it")
-        again, _ = choice.select(sorted(left_out), replay, "data.replay")
+        again, _ = _select(records, [number for number in order if number in left_out], replay, "data.replay")
         notify(f"`data.replay` trains on {len(again):,} of them: {counted(left_out[index] for index in again)}")
         selected = sorted(selected + again)
     return [records[index] for index in selected]
@@ -302,7 +321,7 @@ def hold_out(records: Sequence[Record], fold: Fold, seed: int, keys_of: KeysOf) 
         RecordsError: there are fewer images than folds.
     """
     keys = [keys_of(record) for record in records]
-    group_of = smallest_linked(keys)  # images that a record shows together
+    group_of = connected(keys)
     order = sorted(set(group_of.values()))
     if len(order) < fold.of:
         raise RecordsError(
@@ -318,22 +337,6 @@ def hold_out(records: Sequence[Record], fold: Fold, seed: int, keys_of: KeysOf) 
     return found
 
 
-def smallest_linked(links: Iterable[Sequence[str]]) -> dict[str, str]:
-    """For each of some names, the smallest of all that are linked with it, directly or through others."""
-    parent: dict[str, str] = {}
-
-    def find(name: str) -> str:
-        while parent.setdefault(name, name) != name:
-            parent[name] = name = parent[parent[name]]
-        return name
-
-    for first, *others in filter(None, links):
-        for other in (first, *others):
-            smaller, larger = sorted((find(first), find(other)))
-            parent[larger] = smaller
-    return {name: find(name) for name in parent}
-
-
 class LessonOrder(Section):
     """The lessons of an epoch in their order."""
 
@@ -342,14 +345,9 @@ class LessonOrder(Section):
     lessons: Annotated[DifferentValues, Field(min_length=1)]
     """The field's values, in the order of the lessons."""
 
-    @cached_property
-    def _numbers(self) -> dict[str, int]:
-        return {as_text(value): number for number, value in enumerate(self.lessons)}
-
     def find(self, record: Record) -> int | None:
         """The number of a record's lesson, from 0; None if it is in no lesson, or in several."""
-        texts = texts_of(record, self.by)
-        return self._numbers.get(texts[0]) if len(texts) == 1 else None
+        return place_of(record, self.by, self.lessons)
 
     def lesson_of(self, record: Record) -> int:
         """The number of a record's lesson, from 0; it must have one."""

@@ -15,7 +15,7 @@ compared with its key before it is encoded anyway. The cost is one `stat` per fi
 
 Images are single files or members of archives (archives.py). One that cannot be read does not stop the others: it is
 listed with the reason. It is an error only if none can be read, since then the image root is wrong. Only the bytes of a
-few files, and of one member per archive, are in memory.
+few files, and of a few members of each archive, are in memory.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ import io
 import os
 import stat
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from time import time as now
@@ -44,7 +44,7 @@ from lookonce.datasets.archives import by_archive, find_archive, leads_out, read
 from lookonce.datasets.parquet import MAX_IMAGE_BYTES
 from lookonce.datasets.records import Record
 from lookonce.errors import BadImage, ImageError
-from lookonce.text import count, nfc, shell
+from lookonce.text import count, first_few, nfc, shell
 from lookonce.threads import threaded_map
 
 Stamp = tuple[int, int, int]
@@ -114,6 +114,43 @@ class Header(NamedTuple):
     mode: str
     """The name that Pillow gives the kind of pixels: RGB, L, ..."""
     traits: tuple[Trait, ...]
+
+
+MIN_SIDE = 32
+"""Smaller images are odd: 32 pixels are the side of one visual token of Qwen3-VL."""
+
+
+@dataclass(frozen=True)
+class ImageInfo:
+    """One image file, or member of an archive."""
+
+    path: Path
+    key: str = ""
+    """The sha256 of its bytes; empty if they cannot be read."""
+    num_bytes: int = 0
+    size: Size | None = None
+    """Width and height from the header, as the image is shown; None if it cannot be encoded."""
+    format: str = ""
+    """The name that Pillow gives the format: JPEG, PNG, ..."""
+    problem: str = ""
+    """Why the image cannot be used; empty if nothing was found wrong with it."""
+    traits: tuple[Trait, ...] = ()
+    """What 8-bit RGB does not keep of it."""
+    mode: str = ""
+    """The name that Pillow gives its kind of pixels: RGB, L, ..."""
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether its bytes cannot be read."""
+        return not self.key
+
+    @property
+    def oddity(self) -> str:
+        """What is odd about its size; empty if nothing is."""
+        width, height = self.size or (MIN_SIDE, MIN_SIDE)
+        if min(width, height) < MIN_SIDE:
+            return f"{width} x {height} pixels, less than {MIN_SIDE} on a side"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -257,6 +294,10 @@ def decode(data: bytes, path: Path) -> Image.Image:
         BadImage: the header tells that it cannot be encoded, or its pixels cannot be decoded.
     """
     read_header(data, path)
+    return _decoded(data, path)
+
+
+def _decoded(data: bytes, path: Path) -> Image.Image:
     with _opened(data, path) as image:
         return ImageOps.exif_transpose(image).convert("RGB")
 
@@ -315,76 +356,79 @@ def index_images(records: Iterable[Record], known: ImageIndex | None = None, *, 
     if known.key_of and not origin_of:
         return known
     stamp_of = {path: stamp for path, stamp in stamps(origin_of).items() if stamp}
-    files, members = _look_at_all(sorted(origin_of))
-    reason_of = {image.path: image.reason for image in files + members if image.reason}
-    unusable = {path: reason_of[path] for path in origin_of if path in reason_of}
+    found = inspect_images(origin_of)
+    unusable = {path: found[path].problem for path in origin_of if found[path].is_missing}
     if needs_one and unusable and len(unusable) == len(origin_of) and not known.key_of:
         raise _none_usable(unusable, origin_of)
-    usable = [image for image in sorted(files) + members if not image.reason]
-    distinct: dict[str, _Look] = {}
-    for image in usable:
-        distinct.setdefault(image.key, image)
-    path_of = {key: image.path for key, image in distinct.items()} | known.path_of
+    images = distinct(found)
+    path_of = {key: image.path for key, image in images.items()} | known.path_of
     return ImageIndex(
-        key_of=known.key_of | {image.path: image.key for image in sorted(usable, key=lambda image: image.path)},
+        key_of=known.key_of | {path: found[path].key for path in sorted(found) if not found[path].is_missing},
         path_of=path_of,
-        size_of={key: image.size for key, image in distinct.items()} | known.size_of,
-        transparent=known.transparent.union(key for key, image in distinct.items() if image.is_transparent),
+        size_of={key: image.size for key, image in images.items()} | known.size_of,
+        transparent=known.transparent.union(key for key, image in images.items() if "transparent" in image.traits),
         unusable=unusable,
         stamp_of=known.stamp_of | stamp_of,
         former={key: path for key, path in known.former.items() if key not in path_of},
     )
 
 
-class _Look(NamedTuple):
-    """What is kept of an image after its bytes were read."""
+def inspect_images(paths: Iterable[Path], *, decode: bool = False) -> dict[Path, ImageInfo]:
+    """Inspect each image once, in the order of `ImageIndex.path_of`; those that cannot be read come last.
 
-    key: str
-    path: Path
-    size: Size | None = None
-    is_transparent: bool = False
-    reason: str = ""
-    """Why the image could not be read."""
+    Archives are read in parallel. `decode` decodes whole images, as a build does, which finds truncated files and takes
+    ten to a hundred times as long as a header. Threads are enough, since Pillow releases Python's lock.
+    """
+    paths = sorted(set(paths))
+    files, members_of = by_archive(paths)
+    inspect = partial(_inspect, decode=decode)
+    with tqdm(total=len(paths), desc="inspect images", unit="image", leave=False, disable=None) as progress:
+
+        def counted(images: Iterable[ImageInfo]) -> list[ImageInfo]:
+            inspected = []
+            for image in images:
+                inspected.append(image)
+                progress.update()
+            return inspected
+
+        def of_archive(archive: Path) -> list[ImageInfo]:
+            members = _read_archive(archive, members_of[archive])
+            return counted(threaded_map(inspect, members) if decode else map(inspect, members))
+
+        found = counted(threaded_map(lambda path: inspect((path, _read_file(path))), files))
+        found.sort(key=lambda image: (image.key, image.path))
+        for members in threaded_map(of_archive, members_of):
+            found += members
+    return {image.path: image for image in sorted(found, key=lambda image: image.is_missing)}
 
 
-def _look_at(path: Path, data: bytes | ImageError) -> _Look:
+def _inspect(read: tuple[Path, bytes | ImageError], *, decode: bool) -> ImageInfo:
+    path, data = read
     if isinstance(data, ImageError):
-        return _Look("", path, reason=str(data))
+        return ImageInfo(path, problem=str(data))
     key = bytes_key(data)
     try:
         header = read_header(data, path)
-    except BadImage:  # encoding it will give the reason
-        return _Look(key, path)
-    return _Look(key, path, header.size, "transparent" in header.traits)
+        if decode:
+            _decoded(data, path)
+    except BadImage as error:
+        return ImageInfo(path, key, len(data), problem=str(error))
+    return ImageInfo(path, key, len(data), header.size, header.format, traits=header.traits, mode=header.mode)
 
 
-def _look_at_all(paths: list[Path]) -> tuple[list[_Look], list[_Look]]:
-    """The single files in order, then the members in the order of their archives. Archives are read in parallel."""
-    files, members_of = by_archive(paths)
-    with tqdm(total=len(paths), desc="hash images", unit="image", leave=False, disable=None) as progress:
-
-        def look_at_file(path: Path) -> _Look:
-            return _look_at(path, _read_file(path))
-
-        def look_at_members(archive: Path) -> list[_Look]:
-            looks = []
-            for path, data in _read_archive(archive, members_of[archive]):
-                looks.append(_look_at(path, data))
-                progress.update()
-            return looks
-
-        seen = []
-        for look in threaded_map(look_at_file, files):
-            seen.append(look)
-            progress.update()
-        return seen, [look for looks in threaded_map(look_at_members, sorted(members_of)) for look in looks]
+def distinct(images: Mapping[Path, ImageInfo]) -> dict[str, ImageInfo]:
+    """One image for each key, in their order, without those that cannot be read."""
+    found: dict[str, ImageInfo] = {}
+    for image in images.values():
+        if not image.is_missing:
+            found.setdefault(image.key, image)
+    return found
 
 
 def _none_usable(unusable: dict[Path, str], origin_of: dict[Path, str]) -> ImageError:
-    named = "\n".join(f"  {reason} ({origin_of[path]})" for path, reason in list(unusable.items())[:NUM_NAMED])
-    more = f"\n  and {len(unusable) - NUM_NAMED} more" if len(unusable) > NUM_NAMED else ""
+    named = "\n".join(first_few([f"{why} ({origin_of[path]})" for path, why in unusable.items()], NUM_NAMED))
     return ImageError(
-        f"no image can be read; {count(len(unusable), 'image')} tried:\n{named}{more}\n"
+        f"no image can be read; {count(len(unusable), 'image')} tried:\n{named}\n"
         "Check `data.image_root` in the run file; image paths are relative to it."
     )
 

@@ -12,8 +12,8 @@ the turns.
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 import xxhash
@@ -36,12 +36,11 @@ class Majority:
 
     def __init__(self, asked: Iterable[tuple[str, str]], min_asked: int = 1) -> None:
         """Learn from questions with their answers; a question asked less than `min_asked` times counts as unknown."""
-        by_question: dict[str, Counter[str]] = {}
+        by_question: dict[str, Counter[str]] = defaultdict(Counter)
         of_all: Counter[str] = Counter()
         for question, answer in asked:
-            answer = nfc(answer)
-            by_question.setdefault(nfc(question), Counter())[answer] += 1
-            of_all[answer] += 1
+            by_question[nfc(question)][nfc(answer)] += 1
+            of_all[nfc(answer)] += 1
         self._best = {text: _most(answers) for text, answers in by_question.items() if answers.total() >= min_asked}
         self._fallback = _most(of_all)
 
@@ -67,8 +66,8 @@ class MajorityInContext:
         given = Counter(turn for record in records for turn in {one.in_nfc for one in (*record.known, *record.turns)})
         self._frequent = {turn for turn, number in given.items() if number >= MIN_ONE}
         self._of_question = Majority.of_records(records)
-        self._after_all = {key: _most(found) for key, found in _after_all(records).items()}
-        after_one = _after_one(records, self._frequent)
+        after_all, after_one = _answers_after(records, self._frequent)
+        self._after_all = {key: _most(found) for key, found in after_all.items()}
         self._after_one = {key: _most(found) for key, found in after_one.items()}
         self._tells = _shares_told(after_one)
 
@@ -117,22 +116,21 @@ def _asked_after(records: Iterable[Record], frequent: AbstractSet[Turn]) -> Iter
             before.add(turn)
 
 
-def _after_all(records: Iterable[Record]) -> dict[tuple[TurnSet, str], Counter[str]]:
-    """The answers to each question after the same turns, where there are enough."""
-    found: dict[tuple[TurnSet, str], Counter[str]] = {}
-    for before, turn in _asked_after(records, frozenset()):
-        found.setdefault((before.all, turn.question), Counter())[turn.answer] += 1
-    return {key: answers for key, answers in found.items() if answers.total() >= MIN_WHOLE}
-
-
-def _after_one(records: Iterable[Record], frequent: AbstractSet[Turn]) -> dict[tuple[Turn, str], Counter[str]]:
-    """The answers to each question after one of the `frequent` turns, where there are enough."""
+def _answers_after(
+    records: Sequence[Record], frequent: AbstractSet[Turn]
+) -> tuple[dict[tuple[TurnSet, str], Counter[str]], dict[tuple[Turn, str], Counter[str]]]:
+    """The answers to each question after the same turns, and after one of the `frequent`; where there are enough."""
     asked = Counter(nfc(turn.question) for record in records for turn in record.turns)
-    found: dict[tuple[Turn, str], Counter[str]] = {}
+    after_all: dict[tuple[TurnSet, str], Counter[str]] = defaultdict(Counter)
+    after_one: dict[tuple[Turn, str], Counter[str]] = defaultdict(Counter)
     for before, turn in _asked_after(records, frequent):
+        after_all[before.all, turn.question][turn.answer] += 1
         for earlier in before.recent if asked[turn.question] >= MIN_ONE else ():
-            found.setdefault((earlier, turn.question), Counter())[turn.answer] += 1
-    return {key: answers for key, answers in found.items() if answers.total() >= MIN_ONE}
+            after_one[earlier, turn.question][turn.answer] += 1
+    return (
+        {key: answers for key, answers in after_all.items() if answers.total() >= MIN_WHOLE},
+        {key: answers for key, answers in after_one.items() if answers.total() >= MIN_ONE},
+    )
 
 
 def _shares_told(after_one: Mapping[tuple[Turn, str], Counter[str]]) -> dict[tuple[str, str], float]:

@@ -165,10 +165,10 @@ def read_rows(
     num_rows: int | None = None,
 ) -> Iterator[ParquetRow]:
     """The rows of some row groups, `num_rows` decoded at a time; `image` is the column to read as bytes."""
-    recent = _RecentImages()
+    recent: deque[tuple[Any, bytes]] = deque(maxlen=NUM_RECENT)
     for batch in _batches(file, columns, groups, num_rows or IMAGE_ROWS):
         plain = [name for name in batch.schema.names if image is None or name != image.name]
-        images = recent.read(batch.column(image.name), image) if image else [(None, None)] * batch.num_rows
+        images = _images_of(batch.column(image.name), image, recent) if image else [(None, None)] * batch.num_rows
         for values, (data, path) in zip(batch.select(plain).to_pylist(), images, strict=True):
             yield ParquetRow(values, data, path)
 
@@ -203,34 +203,27 @@ def _num_values(array: Any) -> int:
     return len(array) + sum(map(_num_values, inner))
 
 
-class _RecentImages:
-    """Returns the same bytes object for an image that equals one of the last few."""
+def _images_of(
+    array: Any, column: ImageColumn, recent: deque[tuple[Any, bytes]]
+) -> list[tuple[bytes | None, str | None]]:
+    """Bytes and path of each row's image; `recent` ones are the same bytes objects again."""
+    import pyarrow.compute as pc
+    from pyarrow import py_buffer
 
-    def __init__(self) -> None:
-        self._recent: deque[tuple[Any, bytes]] = deque(maxlen=NUM_RECENT)
-
-    def read(self, array: Any, column: ImageColumn) -> list[tuple[bytes | None, str | None]]:
-        """Bytes and path of each row's image."""
-        import pyarrow.compute as pc
-
-        if not column.is_struct:
-            return [(self._bytes_of(value), None) for value in array]
-        data = pc.struct_field(array, "bytes")
-        paths = pc.struct_field(array, "path").to_pylist() if column.has_path else [None] * len(data)
-        return [(self._bytes_of(value), path) for value, path in zip(data, paths, strict=True)]
-
-    def _bytes_of(self, value: Any) -> bytes | None:
-        from pyarrow import py_buffer
-
+    def bytes_of(value: Any) -> bytes | None:
         if not value.is_valid:
             return None
         buffer = value.as_buffer()
-        for known, data in self._recent:
+        for known, data in recent:
             if known.equals(buffer):
                 return data
         data = bytes(buffer)
-        self._recent.appendleft((py_buffer(data), data))
+        recent.appendleft((py_buffer(data), data))
         return data
+
+    data = pc.struct_field(array, "bytes") if column.is_struct else array
+    paths = pc.struct_field(array, "path").to_pylist() if column.has_path else [None] * len(array)
+    return [(bytes_of(value), path) for value, path in zip(data, paths, strict=True)]
 
 
 JSON_COLUMN = "metadata"

@@ -33,12 +33,12 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -64,33 +64,35 @@ from lookonce.datasets.text_files import (
 )
 from lookonce.errors import RecordsError, UsageError, explain_os_error
 from lookonce.files import atomic_write
-from lookonce.text import count, listed, located
+from lookonce.text import count, first_few, listed, located
 
 __all__ = ["Context", "Record", "RecordsFile", "Turn", "format_of_file", "read_records", "write_records"]
 
-Container = Literal["jsonl", "array", "csv", "tsv", "parquet"]
-SUFFIXES: dict[str, Container] = {".json": "array", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
-"""The type of file by suffix; all others are JSONL."""
-READ: dict[Container, Callable[..., Rows]] = {
-    "jsonl": read_jsonl,
-    "array": read_array,
-    "csv": partial(read_table, delimiter=","),
-    "tsv": partial(read_table, delimiter="\t"),
-    "parquet": read_parquet,
-}
-READ_ANY: dict[Kind, Callable[..., Rows]] = {
+READERS: dict[Kind, Callable[..., Rows]] = {
     "jsonl": read_jsonl,
     "array": read_array,
     "table": read_table,
     "parquet": read_parquet,
 }
-WRITE: dict[Container, Callable[[Path, Named], None]] = {
-    "jsonl": write_jsonl,
-    "array": write_array,
-    "csv": write_csv,
-    "tsv": partial(write_csv, delimiter="\t"),
-    "parquet": write_parquet,
+
+
+class FileType(NamedTuple):
+    """A type of file to write."""
+
+    kind: Kind
+    write: Callable[[Path, Named], None]
+    reading: Mapping[str, Any] = {}
+    """What the function that reads it must know."""
+
+
+JSONL = FileType("jsonl", write_jsonl)
+FILE_TYPES = {
+    ".json": FileType("array", write_array),
+    ".csv": FileType("table", write_csv, {"delimiter": ","}),
+    ".tsv": FileType("table", partial(write_csv, delimiter="\t"), {"delimiter": "\t"}),
+    ".parquet": FileType("parquet", write_parquet),
 }
+"""The type of file by suffix; all others are JSONL."""
 PROGRESS_DELAY_S = 1.0
 EXPECTED = "expected one JSON object per line, an array of them, CSV with a header, or parquet"
 
@@ -138,12 +140,11 @@ class RecordsFile:
         """Without an expected format it is that of the first record, once that was read."""
         self.left_out_columns: tuple[str, ...] = ()
         """The columns of bytes that are not read, such as masks; known once reading has begun."""
-        finder, options = Finder(path, image_root, keep), {"coerce": coerce_answers, "unanswered": unanswered}
-        self._new_reader = partial(Reader, finder, format, **options)
-        self._broken = broken
+        self._new_finder = partial(Finder, path, image_root, keep, coerce=coerce_answers, unanswered=unanswered)
+        self._expected_format, self._broken = format, broken
 
     def __iter__(self) -> Iterator[Record]:
-        reader, self._is_empty = self._new_reader(), True
+        reader, self._is_empty = Reader(self._new_finder(), self._expected_format), True
         for origin, value in self._values():
             self._is_empty = False
             try:
@@ -152,7 +153,7 @@ class RecordsFile:
                 self._report(origin, error)
                 continue
             finally:
-                self.format, self.num_coerced = reader.format, reader.num_coerced
+                self.format, self.num_coerced = reader.format, reader.finder.num_coerced
             yield record
         if self._is_empty:
             empty = "" if self.path.stat().st_size else "; the file is empty"
@@ -174,7 +175,7 @@ class RecordsFile:
         try:
             kind = kind_of_file(path)
             self.left_out_columns = tuple(left_out_columns(path)) if kind == "parquet" else ()
-            yield from READ_ANY[kind](path, broken=self._report)
+            yield from READERS[kind](path, broken=self._report)
         except FileNotFoundError:
             raise RecordsError(missing_file(path)) from None
         except PermissionError as error:
@@ -186,6 +187,20 @@ class RecordsFile:
 def missing_file(path: Path) -> str:
     """What to say of a records file that does not exist."""
     return f"no records file at {located(path)}; check the path, or the `data` section of the run file"
+
+
+def check_target(target: Path, source: Path | None, suffixes: Sequence[str], *, overwrite: bool) -> None:
+    """Check that a file can be written which one of these suffixes names; `source` is the one that is read.
+
+    Raises:
+        UsageError: `target` has another suffix, is the same file, or exists.
+    """
+    if target.suffix.lower() not in suffixes:
+        raise UsageError(f"{target}: the suffix decides the type of file to write; name one with {', '.join(suffixes)}")
+    if source and target.exists() and source.exists() and target.samefile(source):
+        raise UsageError(f"{target} is also the file to read; name another file to write")
+    if target.exists() and not overwrite:
+        raise UsageError(f"{target} exists; name another file, or replace it with --overwrite")
 
 
 def write_records(
@@ -206,18 +221,19 @@ def write_records(
             content of `path` is kept.
         UsageError: another format than flat was requested for CSV.
     """
-    container = SUFFIXES.get(path.suffix.lower(), "jsonl")
+    file_type = FILE_TYPES.get(path.suffix.lower(), JSONL)
     format = format_of_file(path, format)
     everything = [(record.origin or f"record {number}", record) for number, record in enumerate(records, start=1)]
     namer = Namer(path, image_root, absolute=absolute)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temporary, errors_name(path, temporary):
         rows = ((name, _row(record, name, format, namer)) for name, record in _bar(everything, "write records"))
-        WRITE[container](temporary, rows)
+        file_type.write(temporary, rows)
         finder = Finder(path, image_root)
-        with closing(READ[container](temporary)) if everything else nullcontext(()) as again:
+        read = READERS[file_type.kind]
+        with closing(read(temporary, **file_type.reading)) if everything else nullcontext(()) as again:
             for (name, record), (_, value) in zip(_bar(everything, "read them back"), again, strict=True):
-                if lost := _lost(record, value, name, format, finder, container):
+                if lost := _lost(record, value, name, format, finder, file_type.kind):
                     raise RecordsError(f"{name}: the format {format}, in {path.name}, cannot hold this record: {lost}")
 
 
@@ -258,7 +274,7 @@ def _row(record: Record, name: str, format: FormatName, namer: Namer) -> Row:
         raise RecordsError(f"{name}: the format {format} cannot hold this record: {error}") from None
 
 
-def _lost(record: Record, value: Any, name: str, format: FormatName, finder: Finder, container: Container) -> str:
+def _lost(record: Record, value: Any, name: str, format: FormatName, finder: Finder, kind: Kind) -> str:
     """What of a record would be lost when it is read back; empty if nothing."""
     if (found := format_of(value)) != format:
         return f"with its metadata it would be read as the format {found}"
@@ -272,17 +288,17 @@ def _lost(record: Record, value: Any, name: str, format: FormatName, finder: Fin
         return f"its turns would be read back as {shown(again.turns)}"
     if again.system != record.system:
         return f"its system text would be read back as {shown(again.system)}"
-    if again.metadata != record.metadata and not _is_same(again.metadata, record.metadata, container, name):
+    if again.metadata != record.metadata and not _is_same(again.metadata, record.metadata, kind, name):
         return f"its metadata would be read back as {shown(again.metadata)}"
     return ""
 
 
-def _is_same(found: Mapping[str, Any], metadata: Mapping[str, Any], container: Container, name: str) -> bool:
+def _is_same(found: Mapping[str, Any], metadata: Mapping[str, Any], kind: Kind, name: str) -> bool:
     """Whether metadata was read back: in the types of JSON, in parquet without nulls, in CSV as texts."""
-    if container in ("csv", "tsv"):
+    if kind == "table":
         cells = {key: as_cell(value, name) for key, value in metadata.items()}
         return found == {key: cell for key, cell in cells.items() if cell}
-    expected = without_nulls(metadata) if container == "parquet" else metadata
+    expected = without_nulls(metadata) if kind == "parquet" else metadata
     return bool(_as_json(found) == _as_json(expected))
 
 
@@ -376,10 +392,7 @@ class LeftOut:
 
     def lines(self) -> list[str]:
         """The first few images."""
-        rest = len(self.images) - NUM_NAMED
-        return [f"  {image.text()}" for image in self.images[:NUM_NAMED]] + (
-            [f"  and {rest:,} more"] if rest > 0 else []
-        )
+        return first_few([image.text() for image in self.images], NUM_NAMED)
 
 
 def leave_out(records: Iterable[Record], unusable: Mapping[Path, str]) -> tuple[list[Record], LeftOut]:

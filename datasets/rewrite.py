@@ -30,19 +30,19 @@ import xxhash
 from PIL import Image
 from tqdm import tqdm
 
-from lookonce.datasets.audit.corpus import inspect_images
 from lookonce.datasets.formats.image_references import suffix_of_format
 from lookonce.datasets.formats.registry import FormatName
-from lookonce.datasets.images import UNDECODABLE, bytes_key, index_images
+from lookonce.datasets.images import UNDECODABLE, bytes_key, index_images, inspect_images
 from lookonce.datasets.prepare.rows import PARTS, Row, split_by_image
 from lookonce.datasets.records import (
-    SUFFIXES,
+    FILE_TYPES,
     Collector,
     LeftOut,
     MalformedKind,
     Record,
     RecordsFile,
     by_kind,
+    check_target,
     format_of_file,
     leave_out,
     write_records,
@@ -50,7 +50,7 @@ from lookonce.datasets.records import (
 from lookonce.datasets.text_files import folder_in_place, kind_of_file
 from lookonce.errors import RecordsError, UsageError
 from lookonce.files import atomic_write
-from lookonce.text import Notify, count, listed, located, nfc, quiet, rows, value_of
+from lookonce.text import Notify, count, first_few, listed, located, nfc, quiet, rows, value_of
 
 HELD = tuple(part for part in PARTS if part != "train")
 """The parts that have a share; train has the rest."""
@@ -77,6 +77,10 @@ class Part:
     path: Path
     num_records: int
     num_images: int
+
+    @property
+    def content(self) -> str:
+        return f"{count(self.num_records, 'record')}, {count(self.num_images, 'image')}"
 
 
 def parse_shares(text: str) -> dict[str, float]:
@@ -138,11 +142,6 @@ def divide(records: Sequence[Record], division: Division, notify: Notify = quiet
     return parts
 
 
-def num_images(records: Iterable[Record]) -> int:
-    """The number of image files that some records name."""
-    return len({image for record in records for image in record.images})
-
-
 def _values(record: Record, keys: Iterable[str]) -> dict[str, object]:
     return {key: value for key in keys if (value := value_of(record.metadata, key)) not in (None, "")}
 
@@ -196,15 +195,8 @@ class ConvertReport:
         kinds = ", ".join(f"{count(number, 'record')} {what}" for number, what in shown if number)
         lines = [
             ("read", f"{self.source}, {self.source_form}"),
-            *(("wrote", f"{path}, {self.target_form}") for path in ([self.target] if not self.parts else ())),
-            *(
-                (
-                    one.name,
-                    f"{one.path}, {self.target_form}: {count(one.num_records, 'record')}, "
-                    f"{count(one.num_images, 'image')}",
-                )
-                for one in self.parts
-            ),
+            *(() if self.parts else (("wrote", f"{self.target}, {self.target_form}"),)),
+            *((one.name, f"{one.path}, {self.target_form}: {one.content}") for one in self.parts),
             ("records", f"{self.num_records:,}, {count(self.num_turns, 'question')}"),
             ("images", f"{count(self.num_images, 'file')} named" + (f"; {kinds}" if kinds else "")),
         ]
@@ -293,7 +285,7 @@ def convert(
     keep = extractor.keep
     file = RecordsFile(source, image_root, format=source_format, keep=keep, coerce_answers=coerce_answers)
     records = list(tqdm(file, desc="read records", unit="record", leave=False, disable=None))
-    images = {image for record in records for image in record.images}
+    images = _images(records)
     parts = divide(records, division, notify) if division else {"": records}
     for path in paths.values():
         check_not_among(path, images)
@@ -315,8 +307,12 @@ def convert(
         sum(path.suffix == UNKNOWN_SUFFIX for path in extractor.written.values()),
         file.num_coerced,
         file.left_out_columns,
-        tuple(Part(part, paths[part], len(some), num_images(some)) for part, some in parts.items() if part),
+        tuple(Part(part, paths[part], len(some), len(_images(some))) for part, some in parts.items() if part),
     )
+
+
+def _images(records: Iterable[Record]) -> set[Path]:
+    return {image for record in records for image in record.images}
 
 
 def check_paths(source: Path, target: Path, overwrite: bool) -> None:
@@ -325,17 +321,10 @@ def check_paths(source: Path, target: Path, overwrite: bool) -> None:
     Raises:
         UsageError: there is no `source`; or `target` is the same file, exists, or has an unknown suffix.
     """
-    if source.is_dir():
-        raise UsageError(f"no records file at {located(source)}: {folder_in_place(source)}")
-    if not source.exists():
-        raise UsageError(f"no records file at {located(source)}; name a JSONL, JSON, CSV or parquet file")
-    allowed = (".jsonl", *SUFFIXES)
-    if target.suffix.lower() not in allowed:
-        raise UsageError(f"{target}: the suffix decides the type of file to write; name one with {', '.join(allowed)}")
-    if target.exists() and target.samefile(source):
-        raise UsageError(f"{target} is also the file to read; name another file to write")
-    if target.exists() and not overwrite:
-        raise UsageError(f"{target} exists; name another file, or replace it with --overwrite")
+    if not source.exists() or source.is_dir():
+        what = f": {folder_in_place(source)}" if source.is_dir() else "; name a JSONL, JSON, CSV or parquet file"
+        raise UsageError(f"no records file at {located(source)}{what}")
+    check_target(target, source, (".jsonl", *FILE_TYPES), overwrite=overwrite)
 
 
 def check_not_among(target: Path, images: set[Path]) -> None:
@@ -385,9 +374,7 @@ class CleanReport:
             ("wrote", f"{self.target}: {count(self.num_kept, 'record')}{', unchanged' if self.is_unchanged else ''}"),
             ("left out", f"{count(self.num_malformed, 'malformed record')}, {self._of_images()}"),
         ]
-        kinds = [f"  {kind.text()}" for kind in self.malformed[:NUM_KINDS]]
-        more = len(self.malformed) - NUM_KINDS
-        kinds += [f"  and {count(more, 'other mistake')}"] if more > 0 else []
+        kinds = first_few([kind.text() for kind in self.malformed], NUM_KINDS, "other mistake")
         if self.num_coerced and not self.is_unchanged:
             lines.append(("numbers", f"{count(self.num_coerced, 'answer')} now text instead of a number or boolean"))
         if self.left_out_columns:
@@ -437,10 +424,10 @@ def clean(
     malformed = Collector()
     file = RecordsFile(source, image_root, coerce_answers=coerce_answers, broken=malformed)
     records = list(tqdm(file, desc="read records", unit="record", leave=False, disable=None))
-    images = inspect_images((image for record in records for image in record.images), decode=decode)
+    images = inspect_images(_images(records), decode=decode)
     kept, left_out = leave_out(records, {path: info.problem for path, info in images.items() if info.problem})
     check_not_among(target, set(images))
-    is_unchanged = kind_of_file(source) == SUFFIXES.get(target.suffix.lower(), "jsonl") == "jsonl"
+    is_unchanged = kind_of_file(source) == "jsonl" and target.suffix.lower() not in FILE_TYPES
     report = CleanReport(
         source,
         target,

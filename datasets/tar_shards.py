@@ -26,14 +26,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lookonce.datasets.audit.corpus import Corpus, ImageInfo, distinct
+from lookonce.datasets.audit.corpus import Corpus
 from lookonce.datasets.formats.image_references import suffix_of_format
-from lookonce.datasets.images import bytes_key, read_many
-from lookonce.datasets.records import Record, by_kind, errors_name, write_records
+from lookonce.datasets.images import ImageInfo, bytes_key, distinct, read_many
+from lookonce.datasets.records import LeftOut, Record, by_kind, errors_name, leave_out, write_records
 from lookonce.disk_space import check_room, disk_full
 from lookonce.errors import ImageError, RecordsError, UsageError
 from lookonce.files import TEMPORARY_MARK, atomic_write, create_text, is_full, temporary_name
-from lookonce.text import count, rows, size
+from lookonce.text import count, first_few, rows, size
 
 KEPT = "Finished tar shards are kept: make room and run the same command again"
 
@@ -172,13 +172,15 @@ def write_tar_shards(
     """
     corpus = Corpus.read(paths, image_root)
     refuse_malformed(corpus)
-    names = _names(paths)
-    refuse_unusable(corpus, skip_missing)
+    names = _names([file.path for file in corpus.files])
+    unusable = {path: image.problem for path, image in corpus.images.items() if image.problem}
+    usable = {name: leave_out(file.records, unusable) for name, file in zip(names, corpus.files, strict=True)}
+    refuse_unusable(list(usable.values()), len(corpus.images), skip_missing)
     images = [image for image in distinct(corpus.images).values() if not image.problem]
-    questions = _questions(corpus) if with_questions else {}
+    questions = _questions(corpus, names) if with_questions else {}
     shards = plan_tar_shards(images, tar_bytes)
     sizes = {shard.name: tar_size(shard, questions) for shard in shards}
-    kept = {shard.name for shard in shards if _exists(folder / shard.name, sizes[shard.name])}
+    kept = {path.name for path in folder.glob("*.tar") if path.stat().st_size == sizes.get(path.name)}
     new_bytes = sum(number for name, number in sizes.items() if name not in kept)
     check_room(folder, new_bytes, f"the tar shards in {folder}", "Make room, or name a folder on another disk")
     _write_index(folder, _index(shards, corpus, image_root, questions))
@@ -188,16 +190,22 @@ def write_tar_shards(
                 write_tar_shard(folder, shard, questions, progress.update)
             else:
                 progress.update(len(shard.images))
-    written = dict(_write_records(corpus, names, folder, shards))
+    path_of = {image.key: folder.absolute() / shard.member(image) for shard in shards for image in shard.images}
+    for name, (records, _) in usable.items():
+        in_tars = [
+            replace(record, images=tuple(path_of[corpus.identity(image)] for image in record.images))
+            for record in records
+        ]
+        _write_once(folder / name, in_tars)
     return TarReport(
         str(folder),
         len(images),
-        sum(not image.problem for image in corpus.images.values()),
+        len(corpus.images) - len(unusable),
         sum(sizes.values()),
         tuple(sizes),
         len(kept),
-        {name: number for name, (number, _) in written.items()},
-        {name: left_out for name, (_, left_out) in written.items()},
+        {name: len(records) for name, (records, _) in usable.items()},
+        {name: left_out.num_left_out for name, (_, left_out) in usable.items()},
         tuple(file.note for file in corpus.files if file.note),
     )
 
@@ -211,52 +219,44 @@ def refuse_malformed(corpus: Corpus) -> None:
     kinds = by_kind(one for file in corpus.files for one in file.malformed)
     if kinds:
         number = sum(len(kind.places) for kind in kinds)
-        named = [f"  {kind.text()}" for kind in kinds[:NUM_NAMED]]
-        more = [f"  and {count(len(kinds) - NUM_NAMED, 'other mistake')}"] if len(kinds) > NUM_NAMED else []
+        named = first_few([kind.text() for kind in kinds], NUM_NAMED, "other mistake")
         advice = "correct them, or leave them out with: lookonce data clean RECORDS OUT"
-        raise RecordsError("\n".join([f"{count(number, 'malformed record')}; {advice}", *named, *more]))
+        raise RecordsError("\n".join([f"{count(number, 'malformed record')}; {advice}", *named]))
 
 
-def refuse_unusable(corpus: Corpus, skip_missing: bool) -> None:
+def refuse_unusable(files: Sequence[tuple[list[Record], LeftOut]], num_images: int, skip_missing: bool) -> None:
     """Check that every image is usable; with `skip_missing`, that each file has a record left.
+
+    `files` are the records of each file that are left, and those that are not.
 
     Raises:
         ImageError: names the first few unusable images with their records.
     """
-    left = [any(_is_usable(record, corpus) for record in file.records) for file in corpus.files]
-    if skip_missing and all(left):
+    left = all(records for records, _ in files)
+    unusable = {image.path: image.text() for _, left_out in files for image in left_out.images}
+    if not unusable or (skip_missing and left):
         return
-    origins: dict[Path, str] = {}
-    for file in corpus.files:
-        for record in file.records:
-            for image in record.images:
-                if corpus.images[image].problem:
-                    origins.setdefault(image, file.origin(record))
-    if not origins:
-        return
-    named = [f"  {corpus.images[image].problem} ({origin})" for image, origin in list(origins.items())[:NUM_NAMED]]
-    more = [f"  and {len(origins) - NUM_NAMED:,} more"] if len(origins) > NUM_NAMED else []
+    named = first_few(list(unusable.values()), NUM_NAMED)
     raise ImageError(
-        "\n".join([f"{len(origins):,} of {count(len(corpus.images), 'image')} cannot be used:", *named, *more])
+        "\n".join([f"{len(unusable):,} of {count(num_images, 'image')} cannot be used:", *named])
         + "\nName their folder with --image-root"
-        + (", or leave out their records with --skip-missing." if all(left) else "; a file would have no records left.")
+        + (", or leave out their records with --skip-missing." if left else "; a file would have no records left.")
     )
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
     """The names of the new records files."""
     names = [f"{path.stem}.jsonl" for path in paths]
-    for number, name in enumerate(names):
-        if name in names[:number]:
-            other = paths[names.index(name)]
-            raise UsageError(f"{paths[number]} would be written as {name}, as would {other}; rename it")
+    for path, name in zip(paths, names, strict=True):
+        if (other := paths[names.index(name)]) != path:
+            raise UsageError(f"{path} would be written as {name}, as would {other}; rename it")
     return names
 
 
-def _questions(corpus: Corpus) -> dict[str, bytes]:
+def _questions(corpus: Corpus, names: Sequence[str]) -> dict[str, bytes]:
     """For each image its questions and answers by records file, as JSON."""
     found: dict[str, dict[str, list[dict[str, str]]]] = defaultdict(lambda: defaultdict(list))
-    for file, name in zip(corpus.files, _names([file.path for file in corpus.files]), strict=True):
+    for file, name in zip(corpus.files, names, strict=True):
         for record in file.records:
             for key in dict.fromkeys(corpus.identity(image) for image in record.images):
                 found[key][name] += [{"question": turn.question, "answer": turn.answer} for turn in record.turns]
@@ -305,25 +305,6 @@ def _write_index(folder: Path, index: str) -> None:
         )
 
 
-def _exists(path: Path, num_bytes: int) -> bool:
-    return path.exists() and path.stat().st_size == num_bytes
-
-
-def _write_records(
-    corpus: Corpus, names: Sequence[str], folder: Path, shards: Iterable[TarShard]
-) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Write each records file; yields its name, the number of its records, and how many were left out."""
-    path_of = {image.key: folder.absolute() / shard.member(image) for shard in shards for image in shard.images}
-    for file, name in zip(corpus.files, names, strict=True):
-        records = [
-            replace(record, images=tuple(path_of[corpus.identity(image)] for image in record.images))
-            for record in file.records
-            if _is_usable(record, corpus)
-        ]
-        _write_once(folder / name, records)
-        yield name, (len(records), len(file.records) - len(records))
-
-
 def _write_once(path: Path, records: Sequence[Record]) -> None:
     """Write a records file, unless it exists.
 
@@ -340,7 +321,3 @@ def _write_once(path: Path, records: Sequence[Record]) -> None:
             raise UsageError(f"{path} holds other records; move it away to have it written again") from None
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _is_usable(record: Record, corpus: Corpus) -> bool:
-    return not any(corpus.images[image].problem for image in record.images)

@@ -29,6 +29,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property
+from itertools import count as count_up
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
@@ -121,9 +122,8 @@ def match_images(patterns: Iterable[str]) -> list[Path]:
                 "another folder, or a pattern of files"
             )
         else:
-            matches = (
-                [name] if os.path.isfile(name) else sorted(filter(os.path.isfile, glob.glob(name, recursive=True)))
-            )
+            matches = [name] if os.path.isfile(name) else glob.glob(name, recursive=True)
+            matches = sorted(filter(os.path.isfile, matches))
             problem = "matches no file; put the pattern into quotes, and check the folder"
         if not matches:
             raise UsageError(f"--images {pattern} {problem}")
@@ -136,23 +136,15 @@ def absolute(path: Path) -> Path:
     return Path(os.path.abspath(path.expanduser()))
 
 
-class PictureFiles:
-    """Writes images of Pillow to files: then they are read, named and encoded like all others.
+def file_of(picture: Picture, path: Path) -> Path:
+    """The file of an image. One of Pillow is written to `path`: then it is read, named and encoded like all others.
 
-    They are written as RGB, as transformers reads the file of such an image. PNG notes a transparent colour.
+    It is written as RGB, as transformers reads the file of such an image. PNG notes a transparent colour.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._num_written = 0
-
-    def path(self, picture: Picture) -> Path:
-        if not isinstance(picture, Image.Image):
-            return Path(picture)
-        self._num_written += 1
-        path = self._folder / f"{self._num_written}.png"
-        ImageOps.exif_transpose(picture).convert("RGB").save(path, compress_level=0)
-        return path
+    if not isinstance(picture, Image.Image):
+        return Path(picture)
+    ImageOps.exif_transpose(picture).convert("RGB").save(path, compress_level=0)
+    return path
 
 
 def plan_rounds(keys_of: Mapping[int, Keys], tokens_of: Callable[[str], int]) -> list[list[int]]:
@@ -187,17 +179,12 @@ class LiveFeatures:
         self._opened = opened
         self._encoded: dict[str, ImageFeatures] = {}
 
-    @property
-    def _is_built(self) -> bool:
-        return (self._opened.cache_folder / MANIFEST).exists()
-
     @cached_property
     def _cache(self) -> VisionCache | None:
         """The run's cache, if it is built; it may lack any image."""
         opened = self._opened
-        if not self._is_built:
-            return None
-        return find_cache(opened.run.cache.dir, opened.fingerprint, check=opened.run.cache.check)
+        is_built = (opened.cache_folder / MANIFEST).exists()
+        return find_cache(opened.run.cache.dir, opened.fingerprint, check=opened.run.cache.check) if is_built else None
 
     @cached_property
     def _tower(self) -> Tower:
@@ -210,11 +197,10 @@ class LiveFeatures:
         Raises:
             CacheError: another process repairs it.
         """
-        if not self._is_built:
+        folder, cache = self._opened.cache_folder, self._opened.run.cache
+        is_built = (folder / MANIFEST).exists()
+        with using(folder, "lookonce predict", cache.claim_s) if is_built else contextlib.nullcontext():
             yield
-        else:
-            with using(self._opened.cache_folder, "lookonce predict", self._opened.run.cache.claim_s):
-                yield
 
     def encode(self, images: ImageIndex, keys: Collection[str]) -> dict[str, ImageError]:
         """Encode those of some images that are neither in the cache nor in memory; returns the errors by key."""
@@ -311,9 +297,9 @@ class Answerer:
         prompts = [images] if isinstance(images, Picture | tuple) else images
         texts = [questions] if isinstance(questions, str) else [*questions]
         with TemporaryDirectory(prefix="lookonce-") as folder:
+            paths = (Path(folder, f"{number}.png") for number in count_up(1))
             shown = [one if isinstance(one, tuple) else (one,) for one in prompts]
-            files = PictureFiles(Path(folder))
-            return self._all(ask_each([tuple(map(files.path, one)) for one in shown], texts, system))
+            return self._all(ask_each([tuple(map(file_of, one, paths)) for one in shown], texts, system))
 
     def answer_records(self, records: Iterable[Record]) -> list[Answer]:
         """The greedy answers to all turns of some records, in order.
@@ -387,43 +373,35 @@ class Answerer:
         usable, refused = _keys_of(asked, images)
         yield refused
         numbers = {some[0]: some for some in together(asked, self.opened.run.eval.turns) if some[0] in usable}
-        of_first = {first: usable[first] for first in numbers}
-        rounds = plan_rounds(of_first, lambda key: self._features.num_tokens(images, key))
+        rounds = plan_rounds(
+            {first: usable[first] for first in numbers}, lambda key: self._features.num_tokens(images, key)
+        )
         last_round = {key: number for number, members in enumerate(rounds) for one in members for key in usable[one]}
+
+        def of_round(chosen: Mapping[int, Sequence[int]]) -> Iterator[Results]:
+            """Answer some dialogues: the numbers of the questions of each, by its first one."""
+            failed = self._features.encode(images, list(dict.fromkeys(key for one in chosen for key in usable[one])))
+            dialogues: dict[int, Dialogue] = {}
+            without: Results = {}
+            for first, some in chosen.items():
+                try:
+                    dialogues[first] = self._dialogue(asked, some, usable[first], failed)
+                except LookonceError as error:
+                    without |= dict.fromkeys(some, error)
+            yield without
+            firsts = list(dialogues)
+            for wave in self._engine.plan(list(dialogues.values())):
+                in_wave = {firsts[place]: dialogues[firsts[place]] for place in wave}
+                if not known >= {one for first in in_wave for one in chosen[first]}:
+                    answers = self._answers(in_wave, notify)
+                    yield dict(pair for one in in_wave for pair in zip(chosen[one], answers[one], strict=True))
+
         with self._features.in_use():
             for number, members in enumerate(rounds):
                 self._features.drop([key for key in self._features.in_memory if last_round.get(key, -1) < number])
                 chosen = {first: numbers[first] for first in members}
                 if not known >= {one for some in chosen.values() for one in some}:
-                    yield from self._round(asked, chosen, of_first, images, known, notify)
-
-    def _round(
-        self,
-        asked: Sequence[Asked],
-        members: Mapping[int, Sequence[int]],
-        keys_of: Mapping[int, Keys],
-        images: ImageIndex,
-        known: Set[int],
-        notify: Notify,
-    ) -> Iterator[Results]:
-        """Answer some dialogues: the numbers of the questions of each, by its first one."""
-        failed = self._features.encode(images, list(dict.fromkeys(key for one in members for key in keys_of[one])))
-        dialogues: dict[int, Dialogue] = {}
-        refused: Results = {}
-        for first, some in members.items():
-            try:
-                dialogues[first] = self._dialogue(asked, some, keys_of[first], failed)
-            except LookonceError as error:
-                refused |= dict.fromkeys(some, error)
-        yield refused
-        numbers = list(dialogues)
-        for wave in self._engine.plan(list(dialogues.values())):
-            chosen = {numbers[place]: dialogues[numbers[place]] for place in wave}
-            if not known >= {one for first in chosen for one in members[first]}:
-                answers = self._answers(chosen, notify)
-                yield {
-                    one: found for first in chosen for one, found in zip(members[first], answers[first], strict=True)
-                }
+                    yield from of_round(chosen)
 
     def _dialogue(
         self, asked: Sequence[Asked], numbers: Sequence[int], keys: Keys, failed: Mapping[str, ImageError]
@@ -449,16 +427,6 @@ class Answerer:
         numbers, half = list(dialogues), len(dialogues) // 2
         parts = [{number: dialogues[number] for number in some} for some in (numbers[:half], numbers[half:])]
         return self._answers(parts[0], notify) | self._answers(parts[1], notify)
-
-    @property
-    def tokenizer(self) -> Any:
-        """The model's tokenizer."""
-        return self._chat.tokenizer
-
-    @property
-    def special_token_ids(self) -> list[int]:
-        """Token ids that no answer has in the prompts of later questions."""
-        return self._chat.special_token_ids
 
     @cached_property
     def _model(self) -> Any:
@@ -511,7 +479,8 @@ class Conversation:
         """
         turns = (*self._turns, Turn(question, ""))
         asked = self._record(*(Turn(turn.question, NOT_ANSWERED) for turn in turns))
-        streamer: Any = _Streamer(self._answerer.tokenizer, on_text)  # it has no types
+        streamer: Any = TextStreamer(self._answerer.opened.chat_tokenizer.tokenizer, skip_special_tokens=True)
+        streamer.on_finalized_text = lambda text, stream_end=False: on_text(text)  # words, as soon as they are whole
         with self._answerer.dialogue(asked) as dialogue:
             talk = self._talk or self._answerer.talk()
             try:
@@ -540,14 +509,3 @@ class Conversation:
 
     def _record(self, *turns: Turn) -> Record:
         return Record(self._images, turns, self._system, origin="the conversation")
-
-
-class _Streamer(TextStreamer):
-    """Gives the words of an answer to a function, as soon as they are whole."""
-
-    def __init__(self, tokenizer: Any, on_text: Callable[[str], None]) -> None:
-        super().__init__(tokenizer, skip_special_tokens=True)
-        self._on_text = on_text
-
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        self._on_text(text)

@@ -196,9 +196,10 @@ def _pair(
     metric: Metric,
 ) -> Pair:
     (first, second), (p, p_holm) = both, ps
-    is_counted = metric == "exact_match" and len(first.runs) == len(second.runs) == 1
-    only_first, only_second = (int(np.sum(score_Q2[:, one] > score_Q2[:, 1 - one])) for one in (0, 1))
-    spreads = [one.spread for one in both if one.spread is not None]
+    only_first = only_second = p_mcnemar = None
+    if metric == "exact_match" and len(first.runs) == len(second.runs) == 1:
+        only_first, only_second = (int(np.sum(score_Q2[:, one] > score_Q2[:, 1 - one])) for one in (0, 1))
+        p_mcnemar = mcnemar_p(only_first, only_second)
     return Pair(
         first=first.name,
         second=second.name,
@@ -206,10 +207,10 @@ def _pair(
         interval=interval,
         p=p,
         p_holm=p_holm,
-        only_first=only_first if is_counted else None,
-        only_second=only_second if is_counted else None,
-        p_mcnemar=mcnemar_p(only_first, only_second) if is_counted else None,
-        spread=max(spreads, default=None),
+        only_first=only_first,
+        only_second=only_second,
+        p_mcnemar=p_mcnemar,
+        spread=max((one.spread for one in both if one.spread is not None), default=None),
         are_seeds=are_seeds,
         metric=metric,
     )
@@ -258,10 +259,9 @@ def sentence(pair: Pair, num_questions: int) -> str:
     better = pair.better
     if better:
         worse = pair.first if better == pair.second else pair.second
-        more = f"answers {_points(pair)} more questions exactly right than"
-        if pair.metric != "exact_match":
-            more = f"scores {_points(pair)} more {METRICS[pair.metric]} than"
-        return f"{better} {more} {worse} ({_figures(pair)})."
+        right = f"answers {_points(pair)} more questions exactly right than"
+        more = f"scores {_points(pair)} more {METRICS[pair.metric]} than"
+        return f"{better} {right if pair.metric == 'exact_match' else more} {worse} ({_figures(pair)})."
     start = f"{pair.first} and {pair.second} are not distinguishable:"
     if pair.only_first == pair.only_second == 0:
         return f"{start} they answer the same of the {num_questions:,} questions right."
@@ -283,7 +283,7 @@ def _why(pair: Pair) -> str:
 
 def _points(pair: Pair) -> str:
     points = 100 * abs(pair.difference)
-    return f"{points:.1f} points" if points >= 0.05 else f"{points:.2f} points"
+    return f"{points:.{1 if points >= 0.05 else 2}f} points"
 
 
 def _figures(pair: Pair) -> str:

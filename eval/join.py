@@ -41,7 +41,7 @@ from lookonce.files import hash_file
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RECORD, RunFolder
 from lookonce.run.start_adapter import adapter_hash, folder_of
-from lookonce.text import count, listed, nfc, quoted, shell
+from lookonce.text import count, listed, nfc, quoted, shell, short_ends
 
 SEED = "train.seed"
 OF_TRAINING = {"records", "lessons", "context"}
@@ -101,12 +101,8 @@ def find_predictions(folder: RunFolder, split: str) -> Path:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """The shortest ends of the paths that tell them apart; a path that is there twice gets a number."""
-    parts = [_named_by(path.absolute()).parts for path in paths]
-    names = [part[-1] for part in parts]
-    for depth in range(2, max(map(len, parts)) + 1):
-        twice = {name for name, number in Counter(dict(zip(parts, names, strict=True)).values()).items() if number > 1}
-        names = ["/".join(part[-depth:]) if name in twice else name for part, name in zip(parts, names, strict=True)]
+    """Short names of runs, after their folders; a path that is there twice gets a number."""
+    names = short_ends([_named_by(path.absolute()) for path in paths])
     used = {*names}
     for number, name in enumerate(names):
         if name in names[:number]:
@@ -216,11 +212,9 @@ def in_one_order(runs: Sequence[Run]) -> list[list[Prediction]]:
         UsageError: they answered different questions, or were scored with different references; names the differences.
     """
     asked = [_by_key(run.predictions) for run in runs]
-    differences = [
-        line
-        for run, by_key in zip(runs[1:], asked[1:], strict=True)
-        for line in _differences(runs[0].name, asked[0], run.name, by_key)
-    ]
+    differences: list[str] = []
+    for run, by_key in zip(runs[1:], asked[1:], strict=True):
+        differences += _differences(runs[0].name, asked[0], run.name, by_key)
     if differences:
         raise UsageError(
             "\n".join(["the runs cannot be compared, because they answered different questions:", *differences])
@@ -233,35 +227,28 @@ def _by_key(predictions: Sequence[Prediction]) -> dict[Key, Prediction]:
     """The predictions by their keys, in their order."""
     same: dict[Asked, list[int]] = {}
     for number, one in enumerate(predictions):
-        asked = (one.image_keys, nfc(one.question), one.turn)
-        same.setdefault(asked, []).append(number)
+        same.setdefault((one.image_keys, nfc(one.question), one.turn), []).append(number)
+    told_apart = [  # from another question with the same text; own answers before it are others in each run
+        (sorted(_references(one)), [nfc(turn.question) for turn in one.earlier], one.origin) for one in predictions
+    ]
     keys: dict[int, Key] = {}
     for asked, numbers in same.items():
-        numbers.sort(key=lambda number: _told_apart(predictions[number]))
+        numbers.sort(key=told_apart.__getitem__)
         keys |= {number: (*asked, place) for place, number in enumerate(numbers)}
     return {keys[number]: one for number, one in enumerate(predictions)}
-
-
-def _told_apart(one: Prediction) -> tuple[list[str], list[str], str]:
-    """What tells a question from another with the same text; own answers before it are others in each run."""
-    return sorted(_references(one)), [nfc(turn.question) for turn in one.earlier], one.origin
 
 
 def _differences(
     name: str, mine: dict[Key, Prediction], other_name: str, theirs: dict[Key, Prediction]
 ) -> Iterator[str]:
     """What differs between the questions of two runs: a line each, with a number and some examples."""
-    for lacking, has, absent in (
-        (other_name, name, [one for key, one in mine.items() if key not in theirs]),
-        (name, other_name, [one for key, one in theirs.items() if key not in mine]),
-    ):
-        if absent:
+    for lacking, others, has, rows in ((other_name, theirs, name, mine), (name, mine, other_name, theirs)):
+        if absent := [one for key, one in rows.items() if key not in others]:
             yield f"  {lacking} lacks {count(len(absent), 'question')} of {has}: {_examples(absent)}"
     scored = [(one, theirs[key]) for key, one in mine.items() if key in theirs]
     if changed := [one for one, other in scored if _references(one) != _references(other)]:
-        yield f"  the references of {count(len(changed), 'question')} differ from {name} to {other_name}: " + _examples(
-            changed
-        )
+        references = f"the references of {count(len(changed), 'question')}"
+        yield f"  {references} differ from {name} to {other_name}: {_examples(changed)}"
 
 
 def _references(one: Prediction) -> set[str]:

@@ -24,10 +24,10 @@ from typing import Any
 from tqdm import tqdm
 
 from lookonce.datasets.images import ImageIndex, index_images
-from lookonce.datasets.records import Turn
+from lookonce.datasets.records import Turn, check_target
 from lookonce.datasets.text_files import as_cell, safe_cell
 from lookonce.environment import shorten
-from lookonce.errors import LookonceError, UsageError
+from lookonce.errors import LookonceError
 from lookonce.eval.answerer import Answerer, Results
 from lookonce.eval.answers.files import PartialAnswers
 from lookonce.eval.answers.questions import Asked, Turns, on_this_machine, row_of, together, turns_before
@@ -42,15 +42,8 @@ COLUMNS = ("origin", "images", "question", "turn", "predicted", "answer", "right
 
 def answered(asked: Asked, earlier: tuple[Turn, ...], turns: Turns, image_keys: Sequence[str], answer: Answer) -> Row:
     """The row of an answer; `earlier` are the turns before it in its prompt, answered as `turns` says."""
-    prediction = replace(
-        row_of(*asked, image_keys),
-        earlier=earlier,
-        earlier_answers=turns if earlier else None,
-        predicted=answer.text,
-        logprob=answer.logprob,
-        num_tokens=answer.num_tokens,
-        ended=answer.ended,
-    )
+    row = row_of(*asked, image_keys, answer)
+    prediction = replace(row, earlier=earlier, earlier_answers=turns if earlier else None)
     absent = {"majority"} if prediction.answer else {"majority", "answer", "right"}
     return {name: value for name, value in prediction.to_json().items() if name not in absent}
 
@@ -61,12 +54,7 @@ def check_output(path: Path, records: Path | None, *, overwrite: bool) -> None:
     Raises:
         UsageError: it exists, is the records file, or has another suffix.
     """
-    if path.suffix.lower() not in (".jsonl", ".csv"):
-        raise UsageError(f"{path}: the suffix decides the type of file to write; name one with .jsonl or .csv")
-    if records and path.exists() and records.exists() and path.samefile(records):
-        raise UsageError(f"{path} is also the file to read; name another file to write")
-    if path.exists() and not overwrite:
-        raise UsageError(f"{path} exists; name another file, or replace it with --overwrite")
+    check_target(path, records, (".jsonl", ".csv"), overwrite=overwrite)
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
@@ -195,7 +183,7 @@ def _rows(answerer: Answerer, asked: Sequence[Asked], images: ImageIndex, result
     answers = {number: result for number, result in sorted(results.items()) if isinstance(result, Answer)}
     turns = answerer.opened.run.eval.turns
     dialogues = (some for some in together(asked, turns) if answers.keys() >= {*some})
-    earlier = turns_before(asked, dialogues, answers, answerer.special_token_ids)
+    earlier = turns_before(asked, dialogues, answers, answerer.opened.chat_tokenizer.special_token_ids)
     keys = {number: [images.key_of[path] for path in asked[number][0].images] for number in answers}
     return [answered(asked[number], earlier[number], turns, keys[number], answer) for number, answer in answers.items()]
 

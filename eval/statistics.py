@@ -1,4 +1,4 @@
-"""How sure a score is, and whether two scores differ; numbers only, with numpy.
+"""How sure a score is, and whether two scores differ; numbers only.
 
 Q questions, C clusters (images), K columns (several scores, or pairs of runs), R permutations.
 
@@ -28,13 +28,14 @@ were a tenth shorter, and with 200 a fiftieth.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lookonce.datasets.curriculum import connected
 from lookonce.text import in_percent
 
 Clusters = NDArray[np.intp]
@@ -51,22 +52,11 @@ ROUNDING = 1e-9
 """Sums that differ by less are equal: means over seeds are not exact in binary."""
 
 
-def clusters_of(images: Sequence[Sequence[Hashable]]) -> Clusters:
+def clusters_of(images: Sequence[Sequence[Any]]) -> Clusters:
     """The cluster of each question, from what it shares with others: its images, at least one value each."""
-    parent: dict[Hashable, Hashable] = {}
-
-    def root(image: Hashable) -> Hashable:
-        while (above := parent.setdefault(image, image)) != image:
-            parent[image] = parent[above]
-            image = above
-        return image
-
-    for shared in images:
-        first = root(shared[0])
-        for image in shared[1:]:
-            parent[root(image)] = first
-    numbers: dict[Hashable, int] = {}
-    found = [numbers.setdefault(root(shared[0]), len(numbers)) for shared in images]
+    root_of = connected(images)
+    numbers: dict[Any, int] = {}
+    found = [numbers.setdefault(root_of[shared[0]], len(numbers)) for shared in images]
     return np.array(found, dtype=np.intp)
 
 
@@ -100,11 +90,10 @@ def difference_interval(values_Q: Vector, clusters: Clusters) -> Interval | None
 
 def _interval(ends: Callable[[Matrix, Matrix], Matrix], values_Q: Vector, clusters: Clusters) -> Interval | None:
     numbers_Q = np.unique(clusters, return_inverse=True)[1]
-    sums_C = np.bincount(numbers_Q, values_Q).astype(np.float64)
-    asked_C = np.bincount(numbers_Q).astype(np.float64)
-    if len(sums_C) < MIN_CLUSTERS:
+    sums_C2 = totals(np.stack([values_Q, np.ones(len(values_Q))], axis=1), numbers_Q)
+    if len(sums_C2) < MIN_CLUSTERS:
         return None
-    [[low], [high]] = ends(sums_C[:, None], asked_C[:, None]).tolist()
+    [[low], [high]] = ends(sums_C2[:, :1], sums_C2[:, 1:]).tolist()
     return Interval(low, high)
 
 

@@ -92,8 +92,8 @@ def lacks(predictions: Sequence[Prediction], challenge: Challenge, records: Sequ
 
     `records` are those of the split.
     """
-    asked = {(_names(record.images), nfc(turn.question)): record.origin for record in records for turn in record.turns}
-    needed = Counter((_names(record.images), nfc(turn.question)) for record in records for turn in record.turns)
+    pairs = [((_names(one.images), nfc(turn.question)), one.origin) for one in records for turn in one.turns]
+    asked, needed = dict(pairs), Counter(question for question, _ in pairs)
     missing = [*(needed - Counter((_names(one.images), nfc(one.question)) for one in predictions)).elements()]
     if missing:
         named = listed([f"{quoted(question)} ({asked[images, question]})" for images, question in missing], NUM_NAMED)

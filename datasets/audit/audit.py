@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from lookonce.datasets.archives import find_archive
-from lookonce.datasets.audit.corpus import Corpus, CorpusFile, ImageInfo, QuestionAnswer, list_questions
+from lookonce.datasets.audit.corpus import Corpus, CorpusFile, QuestionAnswer, list_questions
 from lookonce.datasets.audit.findings import (
     LEVELS,
     NUM_EXAMPLES,
@@ -37,7 +37,7 @@ from lookonce.datasets.audit.findings import (
     find_texts,
     findings_from,
 )
-from lookonce.datasets.images import Size, Trait
+from lookonce.datasets.images import ImageInfo, Size, Trait
 from lookonce.datasets.majority import Majority
 from lookonce.datasets.records import by_kind
 from lookonce.text import count, one_line, quoted, share, shown
@@ -91,44 +91,39 @@ class Leak:
         )
 
 
-def find_leaks(corpus: Corpus, questions: Iterable[QuestionAnswer]) -> list[Leak]:
+def find_leaks(corpus: Corpus, questions: Sequence[QuestionAnswer]) -> list[Leak]:
     """Return what every two files share, for those that share images."""
-    asked: dict[str, list[QuestionAnswer]] = defaultdict(list)
-    for one in questions:
-        asked[one.file].append(one)
-    names = {file.name: _names(corpus, file.name) for file in corpus.files}
-    pairs = combinations(names, 2)
-    return [_leak(pair, names, asked) for pair in pairs if names[pair[0]].keys() & names[pair[1]].keys()]
+    asked = {file.name: [one for one in questions if one.file == file.name] for file in corpus.files}
+    names = {file.name: _names(corpus, file) for file in corpus.files}
+    leaks = []
+    for one, other in combinations(names, 2):
+        shared = [image for image in names[one] if image in names[other]]
+        if not shared:
+            continue
+        answers, others = _answers(asked[one]), _answers(asked[other])
+        both = answers.keys() & others.keys()
+        leak = Leak(
+            one=_side(one, names[one], asked[one], {*shared}),
+            other=_side(other, names[other], asked[other], {*shared}),
+            num_images=len(shared),
+            num_renamed=sum(names[one][image].isdisjoint(names[other][image]) for image in shared),
+            num_asked_in_both=len(both),
+            num_answered_otherwise=sum(answers[key].isdisjoint(others[key]) for key in both),
+            images=tuple(
+                {"image": image, "one": sorted(names[one][image]), "other": sorted(names[other][image])}
+                for image in sorted(shared)
+            ),
+        )
+        leaks.append(leak)
+    return leaks
 
 
-def _names(corpus: Corpus, name: str) -> dict[str, set[str]]:
+def _names(corpus: Corpus, file: CorpusFile) -> dict[str, set[str]]:
     """Return the names that a file has for each of its images."""
     found: dict[str, set[str]] = defaultdict(set)
-    for file in corpus.files:
-        if file.name == name:
-            for image in {image for record in file.records for image in record.images}:
-                found[corpus.identity(image)].add(image.name)
+    for image in {image for record in file.records for image in record.images}:
+        found[corpus.identity(image)].add(image.name)
     return found
-
-
-def _leak(
-    pair: tuple[str, str], names: Mapping[str, Mapping[str, set[str]]], asked: Mapping[str, list[QuestionAnswer]]
-) -> Leak:
-    one, other = names[pair[0]], names[pair[1]]
-    shared = [image for image in one if image in other]
-    in_both = _answers(asked[pair[0]]), _answers(asked[pair[1]])
-    both = in_both[0].keys() & in_both[1].keys()
-    return Leak(
-        one=_side(pair[0], one, asked[pair[0]], set(shared)),
-        other=_side(pair[1], other, asked[pair[1]], set(shared)),
-        num_images=len(shared),
-        num_renamed=sum(one[image].isdisjoint(other[image]) for image in shared),
-        num_asked_in_both=len(both),
-        num_answered_otherwise=sum(in_both[0][key].isdisjoint(in_both[1][key]) for key in both),
-        images=tuple(
-            {"image": image, "one": sorted(one[image]), "other": sorted(other[image])} for image in sorted(shared)
-        ),
-    )
 
 
 def _side(name: str, images: Mapping[str, set[str]], asked: list[QuestionAnswer], shared: set[str]) -> Side:
@@ -167,17 +162,8 @@ class Vocabulary:
     """The number of distinct answers."""
     top: tuple[tuple[str, int], ...]
     """The most frequent answers and how often each is given."""
-
-    @property
-    def majority(self) -> str:
-        return self.top[0][0]
-
-    @property
-    def majority_share(self) -> float:
-        return share(self.top[0][1], self.num_asked)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"majority": self.majority, "majority_share": self.majority_share}
+    majority: str
+    majority_share: float
 
 
 @dataclass(frozen=True)
@@ -188,35 +174,30 @@ class Baseline:
     scored_on: str
     num_questions: int
     num_right: int
-
-    @property
-    def exact_match(self) -> float:
-        return share(self.num_right, self.num_questions)
+    exact_match: float
 
     def text(self) -> str:
         learned = "itself" if self.learned_on == self.scored_on else self.learned_on
         asked = count(self.num_questions, "question")
         return f"{self.exact_match:.1%} of {asked} of {self.scored_on}, learned on {learned}"
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"exact_match": self.exact_match}
-
 
 def count_answers(questions: Iterable[QuestionAnswer]) -> dict[str, Counter[str]]:
     """Count how often each answer is given to each question."""
-    found: dict[str, Counter[str]] = {}
+    found: dict[str, Counter[str]] = defaultdict(Counter)
     for one in questions:
-        found.setdefault(one.question, Counter())[one.answer] += 1
+        found[one.question][one.answer] += 1
     return found
 
 
 def vocabularies(answers: Mapping[str, Counter[str]]) -> list[Vocabulary]:
     """List the answers of the questions asked most, most first."""
-    found = [
-        Vocabulary(question, counts.total(), len(counts), tuple(counts.most_common(NUM_TOP)))
-        for question, counts in answers.items()
-    ]
-    return sorted(found, key=lambda each: -each.num_asked)[:MAX_QUESTIONS]
+    found = []
+    for question, counts in sorted(answers.items(), key=lambda pair: -pair[1].total())[:MAX_QUESTIONS]:
+        top = tuple(counts.most_common(NUM_TOP))
+        majority, number = top[0]
+        found.append(Vocabulary(question, counts.total(), len(counts), top, majority, share(number, counts.total())))
+    return found
 
 
 def find_constants(answers: Mapping[str, Counter[str]]) -> list[Finding]:
@@ -237,19 +218,14 @@ def find_constants(answers: Mapping[str, Counter[str]]) -> list[Finding]:
 
 def baselines(files: Sequence[str], questions: Sequence[QuestionAnswer]) -> list[Baseline]:
     """Score the first file's most frequent answers on each other file, or on itself if it is the only one."""
-    asked: dict[str, list[QuestionAnswer]] = {file: [] for file in files}
-    for one in questions:
-        asked[one.file].append(one)
+    asked = {file: [one for one in questions if one.file == file] for file in files}
     majority = Majority(((one.question, one.answer) for one in asked[files[0]]), min_asked=1 if files[1:] else 2)
-    return [
-        Baseline(
-            files[0],
-            file,
-            len(asked[file]),
-            sum(majority.answer(one.question).strip() in map(str.strip, one.accepted) for one in asked[file]),
-        )
-        for file in files[1:] or files
-    ]
+    found = []
+    for file in files[1:] or files:
+        are_right = [majority.answer(one.question).strip() in map(str.strip, one.accepted) for one in asked[file]]
+        right, number = sum(are_right), len(are_right)
+        found.append(Baseline(files[0], file, number, right, share(right, number)))
+    return found
 
 
 NUM_KINDS = 10
@@ -331,8 +307,8 @@ class Audit:
             "num_distinct_questions": self.num_distinct_questions,
             "findings": [asdict(finding) for finding in self.findings],
             "leaks": [asdict(leak) for leak in self.leaks],
-            "baselines": [baseline.to_json() for baseline in self.baselines],
-            "questions": [vocabulary.to_json() for vocabulary in self.vocabulary],
+            "baselines": [asdict(baseline) for baseline in self.baselines],
+            "questions": [asdict(vocabulary) for vocabulary in self.vocabulary],
             "questions_per_image": {str(number): images for number, images in self.questions_per_image.items()},
             "image_sizes": [
                 {"width": width, "height": height, "images": images} for (width, height), images in self.sizes.items()

@@ -1,9 +1,6 @@
 """What is audited: some records files, their records as single questions, and what is known of each image.
 
-Design: each image file is read once and hashed, and its header is read, several files at a time; only a few files'
-bytes are in memory at once. With `decode` the whole image is decoded, as the cache will do it, which finds truncated
-files and costs ten to a hundred times as much as a header. Threads are enough, since Pillow releases Python's lock
-while it decodes. Images come in the order of `ImageIndex.path_of`, in which a cache is planned.
+Design: each image file is read once (`inspect_images`); images come in the order in which a cache is planned.
 
 Two questions are the same if they have the same images, by content, in the same order, the same text before them
 (system text and earlier turns) and the same words. Texts are in NFC, in which they are compared. What comes before a
@@ -13,101 +10,17 @@ their square.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import xxhash
-from tqdm import tqdm
 
-from lookonce.datasets.archives import by_archive
-from lookonce.datasets.images import Size, Trait, bytes_key, read_header, read_many
-from lookonce.datasets.images import decode as decode_image
+from lookonce.datasets.images import ImageInfo, inspect_images
 from lookonce.datasets.records import Collector, Malformed, Record, RecordsFile
-from lookonce.errors import BadImage, ImageError, UsageError
-from lookonce.text import nfc
-from lookonce.threads import threaded_map
-
-MIN_SIDE = 32
-"""Smaller images are odd: 32 pixels are the side of one visual token of Qwen3-VL."""
-
-
-@dataclass(frozen=True)
-class ImageInfo:
-    """One image file, or member of an archive."""
-
-    path: Path
-    key: str = ""
-    """The sha256 of its bytes; empty if they cannot be read."""
-    num_bytes: int = 0
-    size: Size | None = None
-    """Width and height from the header, as the image is shown; None if it cannot be encoded."""
-    format: str = ""
-    """The name that Pillow gives the format: JPEG, PNG, ..."""
-    problem: str = ""
-    """Why the image cannot be used; empty if nothing was found wrong with it."""
-    traits: tuple[Trait, ...] = ()
-    """What 8-bit RGB does not keep of it."""
-    mode: str = ""
-    """The name that Pillow gives its kind of pixels: RGB, L, ..."""
-
-    @property
-    def is_missing(self) -> bool:
-        """Whether its bytes cannot be read."""
-        return not self.key
-
-    @property
-    def oddity(self) -> str:
-        """What is odd about its size; empty if nothing is."""
-        width, height = self.size or (MIN_SIDE, MIN_SIDE)
-        if min(width, height) < MIN_SIDE:
-            return f"{width} x {height} pixels, less than {MIN_SIDE} on a side"
-        return ""
-
-
-def inspect_images(paths: Iterable[Path], *, decode: bool = False) -> dict[Path, ImageInfo]:
-    """Inspect each image once; single files come first, by key, then archive by archive, and missing images last."""
-    paths = sorted(set(paths))
-    files, members_of = by_archive(paths)
-    with tqdm(total=len(paths), desc="inspect images", unit="image", leave=False, disable=None) as progress:
-
-        def inspected(bytes_of: Iterator[tuple[Path, bytes | ImageError]]) -> list[ImageInfo]:
-            found = []
-            for info in threaded_map(partial(_inspect, decode=decode), bytes_of):
-                progress.update()
-                found.append(info)
-            return found
-
-        single = inspected(read_many(files))
-        members = inspected(read_many(path for archive in members_of.values() for path in archive))
-    found = sorted(single, key=lambda info: (info.key, info.path)) + members
-    return {info.path: info for info in sorted(found, key=lambda info: info.is_missing)}
-
-
-def distinct(images: Mapping[Path, ImageInfo]) -> dict[str, ImageInfo]:
-    """Return one image for each key, in the order in which they are read fastest."""
-    found: dict[str, ImageInfo] = {}
-    for info in images.values():
-        if info.key:
-            found.setdefault(info.key, info)
-    return found
-
-
-def _inspect(read: tuple[Path, bytes | ImageError], *, decode: bool) -> ImageInfo:
-    path, data = read
-    if isinstance(data, ImageError):
-        return ImageInfo(path, problem=str(data))
-    key = bytes_key(data)
-    try:
-        header = read_header(data, path)
-        if decode:
-            decode_image(data, path)
-    except BadImage as error:
-        return ImageInfo(path, key, len(data), problem=str(error))
-    return ImageInfo(path, key, len(data), header.size, header.format, traits=header.traits, mode=header.mode)
-
+from lookonce.errors import UsageError
+from lookonce.text import nfc, short_ends
 
 TRAIN = "train"
 """The file whose name begins with this is the one that is trained on."""
@@ -173,7 +86,7 @@ class Corpus:
         if twice:
             raise UsageError(f"{twice[0]} is given twice; give each records file once")
         paths = sorted(paths, key=lambda path: not path.name.startswith(TRAIN))
-        names = short_names(paths)
+        names = short_ends(paths)
         files = [
             CorpusFile.read(name, path, image_root, coerce_answers=coerce_answers)
             for name, path in zip(names, paths, strict=True)
@@ -184,16 +97,6 @@ class Corpus:
     def identity(self, image: Path) -> str:
         """Return what identifies an image: its key, or its path if the image cannot be read."""
         return self.images[image].key or f"path:{image!s}"
-
-
-def short_names(paths: Sequence[Path]) -> list[str]:
-    """Return the last parts of each path, as many as tell it from the others."""
-    parts = [path.absolute().parts for path in paths]
-    for number in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(part[-number:]) for part in parts]
-        if len(set(names)) == len(names):
-            return names
-    return [str(path) for path in paths]
 
 
 class QuestionAnswer(NamedTuple):

@@ -125,23 +125,22 @@ def find_texts(corpus: Corpus, questions: Sequence[QuestionAnswer]) -> list[Find
 
 def find_other_forms(corpus: Corpus) -> list[Finding]:
     """Find texts that are not in NFC, the form in which texts are compared and models write."""
-    items: dict[tuple[str, str], Item] = {}
-    kinds: Counter[str] = Counter()
-    records: set[str] = set()
+    places: dict[tuple[str, str], list[str]] = defaultdict(list)
     for kind, text, origin in _texts(corpus):
         if text != nfc(text):
-            kinds[kind] += 1
-            records.add(origin)
-            item = items.setdefault((kind, text), {"text": text, "kind": kind, "count": 0, "places": []})
-            item["count"] += 1
-            item["places"].append(origin)
-    ordered = sorted(items.values(), key=lambda item: -item["count"])
+            places[kind, text].append(origin)
+    kinds = Counter(kind for (kind, _), some in places.items() for _ in some)
+    records = {origin for some in places.values() for origin in some}
+    most_first = sorted(places.items(), key=lambda pair: -len(pair[1]))
+    items: list[Item] = [
+        {"text": text, "kind": kind, "count": len(some), "places": some} for (kind, text), some in most_first
+    ]
     says = (
         f"{count(len(records), 'record')} with texts that are not in NFC, Unicode's usual form, such as accents apart "
         f"from their letters ({listed([count(number, kind) for kind, number in kinds.items()])}); they are compared in "
         "NFC, in which models write"
     )
-    return findings_from("not-nfc", "note", ordered, says, _place_example, count=len(records))
+    return findings_from("not-nfc", "note", items, says, _place_example, count=len(records))
 
 
 def _texts(corpus: Corpus) -> Iterator[tuple[str, str, str]]:
@@ -170,15 +169,14 @@ def _with(mark: re.Pattern[str], corpus: Corpus) -> Iterator[tuple[str, str]]:
 
 def _find(code: str, says: str, found: Iterable[tuple[str, str]]) -> list[Finding]:
     """Make an item of each distinct text, the most frequent first, with all places where it occurs."""
-    items: dict[str, Item] = {}
+    places: dict[str, list[str]] = defaultdict(list)
     for text, origin in found:
         if text:
-            item = items.setdefault(text, {"text": text, "count": 0, "places": []})
-            item["count"] += 1
-            item["places"].append(origin)
-    ordered = sorted(items.values(), key=lambda item: -item["count"])
-    number = sum(item["count"] for item in ordered)
-    return findings_from(code, "warning", ordered, f"{count(number, 'question')} {says}", _place_example, count=number)
+            places[text].append(origin)
+    most_first = sorted(places.items(), key=lambda pair: -len(pair[1]))
+    items: list[Item] = [{"text": text, "count": len(some), "places": some} for text, some in most_first]
+    number = sum(map(len, places.values()))
+    return findings_from(code, "warning", items, f"{count(number, 'question')} {says}", _place_example, count=number)
 
 
 def _place_example(item: Item) -> str:
@@ -212,31 +210,28 @@ def same_labels(answer: str) -> tuple[str, ...]:
 
 def find_label_variants(answers: Answers) -> list[Finding]:
     """Find answers that a person would call the same and an exact match would not."""
-    return [*_order(answers), *_writing(answers), *_separators(answers), *_units(answers)]
-
-
-def _order(answers: Answers) -> list[Finding]:
-    items = _variants(answers, same_labels, lambda answer: plain(answer).replace(";", "; "))
-    num_rarer = sum(sum(item["answers"].values()) - max(item["answers"].values()) for item in items)
-    return findings_from(
-        "label-order",
-        "warning",
-        items,
-        f"{count(len(items), 'set')} of labels in more than one order; exact match would call "
-        f"{count(num_rarer, 'answer')} wrong only because of the order",
-        _variant_example,
-    )
-
-
-def _writing(answers: Answers) -> list[Finding]:
-    items = _variants(answers, plain, str)
-    return findings_from(
-        "answer-writing",
-        "warning",
-        items,
-        f"{count(len(items), 'answer')} written in more than one way (case, spaces, a full stop)",
-        _variant_example,
-    )
+    reordered = _variants(answers, same_labels, lambda answer: plain(answer).replace(";", "; "))
+    num_rarer = sum(sum(item["answers"].values()) - max(item["answers"].values()) for item in reordered)
+    rewritten = _variants(answers, plain, str)
+    return [
+        *findings_from(
+            "label-order",
+            "warning",
+            reordered,
+            f"{count(len(reordered), 'set')} of labels in more than one order; exact match would call "
+            f"{count(num_rarer, 'answer')} wrong only because of the order",
+            _variant_example,
+        ),
+        *findings_from(
+            "answer-writing",
+            "warning",
+            rewritten,
+            f"{count(len(rewritten), 'answer')} written in more than one way (case, spaces, a full stop)",
+            _variant_example,
+        ),
+        *_separators(answers),
+        *_units(answers),
+    ]
 
 
 def _variants(answers: Answers, meaning: Callable[[str], Hashable], writing: Callable[[str], str]) -> list[Item]:

@@ -19,9 +19,9 @@ from PIL import ImageOps
 
 from lookonce import page, plots
 from lookonce.datasets.audit.audit import Audit, Vocabulary
-from lookonce.datasets.audit.corpus import Corpus, distinct
+from lookonce.datasets.audit.corpus import Corpus
 from lookonce.datasets.audit.findings import LEVELS, Finding
-from lookonce.datasets.images import UNDECODABLE, open_image, read_many
+from lookonce.datasets.images import UNDECODABLE, distinct, open_image, read_many
 from lookonce.errors import ImageError
 from lookonce.text import bars, binned, count, shown, table
 from lookonce.threads import threaded_map

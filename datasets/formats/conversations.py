@@ -31,7 +31,8 @@ learn from the message. Keys beside the messages that have no such meaning are k
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -48,7 +49,7 @@ from lookonce.datasets.formats.record import (
     Record,
     Row,
     Turn,
-    answer_text,
+    is_number,
     items,
     kind,
     need,
@@ -139,7 +140,7 @@ def to_record(
         raise RecordsError(f"{origin}: it has `{unsupported[0]}`; {UNSUPPORTED[unsupported[0]]}")
     messages, num_tags = _remove_tags(messages, origin)
     check_num_tags(num_tags, len(references), origin)
-    system, turns = _to_turns(messages, optional_text(row.get("system"), "system", origin), origin)
+    system, turns = _to_turns(messages, optional_text(row.get("system"), "system", origin), finder, origin)
     images = tuple(finder.find(reference, origin) for reference in references)
     known = {"system", "image", "images", *keys}
     return Record(images, turns, system, {key: value for key, value in row.items() if key not in known}, origin)
@@ -161,7 +162,9 @@ def _remove_tags(messages: Sequence[Message], origin: str) -> tuple[list[Message
     return without, num_tags
 
 
-def _to_turns(messages: Sequence[Message], system: str | None, origin: str) -> tuple[str | None, tuple[Turn, ...]]:
+def _to_turns(
+    messages: Sequence[Message], system: str | None, finder: Finder, origin: str
+) -> tuple[str | None, tuple[Turn, ...]]:
     first_number = 1
     if messages and messages[0].role == SYSTEM:
         if system is not None:
@@ -171,13 +174,14 @@ def _to_turns(messages: Sequence[Message], system: str | None, origin: str) -> t
         _check_role(message.role, number, is_question=(number - first_number) % 2 == 0, origin=origin)
     if not messages:
         raise RecordsError(f"{origin}: it has no messages; expected at least one question and answer")
-    if len(messages) % 2:
+    is_open = len(messages) % 2 == 1
+    if is_open and not finder.is_open(None):
         raise RecordsError(f"{origin}: the last question has no answer; training needs one")
-    pairs = zip(messages[::2], messages[1::2], strict=True)
-    return system, tuple(
-        Turn(text(user.content, "question", origin), answer_text(assistant.content, "answer", origin))
-        for user, assistant in pairs
-    )
+    turns = [
+        Turn(text(user.content, "question", origin), finder.answer(assistant.content, "answer", origin))
+        for user, assistant in zip(messages[::2], messages[1::2], strict=False)
+    ]
+    return system, (*turns, *([Turn(text(messages[-1].content, "question", origin), "")] if is_open else []))
 
 
 def _check_role(role: str, number: int, is_question: bool, origin: str) -> None:
@@ -220,10 +224,15 @@ def write_sharegpt(record: Record, images: list[str]) -> Row:
 
 
 def _conversations(record: Record) -> Row:
-    messages = to_messages(None, record.turns)
+    messages = to_messages(None, _with_tags(record, between="\n"))
     rows = [{"from": "human" if message.role == USER else "gpt", "value": message.content} for message in messages]
-    rows[0]["value"] = add_tags(rows[0]["value"], len(record.images), between="\n")
     return {"conversations": rows} | ({} if record.system is None else {"system": record.system})
+
+
+def _with_tags(record: Record, between: str = "") -> list[Turn]:
+    """The turns with an image tag for each image before the first question, each followed by `between`."""
+    first, *others = record.turns
+    return [replace(first, question=add_tags(first.question, len(record.images), between)), *others]
 
 
 IMAGE_KEYS = ("path", "url", "image", "base64")
@@ -251,7 +260,7 @@ def read_messages(row: Row, finder: Finder, origin: str) -> Record:
         role, content = message_values(value, number, ("role", "content"), origin)
         message = Message(parse_role(role, number, origin), content)
         if isinstance(content, list):
-            text, in_parts = _join_parts(content, number, origin)
+            text, in_parts = _join_parts(message, number, finder, origin)
             if in_parts and (message.role != USER or any(before.role == USER for before in messages)):
                 raise RecordsError(f"{origin}: an image in message {number}, of the {message.role}; {MOVE_IMAGES}")
             references += in_parts
@@ -261,18 +270,17 @@ def read_messages(row: Row, finder: Finder, origin: str) -> Record:
     return to_record(row, ("messages",), messages, references, finder, origin)
 
 
-def _join_parts(content: list[Any], number: int, origin: str) -> tuple[str, list[Any]]:
+def _join_parts(message: Message, number: int, finder: Finder, origin: str) -> tuple[str, list[Any]]:
     """Return the text of a message and its image references, which must all be before the text or after it."""
-    parts = [_part(part, number, origin) for part in content]
+    parts = [_part(part, message.role, f"{origin}: message {number}", finder) for part in message.content]
     if [kind for kind, _ in groupby(parts, key=lambda part: part[0])].count("text") > 1:
         raise RecordsError(f"{origin}: an image in the middle of message {number}; {MOVE_IMAGES}")
     text = "".join(value for kind, value in parts if kind == "text")
     return text, [value for kind, value in parts if kind != "text"]
 
 
-def _part(part: Any, number: int, origin: str) -> tuple[str, Any]:
-    """Return "text" or "image", and the text or the image reference."""
-    where = f"{origin}: message {number}"
+def _part(part: Any, role: str, where: str, finder: Finder) -> tuple[str, Any]:
+    """Return "text" or "image", and the text or the image reference; `where` is the message."""
     name = part.get("type") if isinstance(part, dict) else None
     if not isinstance(name, str) or name not in ALLOWED_KEYS:
         what = f"{kind(part)}, of type {shown(name)}" if name else kind(part)
@@ -283,6 +291,8 @@ def _part(part: Any, number: int, origin: str) -> tuple[str, Any]:
         raise RecordsError(f"{where} has a part with `{other[0]}`, which would be lost; expected {ALLOWED_KEYS[name]}")
     if name == "text":
         text = need(part, "text", where)
+        if role == ASSISTANT and is_number(text):
+            return "text", finder.answer(text, "text", where)
         if not isinstance(text, str):
             raise RecordsError(f"{where} has a part whose `text` is {kind(text)}; expected text")
         return "text", text
@@ -297,82 +307,70 @@ def _resolve(in_parts: list[Any], images: Sequence[Any], origin: str) -> list[An
     """Return all references in order: those of the parts, with each `FromImages` replaced by the next of `images`."""
     if not in_parts:
         return list(images)
-    num_missing = sum(isinstance(reference, FromImages) for reference in in_parts)
-    if num_missing != len(images):
+    missing = [reference for reference in in_parts if isinstance(reference, FromImages)]
+    if len(missing) != len(images):
         raise RecordsError(
-            f"{origin}: {num_missing} image parts have no reference of their own, and `images` has {len(images)}; "
+            f"{origin}: {len(missing)} image parts have no reference of their own, and `images` has {len(images)}; "
             "expected the same number"
         )
-    following = iter(enumerate(images))
-    return [_resolve_one(reference, following, origin) for reference in in_parts]
-
-
-def _resolve_one(reference: Any, following: Iterator[tuple[int, Any]], origin: str) -> Any:
-    if not isinstance(reference, FromImages):
-        return reference
-    index, image = next(following)
-    if reference.number not in (None, index):
-        raise RecordsError(f"{origin}: image part {index} has the index {reference.number}; expected them in order")
-    return image
+    for index, reference in enumerate(missing):
+        if reference.number not in (None, index):
+            raise RecordsError(f"{origin}: image part {index} has the index {reference.number}; expected them in order")
+    following = iter(images)
+    return [next(following) if isinstance(reference, FromImages) else reference for reference in in_parts]
 
 
 def write_messages(record: Record, images: list[str]) -> Row:
     """Write texts with image tags, and a list of images."""
-    rows = _messages(record)
-    first = _first_question(rows)
-    first["content"] = add_tags(first["content"], len(images))
-    return dict(record.metadata) | {"messages": rows, "images": images}
+    return dict(record.metadata) | {"messages": _messages(record.system, _with_tags(record)), "images": images}
 
 
 def write_parts(record: Record, images: list[str]) -> Row:
     """Write all contents as lists of parts, so that a parquet column of them has one type."""
-    rows = _messages(record)
-    for message in rows:
-        message["content"] = [{"type": "text", "text": message["content"]}]
-    _first_question(rows)["content"][:0] = [{"type": "image", "path": name} for name in images]
-    return dict(record.metadata) | {"messages": rows}
+    return _as_parts(record, [{"type": "image", "path": name} for name in images])
 
 
 def write_openai(record: Record, images: list[str]) -> Row:
     """Write lists of parts with images as file:// URLs, as the format has URLs; without images, write texts."""
     if not images:
-        return dict(record.metadata) | {"messages": _messages(record)}
-    row = write_parts(record, [])
+        return dict(record.metadata) | {"messages": _messages(record.system, record.turns)}
     urls = [image.absolute().as_uri() for image in record.images]
-    _first_question(row["messages"])["content"][:0] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
-    return row
+    return _as_parts(record, [{"type": "image_url", "image_url": {"url": url}} for url in urls])
 
 
-def _messages(record: Record) -> list[Row]:
-    messages = to_messages(record.system, record.turns)
-    return [{"role": message.role, "content": message.content} for message in messages]
+def _as_parts(record: Record, images: list[Row]) -> Row:
+    rows = _messages(record.system, record.turns)
+    for message in rows:
+        message["content"] = [{"type": "text", "text": message["content"]}]
+    next(message for message in rows if message["role"] == USER)["content"][:0] = images
+    return dict(record.metadata) | {"messages": rows}
 
 
-def _first_question(rows: Iterable[Row]) -> Row:
-    return next(message for message in rows if message["role"] == USER)
+def _messages(system: str | None, turns: Sequence[Turn]) -> list[Row]:
+    return [{"role": message.role, "content": message.content} for message in to_messages(system, turns)]
 
 
 def read_alpaca(row: Row, finder: Finder, origin: str) -> Record:
     """Read a record in LLaMA-Factory's Alpaca format."""
     instruction = text(need(row, "instruction", origin), "instruction", origin)
-    output = answer_text(need(row, "output", origin), "output", origin)
+    is_open = finder.is_open(need(row, "output", origin))
+    output = "" if is_open else finder.answer(row["output"], "output", origin)
     more = optional_text(row.get("input"), "input", origin)
-    turns = [_pair(pair, origin) for pair in items(row.get("history") or [], "history", origin)]
+    turns = [_pair(pair, finder, origin) for pair in items(row.get("history") or [], "history", origin)]
     turns.append(Turn(instruction if more is None else f"{instruction}\n{more}", output))
-    keys = ("instruction", "input", "output", "history")
-    return to_record(row, keys, to_messages(None, turns), image_references(row, origin), finder, origin)
+    keys, messages = ("instruction", "input", "output", "history"), to_messages(None, turns)
+    return to_record(row, keys, messages[: -1 if is_open else None], image_references(row, origin), finder, origin)
 
 
-def _pair(value: Any, origin: str) -> Turn:
+def _pair(value: Any, finder: Finder, origin: str) -> Turn:
     if not isinstance(value, list) or len(value) != 2:
         raise RecordsError(f"{origin}: `history` must be pairs of a question and an answer, got {kind(value)}")
-    return Turn(text(value[0], "history", origin), answer_text(value[1], "history", origin))
+    return Turn(text(value[0], "history", origin), finder.answer(value[1], "history", origin))
 
 
 def write_alpaca(record: Record, images: list[str]) -> Row:
     """Write the last turn as instruction and output, and the turns before it as history."""
-    pairs = [[turn.question, turn.answer] for turn in record.turns]
-    pairs[0][0] = add_tags(pairs[0][0], len(images))
+    pairs = [[turn.question, turn.answer] for turn in _with_tags(record)]
     instruction, output = pairs[-1]
     row: Row = {"instruction": instruction, "input": "", "output": output}
     if record.system is not None:

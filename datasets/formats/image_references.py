@@ -34,15 +34,26 @@ from __future__ import annotations
 import base64
 import binascii
 import html
+import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path, PosixPath
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
-from lookonce.datasets.formats.record import Record, Turn, kind, may_have_marks, refuse_pixel_limits, shown, text
+from lookonce.datasets.formats.record import (
+    Record,
+    Turn,
+    is_number,
+    kind,
+    may_have_marks,
+    refuse_pixel_limits,
+    shown,
+    text,
+    texts,
+)
 from lookonce.errors import RecordsError
 from lookonce.families.family import IMAGE_IN_PROMPT
 from lookonce.text import count, one_line, shell
@@ -99,11 +110,24 @@ class ImagePath(PosixPath):
 
 
 class Finder:
-    """Finds the paths of the images of one records file."""
+    """What a records file refers to: the paths of images, and answers as text."""
 
-    def __init__(self, file: Path, image_root: Path | None, keep: Keep | None = None) -> None:
-        """`image_root` confines all paths; by default relative ones begin at the file's folder. `keep` stores bytes."""
-        self.file, self.keep = file, keep
+    def __init__(
+        self,
+        file: Path,
+        image_root: Path | None,
+        keep: Keep | None = None,
+        *,
+        coerce: bool = False,
+        unanswered: bool = False,
+    ) -> None:
+        """`image_root` confines all paths; by default relative ones begin at the file's folder. `keep` stores bytes.
+
+        `coerce` reads numbers and booleans as answers, and `num_coerced` counts them. With `unanswered` the last
+        question of a record may lack its answer.
+        """
+        self.file, self.keep, self.coerce, self.num_coerced = file, keep, coerce, 0
+        self._unanswered = unanswered
         self._anchor = os.path.abspath(file.parent if image_root is None else image_root)
         self._inside = os.path.join(self._anchor, "")
         self._is_fenced = image_root is not None
@@ -130,6 +154,26 @@ class Finder:
             return self._keep(_data_of_base64(name, origin), origin)
         found = self._known[name] = self._path(_local(name, origin))
         return found
+
+    def is_open(self, value: Any) -> bool:
+        """Whether this stands for the answer to the last question of a record, and may be missing."""
+        return self._unanswered and value in (None, "", [])
+
+    def answer(self, value: Any, key: str, origin: str) -> str:
+        """An answer as text: a number or a boolean in that of JSON, if it may be one.
+
+        Raises:
+            RecordsError: it is not a text, or an empty one; of a number it says what to do about it.
+        """
+        if not is_number(value):
+            return text(value, key, origin)
+        if not self.coerce:
+            raise RecordsError(
+                f"{origin}: `{key}` must be text that is not empty, got {json.dumps(value)}; put it into quotes, or "
+                "set `data.coerce_answers: true` in the run file, which reads numbers and booleans as text"
+            )
+        self.num_coerced += 1
+        return json.dumps(value)
 
     def find_id(self, name: str) -> Path | None:
         """The file that is called like an image's name in the dataset, with any suffix; None if there is none.
@@ -330,24 +374,22 @@ def read_marks(record: Record, find: Callable[[str], Path]) -> Record:
     """
     if not may_have_marks(record):
         return record
-    for where, one in _other_texts(record):
-        for mark in _marks(one):
-            if not (_is_markup(mark) and (record.images or not where.startswith("question"))):
+    for name, number, one in texts(record):
+        for mark in _marks(one) if (name, number) != ("question", 1) else ():
+            if not (_is_markup(mark) and (record.images or name != "question")):
+                where = f"{name} {number}" if number else {"system": "the system text"}.get(name, name)
                 raise RecordsError(f"{record.origin}: the image mark {shown(mark[0])} in {where}; {MOVE_IMAGES}")
-    if not (marks := _marks(record.turns[0].question)):
+    first, *others = record.turns
+    if not (marks := _marks(first.question)):
         return record
     try:
-        return _with_marks_read(record, marks, find)
+        question = text(_without_marks(first.question, marks, record.origin), "question", record.origin)
+        images = _images_of(marks, record, find)
+        return replace(record, images=images, turns=(Turn(question, first.answer), *others))
     except RecordsError:
         if record.images and all(map(_is_markup, marks)):
             return record
         raise
-
-
-def _with_marks_read(record: Record, marks: Sequence[re.Match[str]], find: Callable[[str], Path]) -> Record:
-    first, *others = record.turns
-    question = text(_without_marks(first.question, marks, record.origin), "question", record.origin)
-    return replace(record, images=_images_of(marks, record, find), turns=(Turn(question, first.answer), *others))
 
 
 def _is_markup(mark: re.Match[str]) -> bool:
@@ -356,18 +398,6 @@ def _is_markup(mark: re.Match[str]) -> bool:
 
 def _marks(one: str) -> list[re.Match[str]]:
     return list(MARK.finditer(one)) if "<" in one or "[" in one else []
-
-
-def _other_texts(record: Record) -> Iterator[tuple[str, str]]:
-    """Each text but the first question, and what it is."""
-    if record.system:
-        yield "the system text", record.system
-    for number, turn in enumerate(record.turns, start=1):
-        if number > 1:
-            yield f"question {number}", turn.question
-        yield f"answer {number}", turn.answer
-    for one in record.references:
-        yield "references", one
 
 
 def _without_marks(question: str, marks: Sequence[re.Match[str]], origin: str) -> str:

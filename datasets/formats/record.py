@@ -6,7 +6,6 @@ so no command stops at it hours later. NaN and control characters pass: all file
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -123,8 +122,6 @@ PIXEL_LIMITS = ("min_pixels", "max_pixels", "total_pixels", "resized_height", "r
 CONTROL_TOKEN = re.compile("|".join(map(re.escape, CONTROL_TOKENS)))
 MAX_DEPTH = 50
 """The deepest nesting of metadata; Python's own limit when it writes JSON is several hundred."""
-PLAIN = {str, int, float, bool, type(None)}
-"""Types of metadata of which nothing need be checked if they are ASCII."""
 MAX_SHOWN = 200
 """A message shows this many characters of a value; an embedded image has a million."""
 
@@ -154,7 +151,7 @@ def check_record(record: Record) -> None:
             encoded as UTF-8.
     """
     origin = record.origin
-    for name, one in _texts(record) if may_have_marks(record) else ():
+    for name, _, one in texts(record) if may_have_marks(record) else ():
         if "<" in one and (token := CONTROL_TOKEN.search(one)):
             raise RecordsError(
                 f"{origin}: `{name}` contains {token[0]}, a special token of the model, got {shown(one)}; remove it, "
@@ -163,8 +160,7 @@ def check_record(record: Record) -> None:
     for path in (origin, *map(str, record.images)):
         if not path.isascii() and not is_utf8(path):
             raise RecordsError(f"{origin}: the path {ascii(path)} is not UTF-8, in which results name it; rename it")
-    if not all(type(value) in PLAIN and f"{key}{value}".isascii() for key, value in record.metadata.items()):
-        check_values(record.metadata, origin)
+    check_values(record.metadata, origin)
 
 
 def may_have_marks(record: Record) -> bool:
@@ -175,15 +171,18 @@ def may_have_marks(record: Record) -> bool:
     return "<" in whole or "[" in whole
 
 
-def _texts(record: Record) -> Iterator[tuple[str, str]]:
-    """The texts that are tokenised, or compared with what a model writes."""
+def texts(record: Record) -> Iterator[tuple[str, int, str]]:
+    """The texts that are tokenised, or compared with what a model writes: the kind, the number of the turn, the text.
+
+    Turns are counted from 1; 0 stands for the texts of the whole record.
+    """
     if record.system:
-        yield "system", record.system
-    for turn in record.turns:
-        yield "question", turn.question
-        yield "answer", turn.answer
+        yield "system", 0, record.system
+    for number, turn in enumerate(record.turns, start=1):
+        yield "question", number, turn.question
+        yield "answer", number, turn.answer
     for one in record.references:
-        yield "references", one
+        yield "references", 0, one
 
 
 def check_values(values: Mapping[str, Any], origin: str) -> None:
@@ -209,20 +208,6 @@ def check_values(values: Mapping[str, Any], origin: str) -> None:
                 waiting.append((key if depth == 0 else f"{name}.{key}", item, depth + 1))
         elif isinstance(value, list):
             waiting += [(name, item, depth + 1) for item in value if type(item) not in (int, float)]
-
-
-def answer_text(value: Any, key: str, origin: str) -> str:
-    """Like `text`, for an answer: a number or a boolean is refused with what to do about it.
-
-    Raises:
-        RecordsError: it is not a text, or an empty one.
-    """
-    if is_number(value):
-        raise RecordsError(
-            f"{origin}: `{key}` must be text that is not empty, got {json.dumps(value)}; put it into quotes, or set "
-            "`data.coerce_answers: true` in the run file, which reads numbers and booleans as text"
-        )
-    return text(value, key, origin)
 
 
 def refuse_pixel_limits(value: Any, where: str, keys: Sequence[str] = PIXEL_LIMITS) -> None:

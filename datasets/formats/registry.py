@@ -19,17 +19,15 @@ Answers are text, because a model learns and is scored on text: 2 and 2.0 are di
 boolean is an error, unless the user asks to read it as text. The text is that of JSON: `true`, `false`, and for a
 number the shortest one that reads back as the same number. NaN and null are missing values and stay errors.
 
-The readers know records with answers only. Where the answer to the last question may be unknown, the row gets a
-placeholder for it before it is read, which is removed from the record. Earlier answers are part of the prompt and must
-be there.
+Where the answer to the last question of a record may be unknown (`Finder.is_open`), it is empty. Earlier answers are
+part of the prompt and must be there.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -53,7 +51,6 @@ from lookonce.datasets.formats.record import (
     Record,
     Row,
     Turn,
-    answer_text,
     check_record,
     is_number,
     items,
@@ -66,87 +63,6 @@ from lookonce.datasets.formats.record import (
 )
 from lookonce.datasets.text_files import records_inside
 from lookonce.errors import RecordsError
-
-PLACEHOLDER = "unknown"
-
-
-def add_placeholder(row: Row, kind: str) -> bool:
-    """Give a row of a kind of formats an answer to its last question; False if it has one, or has no question."""
-    if kind in ("conversations", "messages"):
-        return _add_message(row.get(kind))
-    turns = row.get("turns", [row])
-    last = turns[-1] if isinstance(turns, list) and turns else None
-    if not isinstance(last, dict):
-        return False
-    key = "output" if kind == "alpaca" else next((name for name in ANSWER_NAMES if name in last), "answer")
-    if last.get(key) not in (None, "", []):
-        return False
-    last[key] = PLACEHOLDER
-    return True
-
-
-def _add_message(messages: object) -> bool:
-    last = messages[-1] if isinstance(messages, list) and messages else None
-    if not isinstance(last, dict) or last.get("role", last.get("from")) not in ("user", "human"):
-        return False
-    assert isinstance(messages, list)
-    names = ("role", "content", "assistant") if "role" in last else ("from", "value", "gpt")
-    messages.append({names[0]: names[2], names[1]: PLACEHOLDER})
-    return True
-
-
-Place = tuple[Any, Any]
-"""An object and one of its keys, or a list and one of its positions."""
-ASSISTANTS = ("assistant", "gpt")
-
-
-def coerce_answers(row: Row, kind: str) -> int:
-    """Replace the answers of a row of a kind of formats that are numbers or booleans; returns how many there were."""
-    numbers = [(holder, key) for holder, key in _answer_places(row, kind) if is_number(holder[key])]
-    for holder, key in numbers:
-        holder[key] = json.dumps(holder[key])
-    return len(numbers)
-
-
-def _answer_places(row: Row, kind: str) -> Iterator[Place]:
-    """Where the answers of a row are, also those that are not valid."""
-    if kind == "native":
-        yield from _native_places(row)
-    elif kind == "alpaca":
-        yield from _present(row, "output")
-        history = row.get("history")
-        pairs = history if isinstance(history, list) else []
-        yield from ((pair, 1) for pair in pairs if isinstance(pair, list) and len(pair) == 2)
-    else:
-        for message in _objects(row.get("conversations" if kind == "conversations" else "messages")):
-            if message.get("role", message.get("from")) in ASSISTANTS:
-                yield from _present(message, "content")
-                yield from _present(message, "value")
-                yield from (place for part in _objects(message.get("content")) for place in _present(part, "text"))
-
-
-def _native_places(row: Row) -> Iterator[Place]:
-    turns = _objects(row["turns"]) if "turns" in row else [row]
-    for turn in turns:
-        key = next((name for name in ANSWER_NAMES if name in turn), "answer")
-        answers = turn.get(key)
-        yield from (
-            ((answers, place) for place in range(len(answers))) if isinstance(answers, list) else _present(turn, key)
-        )
-    metadata = row.get("metadata") if "turns" in row else row
-    references = metadata.get("references") if isinstance(metadata, dict) else None
-    if isinstance(references, list):
-        yield from ((references, position) for position in range(len(references)))
-
-
-def _present(row: Row, key: str) -> Iterator[Place]:
-    if key in row:
-        yield row, key
-
-
-def _objects(value: Any) -> list[Row]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
 
 RANKS = {name: rank for rank, name in enumerate(IMAGE_NAMES)}
 """The first image column counts, and embedded bytes before names."""
@@ -165,9 +81,9 @@ def read_canonical(row: Row, finder: Finder, origin: str) -> Record:
         raise RecordsError(f"{origin}: `metadata` must be an object, got {kind(metadata)}")
     return Record(
         images=tuple(finder.find(name, origin) for name in items(row.get("images", []), "images", origin)),
-        turns=tuple(_turn(turn, origin) for turn in turns),
+        turns=tuple(_turn(turn, finder, origin, is_last=turn is turns[-1]) for turn in turns),
         system=None if system is None else text(system, "system", origin),
-        metadata=metadata or {},
+        metadata=_with_references(metadata or {}, finder, origin),
         origin=origin,
     )
 
@@ -181,14 +97,17 @@ def write_canonical(record: Record, images: list[str]) -> Row:
 def read_flat(row: Row, finder: Finder, origin: str) -> Record:
     """Read a record of one question about one image, or about a list of them."""
     asked = first_of(row, QUESTION_NAMES) or need(row, QUESTION_NAMES[0], origin)
-    given = first_of(row, ANSWER_NAMES) or need(row, ANSWER_NAMES[0], origin)
+    given = first_of(row, ANSWER_NAMES) or ANSWER_NAMES[0]
+    is_open = finder.is_open(row.get(given))
+    value = None if is_open else need(row, given, origin)
     named = [(isinstance(_listed(row[key])[0], str), RANKS[key], key) for key in row if key in RANKS and row[key]]
     key = min(named)[2] if named else None
     images = [finder.find(one, origin) for one in _listed(row[key])] if key else [_by_id(row, finder, origin)]
-    answer, references = _answers(row[given], given, origin)
-    turn = Turn(text(row[asked], asked, origin), answer_text(answer, given, origin))
-    metadata = {name: value for name, value in row.items() if name not in (key, asked, given)}
-    return Record(tuple(images), (turn,), metadata=references | metadata, origin=origin)
+    question = text(row[asked], asked, origin)
+    answer, references = ("", {}) if is_open else _answers(value, given, finder, origin)
+    metadata = references | {name: value for name, value in row.items() if name not in (key, asked, given)}
+    metadata = _with_references(metadata, finder, origin)
+    return Record(tuple(images), (Turn(question, answer),), metadata=metadata, origin=origin)
 
 
 def first_of(row: Row, names: Sequence[str]) -> str | None:
@@ -213,15 +132,24 @@ def _by_id(row: Row, finder: Finder, origin: str) -> Path:
     raise RecordsError(f"{origin}: expected the key `{IMAGE_NAMES[0]}`, got {keys_of(row)}{hint}")
 
 
-def _answers(value: Any, key: str, origin: str) -> tuple[Any, dict[str, Any]]:
+def _answers(value: Any, key: str, finder: Finder, origin: str) -> tuple[str, dict[str, Any]]:
     """The answer to train on, and the references if there are several answers."""
     if not isinstance(value, list) or key == ANSWER_NAMES[0]:
-        return value, {}
-    answers = [answer_text(one, key, origin) for one in value]
+        return finder.answer(value, key, origin), {}
+    answers = [finder.answer(one, key, origin) for one in value]
     if not answers:
         raise RecordsError(f"{origin}: `{key}` must be text that is not empty, got an empty list")
     ordered = [answer for answer, _ in Counter(answers).most_common()]
     return ordered[0], {"references": ordered} if len(ordered) > 1 else {}
+
+
+def _with_references(metadata: dict[str, Any], finder: Finder, origin: str) -> dict[str, Any]:
+    """The metadata with the numbers among several correct answers as text, if they may be numbers."""
+    references = metadata.get("references")
+    if not (finder.coerce and isinstance(references, list)):
+        return metadata
+    texts = [finder.answer(one, "references", origin) if is_number(one) else one for one in references]
+    return metadata | {"references": texts}
 
 
 def write_flat(record: Record, images: list[str]) -> Row:
@@ -239,10 +167,12 @@ def write_flat(record: Record, images: list[str]) -> Row:
     return {"image_filename": images[0], **turn} | dict(record.metadata)
 
 
-def _turn(value: Any, origin: str) -> Turn:
-    if not isinstance(value, dict) or value.keys() != {"question", "answer"}:
+def _turn(value: Any, finder: Finder, origin: str, *, is_last: bool) -> Turn:
+    is_open = is_last and isinstance(value, dict) and finder.is_open(value.get("answer"))
+    if not isinstance(value, dict) or value.keys() | ({"answer"} if is_open else set()) != {"question", "answer"}:
         raise RecordsError(f"{origin}: a turn must be an object with `question` and `answer`, got {kind(value)}")
-    return Turn(text(value["question"], "question", origin), answer_text(value["answer"], "answer", origin))
+    question = text(value["question"], "question", origin)
+    return Turn(question, "" if is_open else finder.answer(value["answer"], "answer", origin))
 
 
 FormatName = Literal["canonical", "flat", "llava", "sharegpt", "alpaca", "messages", "parts", "openai"]
@@ -331,14 +261,9 @@ def _format_of_messages(row: Row) -> FormatName:
 class Reader:
     """Reads the records of one file, which must all have formats of one kind."""
 
-    def __init__(
-        self, finder: Finder, format: FormatName | None = None, *, coerce: bool = False, unanswered: bool = False
-    ) -> None:
-        """Without `format`, the first record decides. `coerce` reads numbers and booleans as answers.
-
-        With `unanswered` the last question of a record may lack its answer, which is then empty.
-        """
-        self.finder, self.coerce, self.unanswered, self.num_coerced = finder, coerce, unanswered, 0
+    def __init__(self, finder: Finder, format: FormatName | None = None) -> None:
+        """Without `format`, the first record decides."""
+        self.finder = finder
         self.format: FormatName | None = format
         """The format of the file; None until the first record is read, unless it was given."""
         self._given = format
@@ -351,9 +276,7 @@ class Reader:
         """
         if not isinstance(value, dict):
             raise RecordsError(f"{origin}: expected a JSON object, got {kind(value)}")
-        if self._given is not None:
-            return self._read_as(FORMATS[self._given], value, origin)
-        found = format_of(value)
+        found = self._given or format_of(value)
         self.format = self.format or found
         if found is None or self.format is None:
             inner = records_inside(value)
@@ -364,18 +287,8 @@ class Reader:
                 f"{origin}: expected a record in the format {self.format}, like the first one, got the format "
                 f"{found}; keep them in two files"
             )
-        return self._read_as(FORMATS[found], value, origin)
-
-    def _read_as(self, format: RecordFormat, value: Row, origin: str) -> Record:
         refuse_pixel_limits(value, f"{origin}: it has", ("min_pixels", "max_pixels"))
-        if self.coerce:
-            self.num_coerced += coerce_answers(value, format.kind)
-        is_open = self.unanswered and add_placeholder(value, format.kind)
-        record = read_row(format.name, value, self.finder, origin)
-        if not is_open:
-            return record
-        *others, last = record.turns
-        return replace(record, turns=(*others, Turn(last.question, "")))
+        return read_row(found, value, self.finder, origin)
 
     def _expected(self, value: Row) -> str:
         if self.format is None or FORMATS[self.format].kind == "native":

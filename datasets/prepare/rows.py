@@ -36,7 +36,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from lookonce.datasets.curriculum import smallest_linked
+from lookonce.datasets.curriculum import connected
 from lookonce.datasets.formats.image_references import without_suffix
 from lookonce.settings import Section
 from lookonce.text import nfc
@@ -324,7 +324,7 @@ def families(rows: Iterable[Row], together: Sequence[str] = ()) -> dict[str, str
         named = (f"0{nfc(row.image_id)}",) if row.image_id else ()
         shared = (f"2{column} {nfc(text_of(row.metadata[column]))}" for column in together if column in row.metadata)
         links[f"1{row.key}", *named, *shared] = None
-    found = smallest_linked(links)
+    found = connected(links)
     return {node[1:]: smallest[1:] for node, smallest in found.items() if node.startswith("1")}
 
 

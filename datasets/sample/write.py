@@ -161,15 +161,11 @@ def write_sample(
 def _read_stamp(folder: Path) -> dict[str, object] | None:
     try:
         found: dict[str, object] = json.loads((folder / STAMP).read_text())
+        return found
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
         raise UsageError(f"{folder / STAMP} is broken ({error}); choose another folder or empty it") from None
-    older = {"family": DEFAULT.model_type, "images": NUM_IMAGES, "sizes": None, "tower_only": False, "stages": False}
-    found = older | found
-    if found["sizes"]:  # version 0.1.0 wrote another word before the path
-        found["sizes"] = re.sub(r"^\w+ from ", "stratified from ", str(found["sizes"]))
-    return found
 
 
 def _write_model(folder: Path, family: str, model: str, seed: int, tokenizer: Path | None, tower_only: bool) -> None:

@@ -182,19 +182,16 @@ class Generate(Engine):
         return [order[start : start + size] for start in range(0, len(order), size)]
 
     def stream(self, model: Any, batches: Sequence[Sequence[Dialogue]], notify: Notify = quiet) -> Iterator[Answers]:
+        run, tokenizer = self.opened.run, self.opened.chat_tokenizer.tokenizer
         for batch in batches:
             answers: Answers = [[] for _ in batch]
             while asked := [one for one, found in enumerate(answers) if len(found) < batch[one].num_questions]:
                 prompts = [batch[number].prompt(answers[number]) for number in asked]
-                for number, answer in zip(asked, self._answers(model, prompts), strict=True):
+                limits = run.eval.max_new_tokens, run.train.precision
+                given = greedy_answers(model, tokenizer, self.opened.row_collator(), prompts, *limits)
+                for number, answer in zip(asked, given, strict=True):
                     answers[number].append(answer)
             yield answers
-
-    def _answers(self, model: Any, prompts: Sequence[Example]) -> list[Answer]:
-        run, tokenizer = self.opened.run, self.opened.chat_tokenizer.tokenizer
-        longest = run.eval.max_new_tokens
-        collator = self.opened.row_collator()
-        return greedy_answers(model, tokenizer, collator, prompts, longest, run.train.precision)
 
 
 class SharedPrefixes(Engine):
@@ -231,7 +228,7 @@ class SharedPrefixes(Engine):
         """
         left = deque(batches)
         while left:
-            parts = [self._parts(wave) for wave in left]
+            parts = [plan_waves(wave, self._chat.image_token_id, self.room) for wave in left]  # mostly one of each wave
             waves = [[wave[number] for number in part] for wave, some in zip(left, parts, strict=True) for part in some]
             answers = self.decoder_of(model).answers(waves)
             try:
@@ -244,20 +241,17 @@ class SharedPrefixes(Engine):
                 answers.close()
                 self._make_less_room(left[0], notify)
 
-    def _parts(self, wave: Sequence[Dialogue]) -> list[list[int]]:
-        """The numbers of the dialogues of a wave in parts that there is room for; mostly one."""
-        return plan_waves(wave, self._chat.image_token_id, self.room)
-
     def _make_less_room(self, wave: Sequence[Dialogue], notify: Notify) -> None:
         """Leave room for at most half of a wave from now on."""
-        if all(len(part) == 1 for part in self._parts(wave)):
+        if all(len(part) == 1 for part in plan_waves(wave, self._chat.image_token_id, self.room)):
             longest = max((dialogue.first for dialogue in wave), key=lambda example: example.num_tokens)
             raise TrainingError(
                 f"the GPU is out of memory for one question of {longest.num_tokens:,} tokens "
                 f"({longest.origin}); lower `eval.max_new_tokens` or use a larger GPU"
             ) from None
         groups = groups_of(wave, self._chat.image_token_id)
-        num_places = min(sum(self.room.places_of(group, wave) for group in groups), self.room.num_places) // 2
+        num_places = int(self.room.needed(sum(group.num_tokens for group in groups), wave)[0])
+        num_places = min(num_places, self.room.num_places) // 2
         notify(f"out of memory; answering {num_places:,} tokens at a time; set a lower `eval.tokens_per_wave`")
         self.room, self._decoder = replace(self.room, num_places=num_places), None
         torch.cuda.empty_cache()

@@ -19,8 +19,7 @@ import json
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
-from pathlib import Path
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -36,10 +35,10 @@ from lookonce.errors import RecordsError, RunFolderError, UsageError
 from lookonce.eval.answers.engines import Engine, engine_of
 from lookonce.eval.answers.files import Answered, AnsweringCost, is_begun
 from lookonce.eval.decoding.dialogue import Answer, Dialogue, is_shown
-from lookonce.eval.scores.metrics import BASELINES, IN_CONTEXT, Baseline, BaselineAnswers, Evaluation
+from lookonce.eval.scores.metrics import BASELINES, IN_CONTEXT, Baseline, Evaluation
 from lookonce.eval.scores.prediction import Prediction, label, read_predictions, training_answers, write_predictions
 from lookonce.files import hash_file, write_json
-from lookonce.run.folder import Environment, RunFolder
+from lookonce.run.folder import Environment
 from lookonce.run.open import OpenRun
 from lookonce.text import Notify, quiet
 from lookonce.train.data.batches import CPU
@@ -206,43 +205,19 @@ def _shown(opened: OpenRun, answer: Answer | None) -> str:
     return as_shown(answer.text, answer.ended)
 
 
-def unanswered(
-    asked: Sequence[Asked],
-    earlier: Sequence[tuple[Turn, ...]],
-    true: Sequence[tuple[Turn, ...]],
-    examples: Sequence[Example],
-    training: Sequence[Record],
-    turns: Turns,
-    staged: Staged,
-) -> Iterator[Prediction]:
-    """The rows of some questions, each with the turns before it in its prompt; `training` has the majority answers.
+def row_of(
+    record: Record, turn: int, image_keys: Sequence[str], answer: Answer | Prediction | None = None
+) -> Prediction:
+    """The row of one question and its answer, without majority answers and earlier turns.
 
-    `true` is what the records say before each question. The majority given the context knows this also where prompts
-    have the model's own answers: otherwise a model with wrong answers would lower what it is compared with.
+    The answer is the model's, or stands in a row of the same question.
     """
-    majority, in_context = Majority.of_records(training), MajorityInContext(training)
-    for (record, turn), before, told, example in zip(asked, earlier, true, examples, strict=True):
-        row = row_of(record, turn, example.image_keys)
-        has_context = before or record.known
-        yield replace(
-            row,
-            majority=majority.answer(row.question),
-            majority_in_context=in_context.answer(told, row.question) if has_context else None,
-            earlier=before,
-            earlier_answers=turns if before else None,
-            context=record.known,
-            context_answers=None if staged == "none" or not record.known else staged,
-        )
-
-
-def row_of(record: Record, turn: int, image_keys: Sequence[str]) -> Prediction:
-    """The row of one question, without majority answers and earlier turns."""
     return Prediction(
         origin=record.origin,
         images=tuple(map(str, record.images)),
         question=record.turns[turn].question,
         answer=record.turns[turn].answer,
-        predicted="",
+        predicted=answer.text if answer else "",
         majority="",
         references=record.references,
         image_keys=tuple(image_keys),
@@ -251,6 +226,9 @@ def row_of(record: Record, turn: int, image_keys: Sequence[str]) -> Prediction:
         category=label(record.metadata.get("category")),
         stage=label(record.metadata.get("stage")),
         system=record.system,
+        logprob=answer.logprob if answer else None,
+        num_tokens=answer.num_tokens if answer else None,
+        ended=answer.ended if answer else None,
     )
 
 
@@ -381,7 +359,8 @@ class Questions:
         self, model: Any, batches: Sequence[int], *, shows_progress: bool = True
     ) -> Iterator[tuple[int, list[Answer]]]:
         """Answer some batches with a model, which may have an adapter; yields each one's number and answers."""
-        with _bar(self.num_in(batches), disable=None if shows_progress else True) as progress:
+        bar = partial(tqdm, desc="answer questions", unit="question", leave=False)
+        with bar(total=self.num_in(batches), disable=None if shows_progress else True) as progress:
             waves = [self.waves[number] for number in batches]
             given = self.dialogues.answer(self.engine, model, waves, self.opened.notify)
             for number, answers in zip(batches, given, strict=True):
@@ -397,11 +376,8 @@ class Questions:
         """The answers to all questions, each in the row of its question, in order."""
         special = self.opened.chat_tokenizer.special_token_ids
         earlier = turns_before(self.asked, self.dialogues.numbers, answers, special)
-        rows = self._rows(self.asked, [earlier[number] for number in range(len(answers))])
-        return [
-            replace(row, predicted=one.text, logprob=one.logprob, num_tokens=one.num_tokens, ended=one.ended)
-            for row, one in ((row, answers[number]) for number, row in enumerate(rows))
-        ]
+        numbers = range(len(answers))
+        return self.rows(self.asked, [earlier[one] for one in numbers], [answers[one] for one in numbers])
 
     def again(self, before: Sequence[Prediction]) -> list[Prediction]:
         """Answers that were given before to these questions, with all else as it is in the records now."""
@@ -409,26 +385,43 @@ class Questions:
             (replace(record, context=Context(one.context) if one.context else None), turn)
             for (record, turn), one in zip(self.asked, before, strict=True)
         ]
-        return [
-            replace(row, predicted=one.predicted, logprob=one.logprob, num_tokens=one.num_tokens, ended=one.ended)
-            for row, one in zip(self._rows(asked, [row.earlier for row in before]), before, strict=True)
-        ]
+        return self.rows(asked, [row.earlier for row in before], before)
 
-    def _rows(self, asked: Sequence[Asked], earlier: Sequence[tuple[Turn, ...]]) -> Iterator[Prediction]:
+    def rows(
+        self, asked: Sequence[Asked], earlier: Sequence[tuple[Turn, ...]], answers: Sequence[Answer | Prediction]
+    ) -> list[Prediction]:
+        """The rows of some questions with their answers, each with the turns before it in its prompt.
+
+        The majority given the context knows what the records say before a question, also where prompts have the model's
+        own answers: otherwise a model with wrong answers would lower what it is compared with.
+        """
         training = with_true_answers(self.opened, self.opened.records["train"])
-        true, turns = true_before(self.opened, self.asked), self.opened.run.eval.turns
-        return unanswered(asked, earlier, true, self.examples, training, turns, self.staged)
-
-    def score(self, predictions: list[Prediction], baselines: BaselineAnswers | None = None) -> Evaluation:
-        """Score answers, beside those of baselines."""
-        training = training_answers(self.opened.records["train"])
-        return Evaluation.of(predictions, training, self.opened.images.size_of, baselines)
+        majority, in_context = Majority.of_records(training), MajorityInContext(training)
+        true = true_before(self.opened, self.asked)
+        return [
+            replace(
+                row_of(record, turn, example.image_keys, answer),
+                majority=majority.answer(record.turns[turn].question),
+                majority_in_context=(
+                    in_context.answer(told, record.turns[turn].question) if before or record.known else None
+                ),
+                earlier=before,
+                earlier_answers=self.opened.run.eval.turns if before else None,
+                context=record.known,
+                context_answers=None if self.staged == "none" or not record.known else self.staged,
+            )
+            for (record, turn), before, told, example, answer in zip(
+                asked, earlier, true, self.examples, answers, strict=True
+            )
+        ]
 
     def save(self, predictions: list[Prediction]) -> Evaluation:
         """Score answers, the run's own beside those of its baselines that are known, and write both."""
-        evaluation = self.score(predictions, None if self.baseline else self._known_baselines())
+        training, sizes = training_answers(self.opened.records["train"]), self.opened.images.size_of
+        evaluation = Evaluation.of(predictions, training, sizes, None if self.baseline else self._known_baselines())
         self.opened.owner.check()
-        save_evaluation(self.opened.folder, self.name, evaluation)
+        write_predictions(self.opened.folder.predictions(self.name), evaluation.predictions)
+        write_json(self.opened.folder.metrics(self.name), evaluation.to_json())
         return evaluation
 
     def known_predictions(self) -> list[Prediction] | None:
@@ -476,19 +469,9 @@ class Questions:
         return digest.hexdigest()
 
 
-def save_evaluation(folder: RunFolder, name: str, evaluation: Evaluation) -> None:
-    """Write predictions and metrics into the run folder."""
-    write_predictions(folder.predictions(name), evaluation.predictions)
-    write_json(folder.metrics(name), evaluation.to_json())
-
-
 def on_this_machine(identity: str) -> str:
     """An identity of answers with the same bits: libraries and hardware included."""
     return hashlib.sha256(json.dumps([identity, asdict(Environment.this())], sort_keys=True).encode()).hexdigest()
-
-
-def _bar(total: int, *, disable: bool | None) -> Any:
-    return tqdm(total=total, desc="answer questions", unit="question", leave=False, disable=disable)
 
 
 def as_asked(questions: Questions, baseline: Baseline | None) -> Questions:
@@ -521,16 +504,13 @@ def why_not(questions: Questions, baseline: Baseline | None) -> str:
 def _shuffled(questions: Questions) -> Questions:
     opened = questions.opened
     shown = shuffle_images([record for record, _ in questions.asked], opened.images)
-    examples = [_about(opened, example, record) for example, record in zip(questions.examples, shown, strict=True)]
+    examples = []
+    for example, record in zip(questions.examples, shown, strict=True):
+        keys = [opened.key_of(path) for path in record.images]
+        grids, tokens = [opened.cache.grid_thw(key) for key in keys], (example.token_ids, example.supervised)
+        examples.append(opened.chat_tokenizer.with_images(tokens, record, keys, grids))
     dialogues = questions.dialogues.about(shown, examples, opened.chat_tokenizer)
     return replace(questions, dialogues=dialogues, waves=dialogues.plan(questions.engine))
-
-
-def _about(opened: OpenRun, example: Example, record: Record) -> Example:
-    """The example with the images of a record."""
-    keys = [opened.key_of(path) for path in record.images]
-    grids = [opened.cache.grid_thw(key) for key in keys]
-    return opened.chat_tokenizer.with_images((example.token_ids, example.supervised), record, keys, grids)
 
 
 def _blank(questions: Questions) -> Questions:
@@ -546,9 +526,5 @@ def shuffle_images(records: Sequence[Record], images: ImageIndex, seed: int = 0)
     """The records with every image replaced by another one: a model that uses the images must score lower."""
     keys = sorted({images.key_of[image] for record in records for image in record.images})
     random.Random(seed).shuffle(keys)
-    other = dict(zip(keys, keys[1:] + keys[:1], strict=True))
-
-    def swapped(image: Path) -> Path:
-        return images.path_of[other[images.key_of[image]]]
-
-    return [replace(record, images=tuple(swapped(image) for image in record.images)) for record in records]
+    other = {key: images.path_of[after] for key, after in zip(keys, keys[1:] + keys[:1], strict=True)}
+    return [replace(one, images=tuple(other[images.key_of[image]] for image in one.images)) for one in records]

@@ -23,11 +23,13 @@ import contextlib
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.functional import pad
 
 from lookonce.eval.decoding.waves import PADDING, Branches, state_rows
 from lookonce.train.model.linear_attention import (
@@ -78,8 +80,7 @@ class States:
 
     def clone(self) -> States:
         """The same states in buffers of their own."""
-        other = States.__new__(States)
-        other.num_rows, other._layers = self.num_rows, self._layers
+        other = copy.copy(self)
         other._buffers = [tuple(buffer.clone() for buffer in buffers) for buffers in self._buffers]
         return other
 
@@ -195,24 +196,21 @@ class KeyValues:
         config = text_model(model).config
         shape = (1, config.num_key_value_heads, num_places, head_size(config))
         self._modules = [layer.self_attn for layer in text_model(model).layers if hasattr(layer, "self_attn")]
-        self._buffers = [
-            tuple(torch.zeros(shape, dtype=dtype, device=model.device) for _ in range(2)) for _ in self._modules
-        ]
+        zeros = partial(torch.zeros, shape, dtype=dtype, device=model.device)
+        self._buffers = [(zeros(), zeros()) for _ in self._modules]
 
     def has_room(self, num_places: int, num_states: int) -> bool:
         """Whether there are as many places and rows of states."""
         return num_places <= self.num_places and self.states.has_room(num_states)
 
-    def load(self, other: KeyValues) -> None:
-        """Copy keys and values of a buffer that has no more places into the first ones."""
-        for mine, others in zip(self._buffers, other._buffers, strict=True):
-            for buffer, values in zip(mine, others, strict=True):
-                buffer[:, :, : other.num_places].copy_(values)
-
-    def with_states(self, states: States) -> KeyValues:
-        """The same buffers beside other states."""
+    def changed(self, num_more: int, states: States) -> KeyValues:
+        """The same keys and values in buffers with `num_more` places, beside other states."""
         other = copy.copy(self)
-        other.states = states
+        other.num_places, other.states = self.num_places + num_more, states
+        if num_more:
+            other._buffers = [
+                (pad(keys, (0, 0, 0, num_more)), pad(values, (0, 0, 0, num_more))) for keys, values in self._buffers
+            ]
         return other
 
     @contextlib.contextmanager

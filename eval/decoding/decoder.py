@@ -40,12 +40,12 @@ from lookonce.eval.decoding.passes import (
     rows_of_block,
 )
 from lookonce.eval.decoding.waves import PADDING, Branches, Room, Spans, WaveLayout, state_rows
-from lookonce.train.data.batches import Batch, FeatureSource
+from lookonce.train.data.batches import FeatureSource
 from lookonce.train.data.packing import BLOCK
 from lookonce.train.data.tokenize import ChatTokenizer
 from lookonce.train.model.linear_attention import linear_layers
 from lookonce.train.model.load import text_model
-from lookonce.train.model.packs import Capture, cuda_graph_capture
+from lookonce.train.model.packs import cuda_graph_capture
 
 STEPS_BETWEEN_CHECKS = 4
 """Passes on a GPU after which the CPU asks which answers have ended; each time the GPU has to wait."""
@@ -54,75 +54,6 @@ BRANCHES = 64
 
 Grown = tuple[list[int], list[float]]
 """The tokens of an answer, and their log-probabilities."""
-
-
-class Growth:
-    """Computes answers from their first token to their end."""
-
-    def __init__(
-        self, model: Any, max_new_tokens: int, end_token_id: int, *, by_rows: bool, capture: Capture | None
-    ) -> None:
-        """`by_rows` chooses `RowSteps`, which are launched without `capture`."""
-        self._model, self._max_new_tokens, self._end_token_id = model, max_new_tokens, end_token_id
-        self._by_rows, self._capture = by_rows, capture
-        self._steps: list[RowSteps] = []
-
-    def forget(self) -> None:
-        """Free the tensors of all passes, which are of no use for another buffer."""
-        self._steps.clear()
-
-    def answers(
-        self, branches: Branches, spans: Spans, segments: torch.Tensor, keys: KeyValues
-    ) -> Iterator[tuple[int, Grown]]:
-        """The answer of each branch, by the number of its question.
-
-        `branches` have their first token; `segments` are those of all places in the buffer.
-        """
-        grow = self._in_rows(branches, spans, segments, keys) if self._by_rows else self._by_branch(branches, segments)
-        for some in [*grow]:
-            columns = (some.examples.tolist(), some.tokens.tolist(), some.logprobs.tolist())
-            for number, tokens, logprobs in zip(*columns, strict=True):
-                yield number, (tokens, logprobs)
-
-    def _by_branch(self, branches: Branches, segments: torch.Tensor) -> Iterator[Branches]:
-        """Let answers grow with dense masks; yields branches when they have ended."""
-        steps = DenseSteps(self._model, self._end_token_id, branches, segments)
-        for number in range(1, self._max_new_tokens):
-            yield steps.drop_ended()
-            if not len(steps.branches.ended):
-                return
-            steps.run(number)
-        yield steps.branches
-
-    def _in_rows(self, branches: Branches, spans: Spans, segments: torch.Tensor, keys: KeyValues) -> Iterator[Branches]:
-        """Let answers grow in passes of a few sizes; yields branches when they have ended and leave the wave."""
-        steps = None
-        for number in range(1, self._max_new_tokens):
-            if number % STEPS_BETWEEN_CHECKS == 1:
-                grows = ~branches.ended.cpu().numpy()
-                if steps is None or 2 * capacity(grows.sum()) <= steps.num_branches:
-                    chosen = torch.from_numpy(grows).to(segments.device)
-                    yield branches.subset(~chosen)
-                    branches, spans = branches.subset(chosen), spans.subset(grows)
-                    if not grows.any():
-                        return
-                    rows = Rows.of(spans, rows_of_block(text_model(self._model).config))
-                    steps = self._steps_for(len(rows.of_token), len(rows.first), keys)
-                    branches = steps.start(branches, segments, rows)
-            assert steps
-            steps.run(number)
-        yield branches
-
-    def _steps_for(self, num_branches: int, num_blocks: int, keys: KeyValues) -> RowSteps:
-        """Passes for these branches and blocks of rows; those of an earlier wave if they serve."""
-        for steps in self._steps:
-            if steps.num_branches == capacity(num_branches) and num_blocks <= steps.num_blocks <= 2 * num_blocks + 32:
-                return steps
-        num_branches, num_blocks = capacity(num_branches), num_blocks + num_blocks // 4
-        unused = Branches.unused(num_branches, PADDING, self._max_new_tokens, self._end_token_id, self._model.device)
-        steps = RowSteps(self._model, keys.num_places, self._end_token_id, unused, num_blocks, self._capture)
-        self._steps.append(steps)
-        return steps
 
 
 def capacity(num_branches: int) -> int:
@@ -155,9 +86,9 @@ class Decoder:
         self.end_token_id = int(chat.tokenizer.eos_token_id)
         self._compiled, self._by_rows = compiled, by_rows
         captures = compiled and self.device.type == "cuda" and not linear_layers(text_model(model))
-        capture = cuda_graph_capture() if captures else None
+        self._capture = cuda_graph_capture() if captures else None
+        self._steps: list[RowSteps] = []
         self._prompts = Prompts(model, chat, source, room, flex=by_rows)
-        self._growth = Growth(model, room.max_new_tokens, self.end_token_id, by_rows=by_rows, capture=capture)
         self._follow_ups = FollowUps(model, by_rows=by_rows)
         self._keys: KeyValues | None = None
 
@@ -168,7 +99,7 @@ class Decoder:
         """
         done: list[list[Grown]] = []
         try:
-            for layout, branches, keys in self._begun(waves):
+            for layout, branches, keys in self.begun(waves):
                 if done:
                     yield self._read(done)
                 done = []
@@ -182,27 +113,30 @@ class Decoder:
 
     def first_tokens(self, waves: Iterable[Sequence[Dialogue]]) -> Iterator[torch.Tensor]:
         """The first token of each first answer, which is known when the prompts have been computed."""
-        for _, branches, _ in self._begun(waves):
+        for _, branches, _ in self.begun(waves):
             yield branches.token
 
-    def _begun(self, waves: Iterable[Sequence[Dialogue]]) -> Iterator[tuple[WaveLayout, Branches, KeyValues]]:
+    def begun(self, waves: Iterable[Sequence[Dialogue]]) -> Generator[tuple[WaveLayout, Branches, KeyValues]]:
         """Compute the first prompts of each wave."""
         with contextlib.closing(self._prompts.ahead(waves)) as ahead:
             for layout, batches in ahead:
                 keys = self._buffer(len(layout.segments), layout.num_states)
-                with self._passes(keys):
-                    branches = self._begin(layout, batches)
+                with self.passes(keys):
+                    logits, positions = self._prompts.run(batches)
+                    branches = self._answering(logits, position=positions, **layout.starts(self.device))
                 yield layout, branches, keys
 
     def _finished(self, layout: WaveLayout, branches: Branches, keys: KeyValues) -> list[list[Grown]]:
         """Let the answers of a wave grow to their end, question after question; in the order of its dialogues."""
         answers: list[list[Grown]] = [[] for _ in layout.dialogues]
         segments, spans = torch.from_numpy(layout.segments).to(self.device), layout.spans
-        with self._passes(keys):
+        with self.passes(keys):
             while True:
                 begun = replace(branches, place=branches.place.clone(), position=branches.position.clone())
-                self._save(begun, layout, keys)
-                for number, grown in self._growth.answers(branches, spans, segments, keys):
+                # The states before the answers that others may follow; they are taken back where an answer is replaced.
+                saved = [one for one in begun.examples.tolist() if one in layout.copies] if layout.copies else []
+                keys.states.copy([*map(state_rows, saved)], [layout.copies[number] for number in saved])
+                for number, grown in self._grown(branches, spans, segments, keys):
                     answers[number].append(grown)
                 numbers = begun.examples.tolist()
                 next_ones = [self._follow_up(layout.dialogues[number], answers[number]) for number in numbers]
@@ -211,47 +145,87 @@ class Decoder:
                 goes_on = np.array([one is not None for one in next_ones])
                 begun, spans = begun.subset(torch.from_numpy(goes_on).to(self.device)), spans.subset(goes_on)
                 follow_ups = [one for one in next_ones if one]
-                self._restore(begun, follow_ups, layout, keys)
-                branches = self._continued(begun, follow_ups, spans, segments, keys)
+                pairs = zip(begun.examples.tolist(), follow_ups, strict=True)
+                replaced = [number for number, follow_up in pairs if not follow_up.offset]
+                keys.states.copy([layout.copies[number] for number in replaced], [*map(state_rows, replaced)])
+                branches = self.continued(begun, follow_ups, spans, segments, keys)
 
-    def _save(self, begun: Branches, layout: WaveLayout, keys: KeyValues) -> None:
-        """Copy the states before the answers that others may follow."""
-        if layout.copies:
-            numbers = [number for number in begun.examples.tolist() if number in layout.copies]
-            keys.states.copy([*map(state_rows, numbers)], [layout.copies[number] for number in numbers])
+    def _grown(
+        self, branches: Branches, spans: Spans, segments: torch.Tensor, keys: KeyValues
+    ) -> Iterator[tuple[int, Grown]]:
+        """Let answers grow from their first token to their end; yields each by the number of its question.
 
-    def _restore(self, begun: Branches, follow_ups: Sequence[FollowUp], layout: WaveLayout, keys: KeyValues) -> None:
-        """Take back the states of conversations in which an answer is replaced by another text."""
-        pairs = zip(begun.examples.tolist(), follow_ups, strict=True)
-        numbers = [number for number, follow_up in pairs if not follow_up.offset]
-        keys.states.copy([layout.copies[number] for number in numbers], [*map(state_rows, numbers)])
+        `branches` have their first token; `segments` are those of all places in the buffer.
+        """
+        grow = self._in_rows(branches, spans, segments, keys) if self._by_rows else self._by_branch(branches, segments)
+        for some in [*grow]:
+            columns = (some.examples.tolist(), some.tokens.tolist(), some.logprobs.tolist())
+            for number, tokens, logprobs in zip(*columns, strict=True):
+                yield number, (tokens, logprobs)
+
+    def _by_branch(self, branches: Branches, segments: torch.Tensor) -> Iterator[Branches]:
+        """Let answers grow with dense masks; yields branches when they have ended."""
+        steps = DenseSteps(self.model, self.end_token_id, branches, segments)
+        for number in range(1, self.room.max_new_tokens):
+            yield steps.drop_ended()
+            if not len(steps.branches.ended):
+                return
+            steps.run(number)
+        yield steps.branches
+
+    def _in_rows(self, branches: Branches, spans: Spans, segments: torch.Tensor, keys: KeyValues) -> Iterator[Branches]:
+        """Let answers grow in passes of a few sizes; yields branches when they have ended and leave the wave."""
+        steps = None
+        for number in range(1, self.room.max_new_tokens):
+            if number % STEPS_BETWEEN_CHECKS == 1:
+                grows = ~branches.ended.cpu().numpy()
+                if steps is None or 2 * capacity(grows.sum()) <= steps.num_branches:
+                    chosen = torch.from_numpy(grows).to(segments.device)
+                    yield branches.subset(~chosen)
+                    branches, spans = branches.subset(chosen), spans.subset(grows)
+                    if not grows.any():
+                        return
+                    rows = Rows.of(spans, rows_of_block(text_model(self.model).config))
+                    steps = self._steps_for(len(rows.of_token), len(rows.first), keys)
+                    branches = steps.start(branches, segments, rows)
+            assert steps
+            steps.run(number)
+        yield branches
+
+    def _steps_for(self, num_branches: int, num_blocks: int, keys: KeyValues) -> RowSteps:
+        """Passes for these branches and blocks of rows; those of an earlier wave if they serve."""
+        for steps in self._steps:
+            if steps.num_branches == capacity(num_branches) and num_blocks <= steps.num_blocks <= 2 * num_blocks + 32:
+                return steps
+        num_branches, num_blocks = capacity(num_branches), num_blocks + num_blocks // 4
+        unused = Branches.unused(num_branches, PADDING, self.room.max_new_tokens, self.end_token_id, self.model.device)
+        steps = RowSteps(self.model, keys.num_places, self.end_token_id, unused, num_blocks, self._capture)
+        self._steps.append(steps)
+        return steps
 
     def _follow_up(self, dialogue: Dialogue, answers: Sequence[Grown]) -> FollowUp | None:
         """What is asked after some answers; None if that was all."""
         if len(answers) == dialogue.num_questions:
             return None
-        return FollowUp.of(dialogue, len(answers) - 1, self._answer(answers[-1]))
+        return FollowUp.of(dialogue, len(answers) - 1, self.answer_of(answers[-1]))
 
-    def _continued(
+    def _read(self, done: Sequence[Sequence[Grown]]) -> list[list[Answer]]:
+        return [[self.answer_of(grown) for grown in some] for some in done]
+
+    def continued(
         self, begun: Branches, follow_ups: Sequence[FollowUp], spans: Spans, segments: torch.Tensor, keys: KeyValues
     ) -> Branches:
         """Compute later questions; the branches have the first token of each answer."""
         logits = self._follow_ups.run(begun, follow_ups, spans, segments, keys)
         return self._answering(logits, **begun.ahead([one.end for one in follow_ups]))
 
-    def _read(self, done: Sequence[Sequence[Grown]]) -> list[list[Answer]]:
-        return [[self._answer(grown) for grown in some] for some in done]
-
-    def _answer(self, grown: Grown) -> Answer:
+    def answer_of(self, grown: Grown) -> Answer:
+        """The answer of some tokens and their log-probabilities."""
         return Answer.of(*grown, self.chat.tokenizer)
 
-    def _passes(self, keys: KeyValues) -> AbstractContextManager[None]:
+    def passes(self, keys: KeyValues) -> AbstractContextManager[None]:
+        """Passes of the model, whose attention has these buffers."""
         return inference(self.model, self.dtype, keys, compiled=self._compiled)
-
-    def _begin(self, layout: WaveLayout, batches: Iterable[Batch]) -> Branches:
-        """Compute a wave's prompts; its branches have the first token of each answer."""
-        logits, positions = self._prompts.run(batches)
-        return self._answering(logits, position=positions, **layout.starts(self.device))
 
     def _answering(self, logits: torch.Tensor, **columns: torch.Tensor) -> Branches:
         return Branches.answering(logits, self.room.max_new_tokens, self.end_token_id, **columns)
@@ -261,7 +235,7 @@ class Decoder:
         if not self._by_rows:
             return self._allocated(num_places, num_states)
         if self._keys is None or not self._keys.has_room(num_places, num_states):
-            self._growth.forget()
+            self._steps.clear()  # their tensors are of no use for another buffer
             num_places = -(-max(num_places, self.room.num_places + 1) // BLOCK) * BLOCK
             self._keys = self._allocated(num_places, max(num_states, (self.room.num_states or 0) + 1))
         return self._keys
@@ -278,9 +252,7 @@ class Talk:
 
     def __init__(self, model: Any, chat: ChatTokenizer, source: FeatureSource, room: Room, dtype: torch.dtype) -> None:
         """Passes run under autocast to `dtype`, unless that is float32. There may be more places than `room` has."""
-        self._model, self._tokenizer, self._dtype = model, chat.tokenizer, dtype
-        self._max_new_tokens, self._end_token_id = room.max_new_tokens, int(chat.tokenizer.eos_token_id)
-        self._prompts, self._follow_ups = Prompts(model, chat, source, room), FollowUps(model, by_rows=False)
+        self._decoder = Decoder(model, chat, source, room, dtype)
         self._answers: list[Answer] = []
 
     def answer(self, dialogue: Dialogue, on_token: OnToken) -> Answer:
@@ -298,53 +270,35 @@ class Talk:
 
     def _begun(self, dialogue: Dialogue) -> tuple[Branches, _State]:
         """Compute the first prompt."""
-        with contextlib.closing(self._prompts.ahead([[dialogue]])) as ahead:
-            layout, batches = next(ahead)
-            segments = torch.from_numpy(layout.segments).to(self._model.device)
-            states = States(self._model, layout.num_states, self._dtype)
-            keys = KeyValues(self._model, len(segments), self._dtype, states)
-            with inference(self._model, self._dtype, keys):
-                logits, position = self._prompts.run(batches)
-                branches = self._answering(logits, position=position, **layout.starts(segments.device))
-        return branches, _State(keys, segments, layout.spans, branches, states)
+        with contextlib.closing(self._decoder.begun([[dialogue]])) as begun:
+            layout, branches, keys = next(begun)
+        segments = torch.from_numpy(layout.segments).to(self._decoder.device)
+        return branches, _State(keys, segments, layout.spans, branches, keys.states)
 
     def _continued(self, dialogue: Dialogue) -> tuple[Branches, _State]:
         """Compute a later question."""
         follow_up = FollowUp.of(dialogue, len(self._answers) - 1, self._answers[-1])
         begun, states = self._state.begun, self._state.keys.states if follow_up.offset else self._state.states
-        state = self._with_places(int(begun.place) + follow_up.end + self._max_new_tokens)
-        state = replace(state, keys=state.keys.with_states(states.clone()))
-        with inference(self._model, self._dtype, state.keys):
-            logits = self._follow_ups.run(begun, [follow_up], state.spans, state.segments, state.keys)
-            return self._answering(logits, **begun.ahead([follow_up.end])), state
-
-    def _with_places(self, num_places: int) -> _State:
-        """The state with at least `num_places` places; those that are new belong to the conversation."""
-        state = self._state
+        state, num_places = self._state, int(begun.place) + follow_up.end + self._decoder.room.max_new_tokens
         missing = num_places - len(state.segments)
-        if missing <= 0:
-            return state
-        more = state.begun.segment.expand(max(missing, len(state.segments)))
-        segments = torch.cat([state.segments, more])
-        keys = KeyValues(self._model, len(segments), self._dtype, state.keys.states)
-        keys.load(state.keys)
-        return replace(state, keys=keys, segments=segments)
+        num_more = max(missing, len(state.segments)) if missing > 0 else 0  # so it is copied seldom
+        segments = torch.cat([state.segments, begun.segment.expand(num_more)])
+        state = replace(state, keys=state.keys.changed(num_more, states.clone()), segments=segments)
+        with self._decoder.passes(state.keys):
+            return self._decoder.continued(begun, [follow_up], state.spans, segments, state.keys), state
 
     def _grown(self, branches: Branches, state: _State, on_token: OnToken) -> Answer:
         """Let the answer grow to its end."""
-        steps = DenseSteps(self._model, self._end_token_id, branches, state.segments)
-        with inference(self._model, self._dtype, state.keys):
-            for number in range(1, self._max_new_tokens):
+        steps = DenseSteps(self._decoder.model, self._decoder.end_token_id, branches, state.segments)
+        with self._decoder.passes(state.keys):
+            for number in range(1, self._decoder.room.max_new_tokens):
                 if branches.ended.item():
                     break
                 on_token(int(branches.token))
                 steps.run(number)
         if not branches.ended.item():
             on_token(int(branches.token))
-        return Answer.of(branches.tokens[0].tolist(), branches.logprobs[0].tolist(), self._tokenizer)
-
-    def _answering(self, logits: torch.Tensor, **columns: torch.Tensor) -> Branches:
-        return Branches.answering(logits, self._max_new_tokens, self._end_token_id, **columns)
+        return self._decoder.answer_of((branches.tokens[0].tolist(), branches.logprobs[0].tolist()))
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -99,15 +99,18 @@ def row_attention(
     spread = query.new_zeros(num_heads, num_rows, heads_of_row, size)
     spread[:, rows, :heads] = query.view(num_heads, heads, -1, size).transpose(1, 2)
     queries = spread.view(1, num_heads, -1, size)
-    attended = _flex(queries, key, value, _of_any_size(mask, queries, key), options.get("scaling"))
+    # With the sizes of tensors: for other numbers a compiled pass would be compiled again.
+    lengths = queries.shape[2], key.shape[2]
+    mask = _block_mask(lengths, mask.kv_num_blocks, mask.kv_indices, mask.mask_mod)
+    attended = _flex(queries, key, value, mask, options.get("scaling"))
     of_branches = attended.view(num_heads, -1, heads_of_row, size)[:, rows, :heads]
     return of_branches.permute(1, 0, 2, 3).reshape(1, len(rows), -1, size), None
 
 
-def _of_any_size(mask: BlockMask, query: torch.Tensor, key: torch.Tensor) -> BlockMask:
-    """The mask with the sizes of tensors instead of numbers, for which a compiled pass would be compiled again."""
-    lists, absent = (mask.kv_num_blocks, mask.kv_indices), (None, None)
-    return BlockMask((query.shape[2], key.shape[2]), *lists, *absent, *absent, *absent, (QUERIES, BLOCK), mask.mask_mod)
+def _block_mask(lengths: tuple[int, int], num_keys: torch.Tensor, keys: torch.Tensor, attends: Any) -> BlockMask:
+    """A mask whose rows read some blocks of keys: none is attended to as a whole, and there are no gradients."""
+    absent = (None, None)
+    return BlockMask(lengths, num_keys, keys, *absent, *absent, *absent, (QUERIES, BLOCK), attends)
 
 
 def rows_of_block(config: Any) -> int:
@@ -156,13 +159,6 @@ STATE_ROWS = "state_rows"
 """The row of each question's state."""
 
 
-class PackOfWave(NamedTuple):
-    """A pack of a wave, by its number."""
-
-    layout: WaveLayout
-    number: int
-
-
 class Prompts:
     """Computes the prompts of waves with a model, whose attention writes keys and values to their places."""
 
@@ -181,10 +177,10 @@ class Prompts:
         """The layout of each wave, and the model's inputs for its packs."""
         layouts: deque[WaveLayout] = deque()
 
-        def packs() -> Iterator[list[PackOfWave]]:
+        def packs() -> Iterator[list[tuple[WaveLayout, int]]]:
             for wave in waves:
                 layouts.append(WaveLayout.of(wave, self._image_token_id, self._room))
-                yield [PackOfWave(layouts[-1], number) for number in range(len(layouts[-1].packs))]
+                yield [(layouts[-1], number) for number in range(len(layouts[-1].packs))]
 
         with contextlib.closing(Prefetcher(packs(), self._make, self._device, NUM_AHEAD)) as prefetcher:
             while (first := next(batches := prefetcher.step(), None)) is not None:
@@ -212,7 +208,8 @@ class Prompts:
             self._longest = padded_length(max(length, self._room.tokens_per_pack))
             self._mask = PackMask(self._longest, self._device, flex=self._flex)
 
-    def _make(self, pack_of_wave: PackOfWave) -> Batch:
+    def _make(self, pack_of_wave: tuple[WaveLayout, int]) -> Batch:
+        """The inputs of a pack of a wave, by its number."""
         layout, number = pack_of_wave
         prompts = [dialogue.first for dialogue in layout.dialogues]
         pack, of_pack = layout.packs[number], layout.of_packs[number]
@@ -319,10 +316,10 @@ class RowMask:
         self._segment, self._prefix, self._place = (column(self._num_rows) for _ in range(3))
         self._num_keys = column(num_blocks + 1, 0)[None, None]
         self._keys_of_rows = column((num_blocks + 1) * (num_places // BLOCK), 0).view(1, 1, num_blocks + 1, -1)
-        self.blocks = self._block_mask()
+        self.blocks = self._blocks()
         """The model's `attention_mask`."""
 
-    def _block_mask(self) -> BlockMask:
+    def _blocks(self) -> BlockMask:
         segments, segment, prefix, place = self._segments, self._segment, self._prefix, self._place
         heads = QUERIES // self.rows_of_block
 
@@ -331,9 +328,7 @@ class RowMask:
             return attends(segment[row], prefix[row], place[row], segments[key], key)
 
         lengths = (self._num_rows * heads, len(segments))
-        lists = (self._num_keys, self._keys_of_rows)
-        absent = (None, None)  # no block is attended to as a whole, and there are no gradients
-        return BlockMask(lengths, *lists, *absent, *absent, *absent, (QUERIES, BLOCK), row_attends)
+        return _block_mask(lengths, self._num_keys, self._keys_of_rows, row_attends)
 
     def set(self, queries: Queries, segments: torch.Tensor, rows: Rows) -> None:
         """The mask for these tokens, at most `num_tokens`; `segments` are those of the places that are used."""
@@ -465,26 +460,11 @@ class FollowUps:
             position=begun.position[of_token] + ahead,
             token=torch.from_numpy(np.concatenate([one.token_ids for one in follow_ups])).to(device).long(),
         )
-        rows = state_rows(begun.examples)
-        return torch.cat([*self._passes(queries, branch, rows, spans, segments, keys)])
-
-    def _passes(
-        self,
-        queries: Queries,
-        branch: NDArray[np.int64],
-        rows: torch.Tensor,
-        spans: Spans,
-        segments: torch.Tensor,
-        keys: KeyValues,
-    ) -> Iterator[torch.Tensor]:
-        """The logits of the last tokens, pass by pass; a pass may have none.
-
-        `branch` has the branch of each token, and `rows` the row of each branch's state.
-        """
-        is_last = np.diff(branch, append=len(rows)) > 0
+        is_last, states = np.diff(branch, append=len(follow_ups)) > 0, state_rows(begun.examples)
+        logits = []
         for start in range(0, len(branch), LATER_TOKENS):
             chosen = slice(start, start + LATER_TOKENS)
-            kept = torch.from_numpy(np.flatnonzero(is_last[chosen])).to(segments.device)
+            kept = torch.from_numpy(np.flatnonzero(is_last[chosen])).to(device)  # a pass may have none
             some, of_some = queries.subset(chosen), branch[chosen]
             options: dict[str, Any] = {}
             mask: torch.Tensor | BlockMask
@@ -492,8 +472,9 @@ class FollowUps:
                 some, mask, options = self._rows(some, spans.subset(of_some), segments, keys)
             else:
                 mask = dense_mask(some, segments)
-            masks = masks_with(self._model, mask, partial(Continued.by_tokens, of_some, rows, len(some.token)))
-            yield forward(self._model, some, attention_mask=masks, logits_to_keep=kept, **options)
+            masks = masks_with(self._model, mask, partial(Continued.by_tokens, of_some, states, len(some.token)))
+            logits.append(forward(self._model, some, attention_mask=masks, logits_to_keep=kept, **options))
+        return torch.cat(logits)
 
     def _rows(
         self, queries: Queries, spans: Spans, segments: torch.Tensor, keys: KeyValues

@@ -16,10 +16,10 @@ leaves the wave.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -28,19 +28,6 @@ from numpy.typing import NDArray
 
 from lookonce.eval.decoding.dialogue import Dialogue
 from lookonce.train.data.packing import Group, Pack, group_examples, pack_step
-
-
-class Needed(NamedTuple):
-    """What some questions take of the memory."""
-
-    places: float
-    states: float
-
-    def fits(self, free: Needed) -> bool:
-        return self.places <= free.places and self.states <= free.states
-
-    def less(self, other: Needed) -> Needed:
-        return Needed(self.places - other.places, self.states - other.states)
 
 
 @dataclass(frozen=True)
@@ -56,17 +43,14 @@ class Room:
     """States of linear attention that are in memory together; None if there is no limit."""
 
     @property
-    def free(self) -> Needed:
-        """What a wave has room for."""
-        return Needed(self.num_places, self.num_states or math.inf)
+    def free(self) -> NDArray[np.float64]:
+        """The places and states of a wave."""
+        return np.array([self.num_places, self.num_states or math.inf])
 
-    def places_of(self, group: Group, dialogues: Sequence[Dialogue]) -> int:
-        """The places of a group's prefix, and of its branches with what follows them."""
-        return group.num_tokens + sum(dialogues[number].room(self.max_new_tokens) for number in group.examples)
-
-    def needed(self, group: Group, dialogues: Sequence[Dialogue]) -> Needed:
-        """The places and states of a group."""
-        return Needed(self.places_of(group, dialogues), sum(dialogues[number].num_states for number in group.examples))
+    def needed(self, num_tokens: int, dialogues: Iterable[Dialogue]) -> NDArray[np.float64]:
+        """The places and states of some dialogues, whose first prompts have `num_tokens`, with what follows them."""
+        rooms, states = zip(*((one.room(self.max_new_tokens), one.num_states) for one in dialogues), strict=True)
+        return np.array([num_tokens + sum(rooms), sum(states)])
 
 
 def groups_of(dialogues: Sequence[Dialogue], image_token_id: int) -> list[Group]:
@@ -80,28 +64,26 @@ def plan_waves(dialogues: Sequence[Dialogue], image_token_id: int, room: Room) -
     free = room.free
     for group in groups_of(dialogues, image_token_id):
         for part in _split(group, dialogues, room):
-            needed = room.needed(part, dialogues)
-            if not needed.fits(free) or not waves:
+            needed = room.needed(part.num_tokens, [dialogues[number] for number in part.examples])
+            if (needed > free).any() or not waves:
                 waves.append([])
                 free = room.free
             waves[-1] += part.examples
-            free = free.less(needed)
+            free = free - needed
     return waves
 
 
 def _split(group: Group, dialogues: Sequence[Dialogue], room: Room) -> list[Group]:
     """The group in parts that each have room, or have one dialogue."""
     parts: list[list[int]] = [[]]
-    empty = room.free.less(Needed(group.num_prefix_tokens, 0))
-    free = empty
+    free = empty = room.free - [group.num_prefix_tokens, 0]
     for member, num_tokens in enumerate(group.branch_tokens):
-        dialogue = dialogues[group.examples[member]]
-        needed = Needed(num_tokens + dialogue.room(room.max_new_tokens), dialogue.num_states)
-        if not needed.fits(free) and parts[-1]:
+        needed = room.needed(num_tokens, [dialogues[group.examples[member]]])
+        if (needed > free).any() and parts[-1]:
             parts.append([])
             free = empty
         parts[-1].append(member)
-        free = free.less(needed)
+        free = free - needed
     return [group.subset(members) for members in parts]
 
 

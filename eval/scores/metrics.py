@@ -212,17 +212,26 @@ def _point_figures(predictions: Sequence[Prediction], sizes: Sizes) -> dict[str,
     if any(_is_outside(prediction, sizes) for prediction in measured):
         measured = []  # the records have other units than pixels
 
-    def distances(name: str, average: Callable[[list[float]], float]) -> Figure:
-        return _of_both(name, pointed, lambda answers: _over(average, _distances(pointed, answers)), is_share=False)
+    def distances(
+        name: str,
+        asked: Sequence[Prediction],
+        average: Callable[[list[float]], float],
+        units: Callable[[Prediction], float] = lambda one: 1.0,
+        is_share: bool = False,
+    ) -> Figure:
+        def of(answers: Answers) -> float | None:
+            found = [(match.distance(answers(one), _right(one)), one) for one in asked]
+            values = [distance / units(one) for distance, one in found if distance is not None]
+            return average(values) if values else None
+
+        return _of_both(name, asked, of, is_share)
 
     return {
         "point_inside": _mean("points inside the box", boxed, match.is_inside),
-        "point_distance": distances("distance of points, mean", fmean),
-        "point_distance_median": distances("distance of points, median", median),
-        "point_distance_diagonal": _of_both(
-            "distance in parts of the diagonal",
-            measured,
-            lambda answers: _over(fmean, _parts(measured, answers, sizes)),
+        "point_distance": distances("distance of points, mean", pointed, fmean),
+        "point_distance_median": distances("distance of points, median", pointed, median),
+        "point_distance_diagonal": distances(
+            "distance in parts of the diagonal", measured, fmean, lambda one: _diagonal(one, sizes), is_share=True
         ),
         "point_unread": _mean(
             "answers without a point", [*boxed, *pointed], lambda given, _: match.answer_point(given) is None
@@ -271,18 +280,6 @@ def _balanced(closed: Iterable[Prediction], answers: Answers) -> float:
     return fmean(fmean(rights) for rights in by_truth.values())
 
 
-def _distances(predictions: Iterable[Prediction], answers: Answers) -> list[float]:
-    """The distances of the answers that are points."""
-    found = [match.distance(answers(one), _right(one)) for one in predictions]
-    return [distance for distance in found if distance is not None]
-
-
-def _parts(predictions: Iterable[Prediction], answers: Answers, sizes: Sizes) -> list[float]:
-    """The distances of the answers that are points, in parts of the image's diagonal."""
-    found = [(match.distance(answers(one), _right(one)), _diagonal(one, sizes)) for one in predictions]
-    return [distance / diagonal for distance, diagonal in found if distance is not None]
-
-
 def _diagonal(prediction: Prediction, sizes: Sizes) -> float:
     """The diagonal of a question's only image in pixels; 0 if it is not known."""
     size = sizes.get(prediction.image_keys[0]) if len(prediction.image_keys) == 1 else None
@@ -293,11 +290,6 @@ def _is_outside(prediction: Prediction, sizes: Sizes) -> bool:
     """Whether a reference point is not in the question's only image."""
     width, height = sizes[prediction.image_keys[0]] or (0, 0)
     return any(not (0 <= x <= width and 0 <= y <= height) for x, y in match.reference_points(_right(prediction)))
-
-
-def _over(average: Callable[[list[float]], float], values: list[float]) -> float | None:
-    """The average of some values; None if there are none."""
-    return average(values) if values else None
 
 
 IN_DETAIL = {"exact_match_lower", "open_token_recall", "token_recall", "label_precision", "label_recall"}
@@ -346,10 +338,6 @@ class Evaluation:
             counts=Counts.of(compared, training),
         )
 
-    @property
-    def by_question(self) -> dict[str, Score]:
-        return self.groups["question"]
-
     def text(self, beside: Mapping[str, Mapping[str, Any]] | None = None) -> str:
         """One line per question text, the overall score last; then the baselines and the other figures.
 
@@ -372,14 +360,15 @@ class Evaluation:
 
     def _by_question(self) -> str:
         """The table of question texts; of many, those that are asked most."""
-        most = sorted(self.by_question, key=lambda name: -self.by_question[name].num_questions)[:MAX_GROUPS]
-        shown = {name: one for name, one in self.by_question.items() if name in most}
+        every = self.groups["question"]
+        most = sorted(every, key=lambda name: -every[name].num_questions)[:MAX_GROUPS]
+        shown = {name: one for name, one in every.items() if name in most}
         scores = [*shown.items(), ("all", self.overall)]
         lines = [[name, f"{s.num_questions:,}", f"{s.exact_match:.1%}", f"{s.majority:.1%}"] for name, s in scores]
         header = ["question", "asked", "exact match", "majority"]
         if self.interval:
             lines[-1][2] += f" [{self.interval.in_percent()}]"
-        if more := len(self.by_question) - len(shown):
+        if more := len(every) - len(shown):
             lines.insert(-1, [f"{more:,} other question texts", *[""] * (len(header) - 1)])
         return table(header, lines)
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, replace
@@ -35,7 +36,7 @@ from lookonce.datasets.text_files import read_jsonl
 from lookonce.errors import RecordsError
 from lookonce.eval.scores.match import exact, word_overlap
 from lookonce.files import write_text
-from lookonce.text import located, nfc, quoted
+from lookonce.text import located, nfc, quoted, share
 
 VERSION = 1
 """The version of the rows that are written."""
@@ -90,6 +91,11 @@ class Prediction:
     """The number of tokens of the answer, with its end token."""
     ended: Literal["stop", "length"] | None = None
     """Why the answer ended: `stop` at its end token, `length` at `eval.max_new_tokens`."""
+
+    @property
+    def text(self) -> str:
+        """The model's answer, under the name that an `Answer` has for it."""
+        return self.predicted
 
     @property
     def is_right(self) -> bool:
@@ -180,11 +186,10 @@ def _refuse_damaged(place: str, error: RecordsError) -> NoReturn:
 
 
 def _read_row(row: Any, place: str) -> Prediction:
-    if not isinstance(row, dict):
-        raise RecordsError(f"{place} is not a prediction but {quoted(json.dumps(row))}; {WRITTEN_BY}")
-    version = row.get("version")
-    if version is None:
-        raise RecordsError(f"{place} is not a prediction: it lacks `version`; {WRITTEN_BY}")
+    if not isinstance(row, dict) or row.get("version") is None:
+        what = ": it lacks `version`" if isinstance(row, dict) else f" but {quoted(json.dumps(row))}"
+        raise RecordsError(f"{place} is not a prediction{what}; {WRITTEN_BY}")
+    version = row["version"]
     if not isinstance(version, int) or version > VERSION:
         raise RecordsError(
             f"{place} has version {version!r} of predictions, and this lookonce reads up to {VERSION}; update lookonce"
@@ -220,17 +225,16 @@ class Score:
 
 def score(predictions: Sequence[Prediction]) -> Score:
     """Exact match and majority baseline, as shares."""
-    count = len(predictions)
-    right, guessed = sum(p.is_right for p in predictions), sum(p.is_majority_right for p in predictions)
-    return Score(count, right / max(count, 1), guessed / max(count, 1))
+    right, guessed = sum(one.is_right for one in predictions), sum(one.is_majority_right for one in predictions)
+    return Score(len(predictions), share(right, len(predictions)), share(guessed, len(predictions)))
 
 
 def scores_by(predictions: Iterable[Prediction], grouping: str) -> dict[str, Score]:
     """The scores of the groups, by name."""
-    groups: dict[str, list[Prediction]] = {}
+    groups: dict[str, list[Prediction]] = defaultdict(list)
     for prediction in predictions:
         if (name := getattr(prediction, grouping)) is not None:
-            groups.setdefault(name, []).append(prediction)
+            groups[name].append(prediction)
     return {name: score(groups[name]) for name in sorted(groups)}
 
 
@@ -263,37 +267,35 @@ class Counts:
     @classmethod
     def of(cls, predictions: Sequence[Prediction], training: TrainingAnswers | None = None) -> Counts:
         """Count them; `training` are the `training_answers` of the run."""
-        endings = [prediction.ended for prediction in predictions if prediction.ended]
-        known: AbstractSet[str] = set().union(*training.values()) if training else set()
+        endings = [one.ended for one in predictions if one.ended]
+        outside = None
+        if training:
+            known: AbstractSet[str] = set().union(*training.values())
+            outside = sum(one.predicted.strip() not in training.get(one.question, known) for one in predictions)
         return cls(
-            empty=sum(not prediction.predicted.strip() for prediction in predictions),
+            empty=sum(not one.predicted.strip() for one in predictions),
             cut=endings.count("length") if endings else None,
-            outside_training=(
-                sum(one.predicted.strip() not in training.get(one.question, known) for one in predictions)
-                if training
-                else None
-            ),
-            distinct_wrong=len({prediction.predicted.strip() for prediction in predictions if not prediction.is_right}),
+            outside_training=outside,
+            distinct_wrong=len({one.predicted.strip() for one in predictions if not one.is_right}),
         )
 
     def text(self) -> str:
         """One line, without what is not known."""
-        known = [
-            f"{self.distinct_wrong:,} different wrong",
-            f"{self.empty:,} empty",
-            f"{self.cut:,} cut" if self.cut is not None else "",
-            f"{self.outside_training:,} never seen in training" if self.outside_training is not None else "",
-        ]
-        return ", ".join(filter(None, known))
+        named = {
+            "different wrong": self.distinct_wrong,
+            "empty": self.empty,
+            "cut": self.cut,
+            "never seen in training": self.outside_training,
+        }
+        return ", ".join(f"{number:,} {name}" for name, number in named.items() if number is not None)
 
 
 def training_answers(records: Iterable[Record]) -> dict[str, set[str]]:
     """The answers to each question in some records, with all references; both in NFC."""
-    answers: dict[str, set[str]] = {}
+    answers: dict[str, set[str]] = defaultdict(set)
     for record in records:
         for turn in record.turns:
-            texts = (nfc(text).strip() for text in (turn.answer, *record.references))
-            answers.setdefault(nfc(turn.question), set()).update(texts)
+            answers[nfc(turn.question)].update(nfc(text).strip() for text in (turn.answer, *record.references))
     return answers
 
 

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import sys
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,13 @@ def listed(items: Sequence[str], most: int = 5) -> str:
     return ", ".join(items[:most]) + rest
 
 
+def first_few(lines: Sequence[str], most: int, what: str = "") -> list[str]:
+    """The first few of many lines, indented, and one that counts the others, which may be called `what`."""
+    rest = len(lines) - most
+    more = [f"  and {count(rest, what) if what else f'{rest:,} more'}"] if rest > 0 else []
+    return [*(f"  {line}" for line in lines[:most]), *more]
+
+
 def first_line(error: BaseException | None) -> str:
     """The first line of another library's error message, which may have dozens."""
     return next(iter(str(error).strip().splitlines()), repr(error))
@@ -222,6 +230,16 @@ def in_yaml(text: object) -> str:
 def located(path: Path) -> str:
     """A path in full, and what it is relative to: "/data/a.jsonl (a.jsonl is relative to the working directory)"."""
     return str(path) if path.is_absolute() else f"{path.absolute()} ({path} is relative to the working directory)"
+
+
+def short_ends(paths: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that tell them apart, where they differ."""
+    parts = [path.absolute().parts for path in paths]
+    names = [part[-1] for part in parts]
+    for depth in range(2, max(map(len, parts)) + 1):
+        twice = {name for name, number in Counter(dict(zip(parts, names, strict=True)).values()).items() if number > 1}
+        names = ["/".join(part[-depth:]) if name in twice else name for part, name in zip(parts, names, strict=True)]
+    return names
 
 
 def share(part: int, whole: int) -> float:

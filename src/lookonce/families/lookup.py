@@ -9,12 +9,9 @@ from typing import Any
 
 from lookonce.errors import ModelError, explain_os_error
 from lookonce.families.family import Family
-from lookonce.families.qwen2_5_vl import QWEN2_5_VL
-from lookonce.families.qwen2_vl import QWEN2_VL
-from lookonce.families.qwen3_5 import QWEN3_5
-from lookonce.families.qwen3_5_moe import QWEN3_5_MOE
-from lookonce.families.qwen3_vl import QWEN3_VL
-from lookonce.families.qwen3_vl_moe import QWEN3_VL_MOE
+from lookonce.families.qwen2_5_vl import QWEN2_5_VL, QWEN2_VL
+from lookonce.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
+from lookonce.families.qwen3_vl import QWEN3_VL, QWEN3_VL_MOE
 
 DEFAULT = QWEN3_VL
 """The family of the sample, and of a folder that has a tokenizer and no model."""

@@ -1,4 +1,8 @@
-"""Qwen2.5-VL (https://huggingface.co/Qwen/Qwen2.5-VL-7B-Instruct): windows in the tower, no DeepStack."""
+"""Qwen2.5-VL (https://huggingface.co/Qwen/Qwen2.5-VL-7B-Instruct): windows in the tower, no DeepStack.
+
+Qwen2-VL (https://huggingface.co/Qwen/Qwen2-VL-7B-Instruct) has the same language model with an older tower, which has
+no windows, and whose configuration names the size of its output `hidden_size`.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +43,18 @@ QWEN2_5_VL = Family(
     "Qwen2.5-VL",
     tower_class="Qwen2_5_VisionTransformerPretrainedModel",
     sizes={"tiny": Size(TINY, TINY_TOWER), "7b": Size(TEXT, TOWER)},
+    has_short_last_layer=True,
+    vllm_lora=VLLM_LORA,
+)
+QWEN2_VL = Family(
+    "qwen2_vl",
+    "Qwen2-VL",
+    tower_class="Qwen2VisionTransformerPretrainedModel",
+    sizes={
+        "tiny": Size(TINY, {"depth": 4, "embed_dim": 128, "num_heads": 4, "mlp_ratio": 2}),
+        "7b": Size(TEXT, {"depth": 32, "embed_dim": 1280, "num_heads": 16, "mlp_ratio": 4}),
+    },
+    feature_size="hidden_size",
     has_short_last_layer=True,
     vllm_lora=VLLM_LORA,
 )

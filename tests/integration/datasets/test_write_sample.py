@@ -99,15 +99,6 @@ def test_samples_that_differ_in_sizes_or_number_are_distinguished(tmp_path: Path
         write_sample(folder, num_images=8, sizes=KVASIR_SIZES, tower_only=True)
 
 
-def test_a_default_sample_of_an_older_version_is_kept(tmp_path: Path, sample: Path) -> None:
-    folder = tmp_path / "sample"
-    folder.mkdir()
-    stamp = json.loads((sample / "sample.json").read_text())
-    older = {key: value for key, value in stamp.items() if key not in ("family", "images", "sizes", "tower_only")}
-    (folder / "sample.json").write_text(json.dumps(older))
-    assert not write_sample(folder).fresh
-
-
 def test_folder_with_foreign_files_is_refused_and_kept(tmp_path: Path) -> None:
     (tmp_path / "results.csv").write_text("of a year's work")
     with pytest.raises(UsageError, match="is not empty and has no sample; choose another folder or empty it"):

@@ -98,7 +98,7 @@ def test_so_does_one_in_waves(trained, run, monkeypatch):
 
 def test_an_evaluation_that_was_not_yet_saved_loads_no_model(trained, run, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("lookonce.eval.answers.questions.save_evaluation", interrupted)
+        patch.setattr("lookonce.eval.answers.questions.write_predictions", interrupted)
         evaluate_run(run, "test")
     monkeypatch.setattr("lookonce.eval.run.load_trained", pytest.fail)
     evaluate_run(run, "test")

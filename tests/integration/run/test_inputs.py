@@ -101,7 +101,7 @@ def test_inputs_that_trust_the_plan_read_no_image_and_are_the_same(run, monkeypa
     hashed.write_plan()
     for name in ("_read_file", "_read_archive"):
         monkeypatch.setattr(images_module, name, lambda path, *_: pytest.fail(f"{path} was read"))
-    monkeypatch.setattr(images_module, "_look_at_all", lambda *_: pytest.fail("images were hashed"))
+    monkeypatch.setattr(images_module, "inspect_images", lambda *_: pytest.fail("images were hashed"))
     trusting = open_run(run, TO_BUILD_BY_PLAN)
     assert trusting.images.key_of == hashed.images.key_of
     assert list(trusting.images.path_of) == list(hashed.images.path_of)
@@ -122,8 +122,8 @@ def test_only_files_that_the_plan_lacks_are_hashed(run, tmp_path, monkeypatch):
     open_run(run, TO_BUILD).write_plan()
     save_noise(tmp_path / "new.png", 100)
     write_records(tmp_path / "records.jsonl", ["0.png", "new.png", "gone.png"])
-    hashed, read, look = open_run(run, TO_BUILD).images, [], images_module._look_at_all
-    monkeypatch.setattr(images_module, "_look_at_all", lambda paths: read.extend(paths) or look(paths))
+    hashed, read, look = open_run(run, TO_BUILD).images, [], images_module.inspect_images
+    monkeypatch.setattr(images_module, "inspect_images", lambda paths: read.extend(paths) or look(paths))
     trusting = open_run(run, TO_BUILD_BY_PLAN).images
     assert sorted(path.name for path in read) == ["gone.png", "new.png"]
     assert (trusting.key_of, trusting.path_of) == (hashed.key_of, hashed.path_of)

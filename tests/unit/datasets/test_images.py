@@ -1,21 +1,37 @@
-"""Images are identified by the bytes of their files; unreadable ones are listed with the reason."""
+"""Image files: keys, stamps, sizes, and what is wrong with them."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import random
 import socket
+import tarfile
 import threading
+import time
 import tracemalloc
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image, ImageOps
 
+import lookonce.datasets.images
 from lookonce.datasets import images
-from lookonce.datasets.images import ImageIndex, image_key, index_images, read_bytes, read_many
+from lookonce.datasets.images import (
+    TICK_S,
+    ImageIndex,
+    image_key,
+    image_size,
+    index_images,
+    read_bytes,
+    read_many,
+    stamp,
+    stamps,
+)
 from lookonce.datasets.records import Record
 from lookonce.errors import ImageError
 from lookonce.threads import NUM_THREADS
@@ -261,3 +277,146 @@ def test_bytes_are_never_all_in_memory(tmp_path: Path) -> None:
     paths = [file(tmp_path, f"{number}.jpg", bytes(MEGABYTE)) for number in range(60)]
     assert peak_bytes(lambda: [None for _ in read_many(paths)]) < 25 * MEGABYTE
     assert peak_bytes(lambda: index_images([record(*paths)])) < 25 * MEGABYTE
+
+
+def encoded(file_format: str, size: tuple[int, int] = (30, 20)) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", size).save(buffer, file_format)
+    return buffer.getvalue()
+
+
+def bomb(width: int) -> bytes:
+    """A PNG header of a square image of this width."""
+    header = b"IHDR" + width.to_bytes(4) * 2 + b"\x08\0\0\0\0"
+    return b"\x89PNG\r\n\x1a\n" + (13).to_bytes(4) + header + zlib.crc32(header).to_bytes(4)
+
+
+SIZES = {
+    "JPEG": (encoded("JPEG"), (30, 20)),
+    "PNG": (encoded("PNG"), (30, 20)),
+    "WebP": (encoded("WEBP"), (30, 20)),
+    "cut JPEG": (encoded("JPEG", (300, 200))[:-300], (300, 200)),
+    "empty": (b"", None),
+    "text": (b"this is not an image", None),
+    "bomb": (bomb(1_000_000), None),
+    "broken PPM": (b"P6\n3x 2\n255\n", None),
+    "broken TIFF": (b"II*\0" + b"\xff" * 20, None),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow warns of some damage
+@pytest.mark.parametrize(("content", "size"), SIZES.values(), ids=SIZES)
+def test_size_is_read_from_the_header_or_is_none(
+    tmp_path: Path, content: bytes, size: tuple[int, int] | None, index: Callable[..., ImageIndex]
+) -> None:
+    assert image_size(content) == size
+    (tmp_path / "a.jpg").write_bytes(content)
+    assert index(tmp_path / "a.jpg").size_of == {hashlib.sha256(content).hexdigest(): size}
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return len(data).to_bytes(4) + kind + data + zlib.crc32(kind + data).to_bytes(4)
+
+
+def with_exif(file_format: str, orientation: int) -> bytes:
+    buffer, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = orientation
+    Image.effect_noise((30, 20), 80).save(buffer, file_format, exif=exif)
+    return buffer.getvalue()
+
+
+def png_with(added: bytes, where: int | None = None) -> bytes:
+    """A PNG with one more chunk, by default after the pixels."""
+    content = encoded("PNG")
+    where = content.rindex(b"IEND") - 4 if where is None else where
+    return content[:where] + added + content[where:]
+
+
+RAW_EXIF = with_exif("JPEG", 6).partition(b"Exif\0\0")[2][:26]
+XMP = chunk(b"iTXt", b'XML:com.adobe.xmp\0\0\0\0\0<rdf tiff:Orientation="8"/>')
+PROFILE = zlib.compress(b"\nexif\n      32\n" + (b"Exif\0\0" + RAW_EXIF).hex().encode())
+SHOWN = {
+    f"{file_format} {orientation}": with_exif(file_format, orientation)
+    for file_format in ("JPEG", "PNG", "WEBP", "TIFF", "MPO")
+    for orientation in (0, 1, 3, 5, 6, 8, 9)
+} | {
+    "PNG with EXIF after its pixels": png_with(chunk(b"eXIf", RAW_EXIF)),
+    "PNG with XMP": png_with(XMP, 33),
+    "PNG with XMP after its pixels": png_with(XMP),
+    "PNG with a raw profile after its pixels": png_with(chunk(b"zTXt", b"Raw profile type exif\0\0" + PROFILE)),
+    "PNG with other text": png_with(chunk(b"tEXt", b"Software\0" + b"eXIf")),
+}
+
+
+@pytest.mark.parametrize("content", SHOWN.values(), ids=SHOWN)
+def test_the_size_is_that_of_the_image_as_shown(content: bytes) -> None:
+    with Image.open(io.BytesIO(content)) as image:
+        assert image_size(content) == ImageOps.exif_transpose(image).size
+
+
+def test_the_cases_are_turned_as_their_names_say() -> None:
+    turned = {name for name, content in SHOWN.items() if image_size(content) == (20, 30)}
+    assert turned == {name for name in SHOWN if name.endswith(("5", "6", "8", "pixels", "XMP"))}
+
+
+def test_pixels_are_not_decoded_for_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda image: pytest.fail("the pixels were decoded"))
+    for content in (encoded("PNG"), png_with(chunk(b"tEXt", b"Software\0x"))):
+        assert image_size(content) == (30, 20)
+    assert image_size(with_exif("PNG", 6)) == image_size(with_exif("JPEG", 6)) == (20, 30)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::PIL.Image.DecompressionBombWarning")
+def test_no_damage_to_a_header_stops_the_index() -> None:
+    rng = random.Random(0)
+    for _ in range(300):
+        content = bytearray(encoded(rng.choice(("JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM", "ICO"))))
+        for _ in range(3):
+            content[rng.randrange(min(len(content), 60))] = rng.randrange(256)
+        size = image_size(bytes(content))
+        assert size is None or all(isinstance(side, int) for side in size)
+
+
+LONG_AGO = 10**9
+
+
+def old_file(path: Path, content: bytes = b"image", seconds: float = LONG_AGO) -> Path:
+    path.write_bytes(content)
+    os.utime(path, (seconds, seconds))
+    return path
+
+
+def test_a_stamp_is_size_and_both_times(tmp_path, files_are_old):
+    path = old_file(tmp_path / "a.jpg")
+    before = stamp(path)
+    assert before == (5, LONG_AGO * 10**9, path.stat().st_ctime_ns)
+    time.sleep(0.01)
+    path.write_bytes(b"other")
+    os.utime(path, (LONG_AGO, LONG_AGO))
+    assert before and stamp(path) and before[:2] == stamp(path)[:2] and before != stamp(path)
+
+
+@pytest.mark.parametrize(("age", "has_one"), [(TICK_S / 2, False), (TICK_S + 5, True)])
+def test_a_file_that_was_just_changed_has_no_stamp(tmp_path, monkeypatch, age, has_one):
+    path = old_file(tmp_path / "a.jpg")
+    monkeypatch.setattr(lookonce.datasets.images, "now", lambda: path.stat().st_ctime + age)
+    assert bool(stamp(path)) is has_one
+    os.utime(path, (time.time() + 100,) * 2)
+    assert not stamp(path)
+
+
+@pytest.mark.parametrize("name", ["gone.jpg", "folder/below/a.jpg", "null\0.jpg", "a.jpg/below.jpg"])
+def test_a_missing_file_has_no_stamp(tmp_path, name):
+    old_file(tmp_path / "a.jpg")
+    assert stamps([tmp_path / name]) == {tmp_path / name: None}
+
+
+def test_images_in_an_archive_have_the_stamp_of_the_archive(tmp_path, files_are_old):
+    image, archive = old_file(tmp_path / "a.jpg"), tmp_path / "frames.tar"
+    with tarfile.open(archive, "w") as file:
+        file.add(image, "a.jpg")
+    old_file(archive, archive.read_bytes(), LONG_AGO + 1)
+    members = [archive / name for name in ("a.jpg", "b.jpg")]
+    found = stamps([*members, image])
+    assert found == {image: stamp(image)} | dict.fromkeys(members, stamp(archive))
+    assert found[members[0]][:2] == (archive.stat().st_size, (LONG_AGO + 1) * 10**9)

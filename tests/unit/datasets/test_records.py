@@ -1,4 +1,4 @@
-"""Records files: what is read, what is refused with which message, and that written records are read back."""
+"""Records: read, written, and those that are left out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,17 @@ from support.strategies import CHARACTERS
 
 from lookonce.datasets.formats.record import CONTROL_TOKEN
 from lookonce.datasets.images import image_key, index_images
-from lookonce.datasets.records import Record, Turn, read_records, write_records
+from lookonce.datasets.records import (
+    Collector,
+    Record,
+    RecordsFile,
+    Turn,
+    by_kind,
+    kind_of,
+    leave_out,
+    read_records,
+    write_records,
+)
 from lookonce.errors import ImageError, RecordsError
 
 TURN = {"question": "Is there text?", "answer": "yes"}
@@ -295,3 +305,102 @@ def test_a_compressed_file_is_named_with_the_command_that_unpacks_it(tmp_path):
     path.write_bytes(gzip.compress(b'{"image": "a.png", "question": "q", "answer": "a"}\n'))
     with pytest.raises(RecordsError, match=r"train.jsonl.gz is compressed; unpack it, for example with: gunzip --keep"):
         read_records(path)
+
+
+A, B, C = Path("/a.png"), Path("/b.png"), Path("/c.png")
+
+
+def record(number: int, *images: Path) -> Record:
+    return Record(images, (Turn("Where?", "here"),), origin=f"train.jsonl:{number}")
+
+
+RECORDS = [record(1, A), record(2, B), record(3, A, C), record(4), record(5, C, C)]
+
+
+def test_records_are_kept_in_order_without_those_of_unusable_images():
+    kept, left_out = leave_out(RECORDS, {C: "cannot decode /c.png", B: "no such file", Path("/other.png"): "?"})
+    assert kept == [RECORDS[0], RECORDS[3]]
+    assert (left_out.num_records, left_out.num_left_out) == (5, 3)
+    assert {image.path: image.places for image in left_out.images} == {
+        B: ("train.jsonl:2",),
+        C: ("train.jsonl:3", "train.jsonl:5"),
+    }
+
+
+def test_nothing_is_left_out_if_all_images_are_usable():
+    kept, left_out = leave_out(RECORDS, {})
+    assert kept == RECORDS and (left_out.num_left_out, left_out.images) == (0, ())
+
+
+def test_the_text_counts_all_and_names_the_first_few():
+    many = [record(number, Path(f"/{number}.png")) for number in range(8)]
+    _, left_out = leave_out([*many, record(9, A)], {Path(f"/{number}.png"): "empty" for number in range(8)})
+    lines = left_out.text("train ").splitlines()
+    assert lines[0] == "left out 8 of 9 train records, which show 8 unusable images:"
+    assert lines[1] == "  /0.png: empty (train.jsonl:0)" and lines[-1] == "  and 3 more" and len(lines) == 7
+
+
+GOOD = {"image_filename": "a.jpg", "question": "How many?", "answer": "3"}
+LINES = [
+    json.dumps(GOOD | {"answer": 3}),
+    json.dumps(GOOD),
+    '{"question": ',
+    json.dumps(GOOD | {"answer": True}),
+    "",
+    json.dumps(GOOD | {"question": " "}),
+    "[1, 2]",
+    json.dumps(GOOD | {"answer": "four"}),
+]
+
+
+def collected(path, **options):
+    malformed = Collector()
+    records = list(RecordsFile(path, broken=malformed, **options))
+    return [record.turns[0].answer for record in records], malformed
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_all_malformed_records_are_collected_and_the_others_are_read(tmp_path, name):
+    path, numbers = tmp_path / name, [1, 3, 4, 6, 7]
+    path.write_text("\n".join(LINES))
+    if name == "a.json":
+        path.write_text(f"[{','.join(line for line in LINES if line and line != LINES[2])}]")
+        numbers = [1, 3, 4, 5]
+    answers, malformed = collected(path)
+    assert answers == ["3", "four"]
+    sign = ":" if name == "a.jsonl" else ": record "
+    assert [one.place for one in malformed] == [f"{path}{sign}{number}" for number in numbers]
+    assert not any(str(path) in one.reason for one in malformed)
+
+
+def test_a_mistake_is_one_kind_and_the_most_frequent_comes_first(tmp_path):
+    (tmp_path / "a.jsonl").write_text("\n".join(LINES))
+    _, malformed = collected(tmp_path / "a.jsonl")
+    kinds = by_kind(malformed)
+    assert [len(kind.places) for kind in kinds] == [2, 1, 1, 1]
+    assert kinds[0].text().startswith("2 times: `answer` must be text that is not empty, got 3; put it into quotes")
+    assert kinds[0].text().endswith(f"({tmp_path}/a.jsonl:1, {tmp_path}/a.jsonl:4)")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("`answer` must be text, got 3", "`answer` must be text, got [4, '; x']"),
+        ("not JSON (Expecting ',' delimiter at column 12)", "not JSON (Expecting ',' delimiter at column 7)"),
+        ("message 3 has the role 'tool'; not supported", 'message 5 has the role "to\'ol"; not supported'),
+        ("expected the key `a`, got ['b']; look", "expected the key `a`, got ['c', 'd', 'e']; look"),
+    ],
+)
+def test_messages_that_differ_in_values_are_one_kind(one, other):
+    assert kind_of(one) == kind_of(other)
+
+
+def test_messages_that_differ_in_keys_are_different_kinds():
+    assert kind_of("`answer` must be text, got 3") != kind_of("`question` must be text, got 3")
+
+
+def test_a_file_without_records_is_reported_and_a_missing_one_is_an_error(tmp_path):
+    (tmp_path / "a.jsonl").write_text("\n")
+    assert collected(tmp_path / "a.jsonl")[1][0].reason.startswith(f"{tmp_path}/a.jsonl has no records")
+    with pytest.raises(RecordsError, match="no records file at"):
+        collected(tmp_path / "b.jsonl")

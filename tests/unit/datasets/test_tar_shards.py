@@ -1,20 +1,32 @@
-"""The content and the size of a tar shard are known in advance."""
+"""Tar shards: planned, written, read."""
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import webdataset
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from webdataset import TarWriter
 
-from lookonce.datasets.audit.corpus import ImageInfo
+from lookonce.cli import main
+from lookonce.datasets import tar_shards
+from lookonce.datasets.archives import has_json, read_samples, read_tar_members
 from lookonce.datasets.formats.image_references import suffix_of_format
+from lookonce.datasets.images import ImageInfo, index_images, read_bytes
 from lookonce.datasets.records import read_records
 from lookonce.datasets.tar_shards import TarShard, plan_tar_shards, tar_size, write_tar_shards
+from lookonce.errors import DiskFull, ImageError, UsageError
+from lookonce.files import TEMPORARY_MARK
 
 SPLITS = ("train", "val", "test")
 
@@ -65,3 +77,292 @@ def test_the_size_of_a_tar_shard_is_known_in_advance(shards: Path):
 def test_extensions_are_those_that_loaders_know(format, expected):
     image = ImageInfo(Path("a"), key="key", format=format)
     assert TarShard("a.tar", (image,)).member(image) == f"a.tar/key{expected}" == f"a.tar/key{suffix_of_format(format)}"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    with TarWriter(str(tmp_path / "a.tar")) as writer:
+        for key in ("x/1", "x/2"):
+            writer.write({"__key__": key, "jpg": key.encode(), "json": {"question": key}})
+    return tmp_path / "a.tar"
+
+
+def test_members_are_read_in_order_or_by_name(path: Path) -> None:
+    assert [name for name, _ in read_tar_members(path)] == ["x/1.jpg", "x/1.json", "x/2.jpg", "x/2.json"]
+    assert list(read_tar_members(path, lambda name: name == "x/2.jpg")) == [("x/2.jpg", b"x/2")]
+
+
+def test_samples_group_members_by_key(path: Path) -> None:
+    first, second = read_samples(path, "a.tar")
+    assert (first["__key__"], first["__url__"], first["jpg"]) == ("x/1", "a.tar", b"x/1")
+    assert second["json"] == b'{"question": "x/2"}'
+
+
+def test_a_tar_has_json_if_its_first_members_say_so_or_it_is_damaged(path: Path, tmp_path: Path) -> None:
+    with TarWriter(str(tmp_path / "images.tar")) as writer:
+        writer.write({"__key__": "a", "jpg": b"x"})
+    (tmp_path / "damaged.tar").write_bytes(b"x" * 2000)
+    with tarfile.open(tmp_path / "empty.tar", "w"):
+        pass
+    found = {name: has_json(tmp_path / name) for name in ("a.tar", "images.tar", "damaged.tar", "empty.tar")}
+    assert found == {"a.tar": True, "images.tar": False, "damaged.tar": True, "empty.tar": False}
+
+
+LEAVES_FILES_OPEN = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
+)
+"""The reader of webdataset does not close files."""
+
+
+def records(folder: Path) -> list[Any]:
+    return [record for split in SPLITS for record in read_records(folder / f"{split}.jsonl")]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def samples(*tars: Path) -> list[dict[str, Any]]:
+    return list(webdataset.WebDataset([str(tar) for tar in tars], shardshuffle=False))
+
+
+def test_records_have_the_same_texts_about_the_same_bytes(sample: Path, shards: Path):
+    before, after = records(sample), records(shards)
+    assert len(before) == len(after)
+    for one, other in zip(before, after, strict=True):
+        assert (one.turns, one.system, one.metadata) == (other.turns, other.system, other.metadata)
+    paths = {one.images[0]: other.images[0] for one, other in zip(before, after, strict=True)}
+    assert all(read_bytes(one) == read_bytes(other) for one, other in list(paths.items())[::6])
+
+
+def test_images_are_indexed_as_in_the_folder_they_came_from(sample: Path, shards: Path):
+    before, after = index_images(records(sample)), index_images(records(shards))
+    assert list(after.path_of) == list(before.path_of) and after.size_of == before.size_of
+    assert after.num_files == after.num_distinct == before.num_distinct < before.num_files
+
+
+@LEAVES_FILES_OPEN
+def test_webdataset_reads_one_sample_per_image(shards: Path):
+    tars = sorted(shards.glob("*.tar"))
+    found = samples(*tars)
+    assert len(tars) > 3 and len(found) == len({one["__key__"] for one in found}) == 64
+    assert all({name for name in one if not name.startswith("__")} == {"jpg"} for one in found)
+    assert all("." not in one["__key__"] for one in found)
+
+
+def test_the_same_input_gives_the_same_bytes(sample: Path, shards: Path, tmp_path: Path):
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(sample / "images", copy / "images", copy_function=shutil.copyfile)
+    for split in SPLITS:
+        shutil.copyfile(sample / f"{split}.jsonl", copy / f"{split}.jsonl")
+    write_tar_shards([copy / f"{split}.jsonl" for split in SPLITS], tmp_path / "again", tar_bytes=TAR_BYTES)
+    assert contents(tmp_path / "again") == contents(shards)
+
+
+def test_the_index_leads_to_each_image_and_names_its_files(sample: Path, shards: Path):
+    lines = [json.loads(line) for line in (shards / "images.ndjson").read_text().splitlines()]
+    assert len(lines) == 64
+    for line in lines:
+        data = read_bytes(shards / line["image"])
+        assert len(data) == line["bytes"] and all(read_bytes(sample / name) == data for name in line["files"])
+    assert sorted(len(line["files"]) for line in lines)[-3:] == [1, 2, 2]
+
+
+@LEAVES_FILES_OPEN
+def test_questions_are_written_beside_their_image_on_request(sample: Path, tmp_path: Path):
+    write_tar_shards([sample / "val.jsonl"], tmp_path / "tars", tar_bytes=TAR_BYTES, with_questions=True)
+    by_key: dict[str, list[tuple[str, str]]] = {}
+    index = index_images(read_records(sample / "val.jsonl"))
+    for record in read_records(sample / "val.jsonl"):
+        by_key.setdefault(index.key_of[record.images[0]], []).append((record.turns[0].question, record.turns[0].answer))
+    found = samples(*sorted((tmp_path / "tars").glob("*.tar")))
+    assert len(found) == len(by_key)
+    for one in found:
+        asked = json.loads(one["json"])["val.jsonl"]
+        assert [(each["question"], each["answer"]) for each in asked] == by_key[one["__key__"]]
+
+
+def test_tar_shards_of_tar_shards_are_the_same(shards: Path, tmp_path: Path):
+    again = tmp_path / "again"
+    write_tar_shards([shards / f"{split}.jsonl" for split in SPLITS], again, tar_bytes=TAR_BYTES)
+    assert {path.name: path.read_bytes() for path in again.glob("*.tar")} == {
+        path.name: path.read_bytes() for path in shards.glob("*.tar")
+    }
+
+
+def test_records_files_in_any_order_keep_their_names(sample: Path, tmp_path: Path):
+    write_tar_shards([sample / "val.jsonl", sample / "train.jsonl"], tmp_path / "tars", tar_bytes=TAR_BYTES)
+    for name in ("train.jsonl", "val.jsonl"):
+        asked = [[record.turns for record in read_records(folder / name)] for folder in (sample, tmp_path / "tars")]
+        assert asked[0] == asked[1]
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_an_interrupted_run_has_only_complete_tar_shards_and_resumes(
+    sample: Path, shards: Path, tmp_path: Path, monkeypatch
+):
+    paths, folder = [sample / f"{split}.jsonl" for split in SPLITS], tmp_path / "tars"
+    read, num_read = tar_shards.read_many, []
+
+    def interrupted(wanted):
+        for item in read(wanted):
+            num_read.append(item)
+            if len(num_read) == 30:
+                raise Killed
+            yield item
+
+    monkeypatch.setattr(tar_shards, "read_many", interrupted)
+    with pytest.raises(Killed):
+        write_tar_shards(paths, folder, tar_bytes=TAR_BYTES)
+    whole = contents(shards)
+    there = contents(folder)
+    assert there.keys() < whole.keys() and "images-00000.tar" in there and not list(folder.glob(f"*{TEMPORARY_MARK}*"))
+    assert all(whole[name] == content for name, content in there.items())
+    report = write_tar_shards(paths, folder, tar_bytes=TAR_BYTES)
+    assert contents(folder) == whole and report.num_kept == len(there) - 1
+
+
+def test_a_second_run_changes_nothing(shards: Path, sample: Path):
+    before = {path: path.stat().st_mtime_ns for path in shards.glob("*.tar")}
+    report = write_tar_shards([sample / f"{split}.jsonl" for split in SPLITS], shards, tar_bytes=TAR_BYTES)
+    assert before == {path: path.stat().st_mtime_ns for path in shards.glob("*.tar")}
+    assert report.num_kept == len(report.tars) == len(before)
+
+
+def break_it(folder: Path) -> None:
+    (folder / "images" / "frame-0003.jpg").write_bytes(b"no image")
+    (folder / "images" / "frame-0004.jpg").unlink()
+
+
+@pytest.fixture
+def own(sample: Path, tmp_path: Path) -> Path:
+    """A copy of the sample's records and images."""
+    shutil.copytree(sample / "images", tmp_path / "own" / "images")
+    for split in SPLITS:
+        shutil.copyfile(sample / f"{split}.jsonl", tmp_path / "own" / f"{split}.jsonl")
+    return tmp_path / "own"
+
+
+def test_unusable_images_are_named_and_nothing_is_written(own: Path, tmp_path: Path):
+    break_it(own)
+    with pytest.raises(ImageError, match=r"2 of 66 images cannot be used(.|\n)*jsonl:\d+(.|\n)*--skip-missing"):
+        write_tar_shards([own / f"{split}.jsonl" for split in SPLITS], tmp_path / "tars", tar_bytes=TAR_BYTES)
+    assert not (tmp_path / "tars").exists()
+
+
+def test_records_without_their_images_are_left_out_and_counted(own: Path, tmp_path: Path):
+    break_it(own)
+    paths = [own / f"{split}.jsonl" for split in SPLITS]
+    report = write_tar_shards(paths, tmp_path / "tars", tar_bytes=TAR_BYTES, skip_missing=True)
+    broken = {"frame-0003.jpg", "frame-0004.jpg"}
+    lost = [record for record in records(own) if record.images[0].name in broken]
+    assert lost and sum(report.left_out.values()) == len(lost)
+    assert len(records(tmp_path / "tars")) == sum(report.records.values()) == len(records(own)) - len(lost)
+
+
+def test_a_file_that_would_have_no_records_left_is_refused(own: Path, tmp_path: Path):
+    shutil.rmtree(own / "images")
+    with pytest.raises(ImageError, match="a file would have no records left"):
+        write_tar_shards([own / "val.jsonl"], tmp_path / "tars", tar_bytes=TAR_BYTES, skip_missing=True)
+    assert not (tmp_path / "tars").exists()
+
+
+def test_an_image_that_changes_during_the_run_is_an_error(own: Path, tmp_path: Path, monkeypatch):
+    read = tar_shards.read_many
+    monkeypatch.setattr(tar_shards, "read_many", lambda paths: ((path, data + b"x") for path, data in read(paths)))
+    with pytest.raises(ImageError, match="changed while it was written"):
+        write_tar_shards([own / "val.jsonl"], tmp_path / "tars", tar_bytes=TAR_BYTES)
+    assert not list((tmp_path / "tars").glob("*.tar"))
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda own, folder: (folder.mkdir(), (folder / "mine.txt").touch()), "is not empty"),
+        (lambda own, folder: folder.write_text("x"), "is a file"),
+        (
+            lambda own, folder: write_tar_shards([own / "test.jsonl"], folder, tar_bytes=TAR_BYTES),
+            "tar shards: of other images",
+        ),
+        (
+            lambda own, folder: write_tar_shards([own / "val.jsonl"], folder, tar_bytes=TAR_BYTES // 3),
+            "of another size",
+        ),
+    ],
+)
+def test_a_folder_with_other_content_is_refused_and_unchanged(
+    own: Path, tmp_path: Path, prepare: Callable[..., Any], message: str
+):
+    folder = tmp_path / "tars"
+    prepare(own, folder)
+    before = contents(folder) if folder.is_dir() else folder.read_bytes()
+    with pytest.raises(UsageError, match=message):
+        write_tar_shards([own / "val.jsonl"], folder, tar_bytes=TAR_BYTES)
+    assert before == (contents(folder) if folder.is_dir() else folder.read_bytes())
+
+
+def test_other_records_are_not_overwritten(own: Path, tmp_path: Path):
+    write_tar_shards([own / "val.jsonl"], tmp_path / "tars", tar_bytes=TAR_BYTES)
+    before = contents(tmp_path / "tars")
+    lines = (own / "val.jsonl").read_text().splitlines(keepends=True)
+    (own / "val.jsonl").write_text("".join(reversed(lines)))
+    with pytest.raises(UsageError, match=r"val\.jsonl holds other records"):
+        write_tar_shards([own / "val.jsonl"], tmp_path / "tars", tar_bytes=TAR_BYTES)
+    assert contents(tmp_path / "tars") == before
+
+
+def test_records_files_that_would_get_one_name_are_refused(own: Path, tmp_path: Path):
+    paths = [own / name for name in ("a/train.jsonl", "b/train.jsonl")]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text((own / "val.jsonl").read_text().replace("images/", "../images/"))
+    with pytest.raises(UsageError, match="rename it"):
+        write_tar_shards(paths, tmp_path / "tars", own, tar_bytes=TAR_BYTES)
+
+
+def test_free_space_is_checked_before_anything_is_written(own: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
+    with pytest.raises(DiskFull, match="are missing"):
+        write_tar_shards([own / "val.jsonl"], tmp_path / "tars", tar_bytes=TAR_BYTES)
+    assert not (tmp_path / "tars").exists()
+
+
+def test_a_full_disk_keeps_finished_tar_shards(own: Path, tmp_path: Path, monkeypatch):
+    read, num_read = tar_shards.read_many, []
+
+    def until_full(paths):
+        for item in read(paths):
+            num_read.append(item)
+            if len(num_read) == 6:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            yield item
+
+    monkeypatch.setattr(tar_shards, "read_many", until_full)
+    with pytest.raises(DiskFull, match="Finished tar shards are kept"):
+        write_tar_shards([own / "val.jsonl"], tmp_path / "tars", tar_bytes=TAR_BYTES // 3)
+    assert {path.name for path in (tmp_path / "tars").iterdir()} >= {"images.ndjson", "images-00000.tar"}
+    assert not list((tmp_path / "tars").glob(f"*{TEMPORARY_MARK}*"))
+    write_tar_shards([own / "val.jsonl"], tmp_path / "tars", tar_bytes=TAR_BYTES // 3)
+    assert len(read_records(tmp_path / "tars" / "val.jsonl")) == len(read_records(own / "val.jsonl"))
+
+
+def test_text_only_records_are_kept(tmp_path: Path):
+    line = {"images": [], "turns": [{"question": "What is a polyp?", "answer": "a growth"}]}
+    (tmp_path / "text.jsonl").write_text(json.dumps(line))
+    report = write_tar_shards([tmp_path / "text.jsonl"], tmp_path / "tars", tar_bytes=TAR_BYTES)
+    assert report.tars == () and read_records(tmp_path / "tars" / "text.jsonl")[0].turns[0].answer == "a growth"
+
+
+def test_the_command_writes_and_reports(sample: Path, tmp_path: Path):
+    def run(*words: object) -> Any:
+        return CliRunner().invoke(main, ["data", "tar", *map(str, words)])
+
+    result = run(sample / "train.jsonl", sample / "val.jsonl", tmp_path / "tars", "--tar-mb", 1)
+    assert result.exit_code == 0 and "train.jsonl" in result.stdout and "images" in result.stdout
+    value = json.loads(
+        run(sample / "train.jsonl", sample / "val.jsonl", tmp_path / "tars", "--tar-mb", 1, "--json").stdout
+    )
+    assert value["num_kept"] == len(value["tars"]) and value["records"].keys() == {"train.jsonl", "val.jsonl"}

@@ -1,4 +1,4 @@
-"""An audit finds what is wrong with records and says where, and finds nothing wrong with clean ones."""
+"""The whole audit: findings, leaks, vocabularies."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ import dataclasses
 import json
 import re
 import tracemalloc
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lookonce.cli import main
+from lookonce.datasets.audit.corpus import Corpus
 from lookonce.datasets.audit.report import to_text
-from lookonce.datasets.records import Turn
+from lookonce.datasets.majority import Majority
+from lookonce.datasets.records import Turn, read_records
+from lookonce.errors import UsageError
+from lookonce.text import short_ends
 
 Row = tuple[str, str, str]
 """Image, question, answer."""
@@ -198,3 +205,87 @@ def test_the_package_lists_its_modules(root):
     package = root / "datasets" / "audit"
     listed = re.findall(r"^(\w+) {2,}\w", ast.get_docstring(ast.parse((package / "__init__.py").read_text())), re.M)
     assert set(listed) == {path.stem for path in package.glob("*.py")} - {"__init__"}
+
+
+def test_shared_images_are_found_under_other_names_too(folder, picture, write, look, finding_of):
+    train = write(folder / "train.jsonl", [*CLEAN, ("c.png", "What is it?", "cecum")])
+    test = write(folder / "test.jsonl", [("copy.png", "Is there text?", "yes"), ("new.png", "What is it?", "ileum")])
+    (folder / "new.png").write_bytes(picture(9))
+    result = look(train, test)
+    [leak] = result.leaks
+    assert (leak.num_images, leak.num_renamed, leak.num_asked_in_both, leak.num_answered_otherwise) == (1, 1, 1, 1)
+    assert (leak.one.images_share, leak.other.images_share) == (pytest.approx(1 / 3), 0.5)
+    assert (leak.one.questions_share, leak.other.questions_share) == (0.25, 0.5)
+    assert finding_of(result, "leaks").level == "error"
+
+
+def test_the_same_questions_about_other_images_are_no_leak(folder, write, look):
+    train = write(folder / "train.jsonl", [("a.png", "What is it?", "polyp")])
+    test = write(folder / "test.jsonl", [("b.png", "What is it?", "polyp")])
+    assert look(train, test).leaks == ()
+
+
+@settings(max_examples=15)
+@given(data=st.data())
+def test_leaks_are_the_intersections_of_the_files(data, tmp_path_factory, write, look):
+    folder = tmp_path_factory.mktemp("leaks")
+    names = {f"{number}.png" for number in range(6)}
+    chosen = [data.draw(st.sets(st.sampled_from(sorted(names)), min_size=1)) for _ in range(3)]
+    files = [write(folder / f"{n}.jsonl", [(i, "Is it so?", "yes") for i in sorted(c)]) for n, c in enumerate(chosen)]
+    found = {(leak.one.file, leak.other.file): leak.num_images for leak in look(*files).leaks}
+    pairs = [(0, 1), (0, 2), (1, 2)]
+    expected = {(f"{a}.jsonl", f"{b}.jsonl"): len(chosen[a] & chosen[b]) for a, b in pairs if chosen[a] & chosen[b]}
+    assert found == expected
+
+
+def test_the_majority_baseline_counts_right_answers_of_the_other_file(folder, write, look):
+    train = write(folder / "train.jsonl", [*CLEAN, ("c.png", "Is there text?", "no")])
+    test = write(folder / "test.jsonl", [(f"{n}.png", q, "no") for n in "xyz" for q in ("Is there text?", "Never?")])
+    [baseline] = look(train, test).baselines
+    majority = Majority.of_records(read_records(train))
+    turns = [turn for record in read_records(test) for turn in record.turns]
+    assert baseline.num_right == sum(majority.answer(turn.question) == turn.answer for turn in turns)
+    assert (baseline.learned_on, baseline.scored_on, baseline.num_questions) == ("train.jsonl", "test.jsonl", 6)
+
+
+def test_in_a_single_file_a_question_asked_once_counts_as_unknown(folder, write, look):
+    rows = [*CLEAN, ("c.png", "Is there text?", "no"), ("c.png", "Is it red?", "no"), ("c.png", "Who?", "a nurse")]
+    [baseline] = look(write(folder / "train.jsonl", rows)).baselines
+    assert (baseline.learned_on, baseline.scored_on) == ("train.jsonl", "train.jsonl")
+    assert (baseline.num_right, baseline.num_questions) == (3, 6)
+
+
+def test_questions_asked_once_are_counted_and_not_listed(folder, write, look):
+    text = to_text(look(write(folder / "train.jsonl", [("a.png", f"What is {n}?", "yes") for n in "xyz"])))
+    assert "3 questions asked once each" in text and "What is x?" not in text
+
+
+def test_a_file_given_twice_is_refused(folder, write):
+    train = write(folder / "train.jsonl", [("a.png", "Is there text?", "yes")])
+    with pytest.raises(UsageError, match="given twice"):
+        Corpus.read([train, folder / "." / "train.jsonl"])
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["a/train.jsonl"], ["train.jsonl"]),
+        (["a/train.jsonl", "a/test.jsonl"], ["train.jsonl", "test.jsonl"]),
+        (["a/x.jsonl", "b/x.jsonl"], ["a/x.jsonl", "b/x.jsonl"]),
+    ],
+)
+def test_short_names_are_as_short_as_tells_files_apart(paths, names):
+    assert short_ends([Path(path) for path in paths]) == names
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        (["test.jsonl", "train.jsonl", "val.jsonl"], ["train.jsonl", "test.jsonl", "val.jsonl"]),
+        (["b.jsonl", "a.jsonl"], ["b.jsonl", "a.jsonl"]),
+    ],
+)
+def test_the_file_named_train_else_the_first_is_trained_on(folder, named, expected, write):
+    row = {"image_filename": "a.png", "question": "q", "answer": "a"}
+    corpus = Corpus.read([write(folder / name, [row]) for name in named])
+    assert [file.name for file in corpus.files] == expected

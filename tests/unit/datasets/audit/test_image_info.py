@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from lookonce.datasets.audit.corpus import inspect_images
 from lookonce.datasets.audit.report import to_text
-from lookonce.datasets.images import index_images
+from lookonce.datasets.images import index_images, inspect_images
 from lookonce.datasets.records import Record
 
 

@@ -1,4 +1,4 @@
-"""Reading the record formats: each is recognised by its keys, and all records of a file are of one kind."""
+"""Record formats: read and recognised, with numbers as answers, and without a last answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lookonce.datasets.records import Record, RecordsFile, Turn, read_records
+from lookonce.datasets.records import Record, RecordsFile, Turn, read_records, write_records
 from lookonce.errors import RecordsError
 
 ASKED = (Turn("Is there text?", "yes"),)
@@ -208,3 +208,144 @@ def test_a_format_that_is_given_is_not_guessed(tmp_path: Path) -> None:
     assert read_records(path, format="llava")[0].turns == ASKED
     with pytest.raises(RecordsError, match="train.jsonl:1: expected the key `messages`, got"):
         read_records(path, format="openai")
+
+
+NUMBERS = [(3, "3"), (-2.5, "-2.5"), (3.0, "3.0"), (1e30, "1e+30"), (0.1, "0.1"), (True, "true"), (False, "false")]
+
+
+def rows_of(answer):
+    """A record of each kind of format, with this answer."""
+    asked = {"role": "user", "content": "How many?"}
+    return {
+        "flat": {"image_filename": "a.jpg", "question": "How many?", "answer": answer},
+        "canonical": {"turns": [{"question": "How many?", "answer": answer}]},
+        "llava": {"conversations": [{"from": "human", "value": "How many?"}, {"from": "gpt", "value": answer}]},
+        "messages": {"images": [], "messages": [asked, {"role": "assistant", "content": answer}]},
+        "alpaca": {"instruction": "How many?", "output": answer},
+    }
+
+
+def write_lines(folder, *values):
+    path = folder / "train.jsonl"
+    path.write_text("".join(f"{json.dumps(value)}\n" for value in values))
+    return path
+
+
+@pytest.mark.parametrize(("answer", "text"), NUMBERS)
+def test_numbers_and_booleans_become_the_text_of_json(tmp_path, answer, text):
+    for row in rows_of(answer).values():
+        file = RecordsFile(write_lines(tmp_path, row, row), coerce_answers=True)
+        assert [record.turns[0].answer for record in file] == [text, text] and file.num_coerced == 2
+
+
+@pytest.mark.parametrize("form", rows_of(0))
+@pytest.mark.parametrize("answer", [3, 2.5, True])
+def test_without_it_the_error_names_what_to_do(tmp_path, form, answer):
+    with pytest.raises(RecordsError) as refusal:
+        read_records(write_lines(tmp_path, rows_of(answer)[form]))
+    assert f"must be text that is not empty, got {json.dumps(answer)}; put it into quotes, or set" in str(refusal.value)
+    assert "`data.coerce_answers: true`" in str(refusal.value)
+
+
+@pytest.mark.parametrize("answer", [None, float("nan"), float("inf"), "", " ", ["a"], {"a": 1}])
+def test_missing_values_and_other_types_stay_errors(tmp_path, answer):
+    for row in rows_of(answer).values():
+        with pytest.raises(RecordsError) as refusal:
+            read_records(write_lines(tmp_path, row), coerce_answers=True)
+        assert "coerce_answers" not in str(refusal.value)
+
+
+def test_only_answers_are_changed(tmp_path):
+    row = rows_of(3)["llava"] | {"answer": 4, "output": 5, "references": [6]}
+    [record] = read_records(write_lines(tmp_path, row), coerce_answers=True)
+    assert record.metadata == {"answer": 4, "output": 5, "references": [6]}
+    question = rows_of("yes")["flat"] | {"question": 3}
+    with pytest.raises(RecordsError, match="`question` must be text that is not empty, got 3$"):
+        read_records(write_lines(tmp_path, question), coerce_answers=True)
+
+
+def test_several_correct_answers_are_read_together(tmp_path):
+    flat = rows_of(3)["flat"] | {"references": [3, 4]}
+    canonical = rows_of(3)["canonical"] | {"metadata": {"references": [3, "4"]}}
+    records = read_records(write_lines(tmp_path, flat, canonical), coerce_answers=True)
+    assert [record.references for record in records] == [("3", "4"), ("3", "4")]
+
+
+def test_history_and_text_parts_are_answers_too(tmp_path):
+    alpaca = rows_of(3)["alpaca"] | {"history": [["How many tubes?", 2]]}
+    [record] = read_records(write_lines(tmp_path, alpaca), coerce_answers=True)
+    assert [turn.answer for turn in record.turns] == ["2", "3"]
+    parts = rows_of([{"type": "text", "text": 3}])["messages"]
+    [record] = read_records(write_lines(tmp_path, parts), coerce_answers=True)
+    assert record.turns[0].answer == "3"
+
+
+def test_an_expected_format_coerces_as_well(tmp_path):
+    [record] = read_records(write_lines(tmp_path, rows_of(3)["llava"]), format="llava", coerce_answers=True)
+    assert record.turns[0].answer == "3"
+
+
+OPEN_QUESTION = {"role": "user", "content": "<image>q"}
+EARLIER = [OPEN_QUESTION, {"role": "assistant", "content": "a"}, {"role": "user", "content": "then"}]
+ROWS = {
+    "flat": {"image": "a.jpg", "question": "q"},
+    "flat, empty": {"image": "a.jpg", "question": "q", "answer": ""},
+    "canonical": {"images": ["a.jpg"], "turns": [{"question": "q"}]},
+    "LLaVA": {"image": "a.jpg", "conversations": [{"from": "human", "value": "<image>\nq"}]},
+    "ShareGPT": {"images": ["a.jpg"], "conversations": [{"from": "human", "value": "<image>q"}]},
+    "Alpaca": {"instruction": "<image>q", "input": "", "output": "", "images": ["a.jpg"]},
+    "messages": {"images": ["a.jpg"], "messages": [OPEN_QUESTION]},
+}
+
+
+def read_one(path, row):
+    path.write_text(json.dumps(row))
+    [record] = RecordsFile(path, unanswered=True)
+    return record
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_a_question_without_an_answer_is_read_with_an_empty_one(tmp_path, row):
+    record = read_one(tmp_path / "q.jsonl", row)
+    assert record.turns == (Turn("q", ""),) and record.images == (tmp_path / "a.jpg",)
+    with pytest.raises(RecordsError):
+        read_records(tmp_path / "q.jsonl")
+
+
+def test_answers_that_are_known_are_kept(tmp_path):
+    row = {"images": ["a.jpg"], "messages": [*EARLIER, {"role": "assistant", "content": "b"}]}
+    assert read_one(tmp_path / "q.jsonl", row).turns == (Turn("q", "a"), Turn("then", "b"))
+    assert read_one(tmp_path / "q.jsonl", {"images": ["a.jpg"], "messages": EARLIER}).turns == (
+        Turn("q", "a"),
+        Turn("then", ""),
+    )
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"images": ["a.jpg"], "turns": [{"question": "q"}, {"question": "then", "answer": "a"}]},
+        {"images": ["a.jpg"], "turns": []},
+        {"image": "a.jpg", "question": " "},
+        {"image": "a.jpg", "question": "q", "answer": 3},
+    ],
+)
+def test_all_else_is_as_strict_as_before(tmp_path, row):
+    with pytest.raises(RecordsError):
+        read_one(tmp_path / "q.jsonl", row)
+
+
+def test_a_table_needs_no_column_of_answers(tmp_path):
+    (tmp_path / "q.csv").write_text("image,question,stage\na.jpg,q,1\nb.jpg,r,2\n")
+    records = list(RecordsFile(tmp_path / "q.csv", unanswered=True))
+    assert [record.turns for record in records] == [(Turn("q", ""),), (Turn("r", ""),)]
+    assert records[1].metadata == {"stage": "2"}
+
+
+def test_records_with_answers_are_read_the_same(tmp_path):
+    (tmp_path / "q.jsonl").write_text(json.dumps(ROWS["flat"] | {"answer": "yes"}))
+    records = read_records(tmp_path / "q.jsonl")
+    for format in ("canonical", "sharegpt", "llava", "alpaca", "messages", "parts", "openai"):
+        write_records(tmp_path / "again.jsonl", records, format=format)
+        [again] = RecordsFile(tmp_path / "again.jsonl", unanswered=True)
+        assert again.turns == records[0].turns

@@ -1,8 +1,9 @@
-"""Images, questions and answers of the sample follow from its scenes."""
+"""Scenes of the sample: facts, questions, stages, sizes, and the run file."""
 
 from __future__ import annotations
 
-from collections import Counter
+import json
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,23 +11,41 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
 from lookonce.datasets.images import index_images
 from lookonce.datasets.records import Record, read_records
 from lookonce.datasets.sample.draw import PANEL_WIDTH, draw
 from lookonce.datasets.sample.scene import (
+    BOX,
+    CLASS,
     DEFAULT_SEED,
+    FORM,
+    KVASIR_SHARES,
+    KVASIR_SIZES,
     LESIONS,
     NORMAL_QUESTION,
     NUM_QUESTIONS,
+    PROCEDURE,
+    PROTOCOL,
     QUESTIONS,
+    SIDE,
     SIZES,
+    STAGED_KIND,
+    TEXT,
     Scene,
     ask,
+    ask_in_stages,
     cell,
     make_scenes,
+    read_sizes,
+    stratify_sizes,
+    with_three_polyps,
 )
+from lookonce.datasets.sample.write import run_file, split_scenes, write_run_file, write_sample
+from lookonce.errors import UsageError
+from lookonce.run.config import RunFile
 
 SPLITS = ("train", "val", "test")
 
@@ -196,3 +215,124 @@ def test_polyps_are_drawn_in_their_colour_at_their_position(sample: Path) -> Non
             seen = pixels[int(y * scene.height), panel + int(x * (scene.width - panel))]
             off = {lesion: np.abs(seen - np.array(lesion.rgb)).sum() for lesion in LESIONS}
             assert min(off, key=off.__getitem__) == scene.lesion and off[scene.lesion] < 80, (image, x, y)
+
+
+STAGED = [with_three_polyps(scene) for scene in make_scenes(3, 288, (STAGED_KIND,))]
+ANSWERS = [{question: answer for question, answer, _ in ask_in_stages(scene)} for scene in STAGED]
+
+
+def answers_after(question: str, earlier: tuple[str, ...]) -> dict[tuple[str, ...], list[str]]:
+    """The answers to a question for each combination of earlier answers."""
+    found = defaultdict(list)
+    for one in ANSWERS:
+        found[tuple(one[name] for name in earlier)].append(one[question])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("question", "earlier"), [(PROTOCOL, (PROCEDURE, TEXT)), (CLASS, (BOX, SIDE)), (FORM, (PROTOCOL, CLASS))]
+)
+def test_both_earlier_answers_tell_a_later_one_and_one_of_them_does_not(question, earlier):
+    assert all(len(set(answers)) == 1 for answers in answers_after(question, earlier).values())
+    for alone in earlier:
+        for answers in answers_after(question, (alone,)).values():
+            most = max(map(answers.count, answers))
+            assert most / len(answers) < 1.2 * 1 / len(set(answers)) + 0.05 and len(set(answers)) > 1
+
+
+def test_every_frame_is_asked_all_questions_stage_by_stage():
+    stages = [[stage for _, _, stage in ask_in_stages(scene)] for scene in STAGED]
+    assert stages == [[1, 1, 1, 1, 2, 2, 3]] * len(STAGED)
+
+
+def tokens(width, height):
+    """The image tokens of Qwen3-VL."""
+    return round(width / 32) * round(height / 32)
+
+
+MEAN = sum(tokens(*size) * share for size, share in KVASIR_SHARES.items()) / sum(KVASIR_SHARES.values())
+
+
+@pytest.mark.parametrize(("num_images", "tolerance"), [(64, 0.13), (128, 0.07), (256, 0.04)])
+def test_tokens_per_question_are_the_same_for_every_seed(num_images, tolerance):
+    for seed in range(20):
+        splits = split_scenes(list(make_scenes(seed, num_images)), seed)
+        assigned = stratify_sizes(splits["train"], read_sizes(KVASIR_SIZES), seed)
+        num_questions = sum(scene.num_questions for _, scene in assigned)
+        num_tokens = sum(tokens(scene.width, scene.height) * scene.num_questions for _, scene in assigned)
+        assert num_tokens / num_questions == pytest.approx(MEAN, rel=tolerance)
+
+
+def test_each_size_has_its_share_and_only_sizes_change():
+    numbered = list(enumerate(make_scenes(3, 1000)))
+    assigned = stratify_sizes(numbered, read_sizes(KVASIR_SIZES), 3)
+    found = Counter((scene.width, scene.height) for _, scene in assigned)
+    assert found.keys() == KVASIR_SHARES.keys()
+    assert all(abs(found[size] - 10 * share) <= 5 for size, share in KVASIR_SHARES.items())
+    assert [(n, replace(scene, width=0, height=0)) for n, scene in assigned] == [
+        (n, replace(scene, width=0, height=0)) for n, scene in numbered
+    ]
+    again, other = (stratify_sizes(numbered, read_sizes(KVASIR_SIZES), seed) for seed in (3, 4))
+    assert assigned == again != other
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("width,height\n", "no rows"),
+        ("width,height\n3,x\n", "invalid literal"),
+        ("a,b\n1,2\n", r"KeyError\('width'\)"),
+        (None, "No such"),
+    ],
+)
+def test_a_file_without_sizes_is_refused(tmp_path: Path, content, expected):
+    path = tmp_path / "sizes.csv"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UsageError, match=f"neither `kvasir` nor a CSV file.*{expected}"):
+        read_sizes(path)
+
+
+def test_sizes_are_read_with_a_byte_order_mark_and_other_columns(tmp_path: Path):
+    (tmp_path / "sizes.csv").write_bytes(b"\xef\xbb\xbfwidth,source,height\r\n622,polyp,529\r\n")
+    assert read_sizes(tmp_path / "sizes.csv") == [(622, 529)]
+
+
+def test_a_sample_with_sizes_is_found_again(tmp_path: Path):
+    stamp = {"seed": 3, "model": "tiny", "family": "qwen3_vl", "tokenizer": None, "images": 64}
+    stamp |= {"sizes": "stratified from kvasir", "tower_only": False, "stages": False}
+    made = {"num_files": 66, "num_images": 64, "num_questions": {"train": 1}}
+    (tmp_path / "sample.json").write_text(json.dumps(stamp | made))
+    assert not write_sample(tmp_path, sizes=KVASIR_SIZES).fresh
+    with pytest.raises(UsageError, match="holds another sample"):
+        write_sample(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("stages", "name", "folder"), [(False, "sample", "data/sample"), (True, "staged", "data/stages")]
+)
+def test_in_the_usual_folder_it_is_the_run_file_of_the_experiments(root, stages, name, folder):
+    text = (root / "experiments" / f"{name}.yaml").read_text()
+    found = run_file(Path(folder), stages)
+    expected = yaml.safe_load(text) | {"output": f"runs/{Path(folder).name}"}
+    assert yaml.safe_load(found) == expected and "# the sample model is untrained" in found
+
+
+@pytest.mark.parametrize("folder", ["a b", "/there/x", "null: {#1", 'quo"te', "-", "größe", "x\\y", "data/runs/a/x"])
+def test_any_folder_is_named_by_it(folder):
+    run = RunFile.model_validate(yaml.safe_load(run_file(Path(folder), False)))
+    assert (run.model.path, str(run.output)) == (f"{folder}/model", f"runs/{Path(folder).name}")
+    assert [str(path) for path in run.data.test] == [f"{folder}/test.jsonl"]
+
+
+def test_one_that_was_changed_is_kept(tmp_path):
+    path = write_run_file(tmp_path, stages=False)
+    path.write_text("mine")
+    assert write_run_file(tmp_path, stages=False).read_text() == "mine"
+
+
+def test_the_templates_are_those_of_the_experiments(root):
+    """Links, so that there is one text of each; in a wheel they are files."""
+    for name, target in (("run", "sample"), ("staged", "staged")):
+        link = root / "datasets" / "sample" / f"{name}.yaml"
+        assert link.is_symlink() and link.resolve() == root / "experiments" / f"{target}.yaml"

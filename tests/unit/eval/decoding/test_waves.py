@@ -1,17 +1,32 @@
-"""Waves have each question once and fit into the buffer; each token has a place of its own, with room behind it."""
+"""Which questions are answered together, and how far their answers are."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookonce.eval.decoding.dialogue import Dialogue
-from lookonce.eval.decoding.waves import PADDING, UNUSED, Room, WaveLayout, attends, groups_of, plan_waves, state_rows
+from lookonce.eval.decoding.passes import Rows
+from lookonce.eval.decoding.waves import (
+    PADDING,
+    UNUSED,
+    Branches,
+    PackLayout,
+    Room,
+    WaveLayout,
+    attends,
+    groups_of,
+    plan_waves,
+    state_rows,
+)
 from lookonce.train.data.batches import PackCollator
+from lookonce.train.data.packing import BLOCK, Group, Pack
 from lookonce.train.data.tokenize import Example
 from lookonce.train.model.attention import dense_mask
 
@@ -54,9 +69,11 @@ def test_each_dialogue_is_in_one_wave_and_waves_fit_unless_one_dialogue_does_not
     assert sorted(number for wave in waves for number in wave) == list(range(len(dialogues)))
     for wave in waves:
         chosen = [dialogues[number] for number in wave]
-        needed = sum(room.places_of(group, chosen) for group in groups_of(chosen, IMAGE))
+        num_tokens = sum(group.num_tokens for group in groups_of(chosen, IMAGE))
+        num_places = num_tokens + sum(one.room(room.max_new_tokens) for one in chosen)
         num_states = sum(1 + bool(one.later) for one in chosen)
-        assert (needed <= room.num_places and num_states <= (room.num_states or 99)) or len(wave) == 1
+        assert room.needed(num_tokens, chosen).tolist() == [num_places, num_states]
+        assert (num_places <= room.num_places and num_states <= (room.num_states or 99)) or len(wave) == 1
 
 
 @quick
@@ -104,3 +121,91 @@ def test_a_wave_does_not_depend_on_the_waves_after_it():
     waves = plan_waves(dialogues, IMAGE, room)
     assert len(waves) > 2
     assert plan_waves(dialogues[: len(waves[0])], IMAGE, room) == waves[:1]
+
+
+END_TOKEN = 2
+
+
+@pytest.fixture
+def branches() -> Branches:
+    unused = Branches.unused(3, 9, 4, END_TOKEN, torch.device("cpu"))
+    return replace(unused, examples=torch.arange(3), ended=torch.zeros(3, dtype=torch.bool))
+
+
+def add(branches: Branches, number: int, logits: torch.Tensor) -> None:
+    branches.add(torch.tensor([number]), logits, END_TOKEN)
+
+
+def test_an_answer_takes_the_likeliest_token_until_its_end_token(branches):
+    chosen = [[0, 2, 1], [2, 0, 1], [1, 1, 2]]
+    for number, best in enumerate(chosen):
+        add(branches, number, torch.eye(3)[best] * 5)
+    assert branches.tokens.tolist() == [[0, 2, 2, 2], [2, 2, 2, 2], [1, 1, 2, 2]]
+    assert branches.ended.tolist() == [True, True, True]
+    given = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 0]])
+    assert torch.allclose(branches.logprobs, given * torch.tensor([5.0, 0, 0]).log_softmax(0)[0])
+
+
+def test_the_first_of_equally_likely_tokens_is_taken_as_by_generate(branches):
+    add(branches, 0, torch.zeros(3, 3))
+    assert branches.tokens[:, 0].tolist() == torch.zeros(3, 3).argmax(-1).tolist()
+
+
+def test_a_subset_has_the_state_of_its_branches(branches):
+    add(branches, 0, torch.eye(3))
+    some = branches.subset(torch.tensor([2, 0]))
+    assert some.examples.tolist() == [2, 0] and some.tokens[:, 0].tolist() == [2, 0]
+    assert some.ended.tolist() == [True, False] and some.logprobs.shape == (2, 4)
+
+
+def test_only_branches_that_go_on_advance(branches):
+    add(branches, 0, torch.eye(3)[[0, 2, 1]])
+    branches.advance()
+    assert branches.place.tolist() == [10, 9, 10] and branches.position.tolist() == [1, 0, 1]
+
+
+def test_others_are_loaded_into_the_same_tensors(branches):
+    static = Branches.unused(5, 9, 4, END_TOKEN, torch.device("cpu"))
+    pointers = [column.data_ptr() for column in vars(static).values()]
+    static.load(branches)
+    assert [column.data_ptr() for column in vars(static).values()] == pointers
+    assert static.examples.tolist() == [0, 1, 2, -1, -1] and static.ended.tolist() == [False] * 3 + [True] * 2
+
+
+NEW_TOKENS, ROWS = 7, 16
+
+
+def group(first: int, num_prefix_tokens: int, *branch_tokens: int) -> Group:
+    examples = tuple(range(first, first + len(branch_tokens)))
+    return Group(examples, num_prefix_tokens, num_prefix_tokens, branch_tokens)
+
+
+PACKS = (
+    Pack((group(0, 500, *[3] * 24), group(24, 0, 9))),
+    Pack((group(25, 130, 1, 300), group(27, 1, *[20] * ROWS))),
+)
+"""One image has more questions than a block has rows; one question has no image."""
+
+
+@pytest.fixture
+def layout() -> WaveLayout:
+    room_behind = [NEW_TOKENS] * 99
+    first = PackLayout.of(PACKS[0], 0, 0, room_behind)
+    return WaveLayout([], [*PACKS], [first, PackLayout.of(PACKS[1], len(first.segments), 27, room_behind)])
+
+
+def test_branches_have_rows_of_their_own_in_blocks_of_one_image(layout):
+    rows, prefix = Rows.of(layout.spans, ROWS), layout.column("prefix")
+    assert len(set(rows.of_token)) == len(prefix) and len(rows.first) == len(rows.end) == 5
+    for block in range(5):
+        assert len(set(prefix[rows.of_token // ROWS == block])) == 1
+
+
+def test_a_block_of_rows_reads_all_keys_that_its_branches_attend_to_and_few_others(layout):
+    rows = Rows.of(layout.spans, ROWS)
+    segments, branch, prefix = (layout.column(name) for name in ("segments", "branch", "prefix"))
+    for number, row in enumerate(rows.of_token):
+        blocks = np.flatnonzero((segments == branch[number]) | (segments == prefix[number])) // BLOCK
+        assert rows.first[row // ROWS] == blocks.min() and blocks.max() < rows.end[row // ROWS]
+    assert rows.end.max() * BLOCK < len(segments) + BLOCK
+    assert (rows.end - rows.first).sum() < 2.2 * len(segments) / BLOCK

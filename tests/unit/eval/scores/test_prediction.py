@@ -1,4 +1,4 @@
-"""Predictions files: what is written is read back, earlier versions too; a damaged line is named."""
+"""Predictions: rows of a file, their groups and counts."""
 
 from __future__ import annotations
 
@@ -11,15 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookonce.datasets.records import Turn
+from lookonce.datasets.records import Record, Turn
 from lookonce.errors import RecordsError
 from lookonce.eval.scores.prediction import (
     OPTIONAL,
     ROW,
     VERSION,
+    Counts,
     Prediction,
+    Score,
     label,
+    macro,
     read_predictions,
+    score,
+    scores_by,
+    training_answers,
     write_predictions,
 )
 
@@ -127,3 +133,71 @@ def test_the_documented_keys_are_those_of_the_code(root):
     assert {name: documented.get(name) for name in described} == described
     assert documented.keys() - described.keys() == {"version", "right"}
     assert set(re.findall(r"^\| `(\w+)`\* ", page, re.M)) == OPTIONAL
+
+
+TRAINING = training_answers(
+    [
+        Record((), (Turn("how many", "1"), Turn("text", "yes"))),
+        Record((), (Turn("how many", "2"),), metadata={"references": ["2", "3"]}),
+    ]
+)
+
+
+def predictions(*given: str, question: str = "how many", ended: str | None = None) -> list[Prediction]:
+    return [Prediction("here:1", (), question, "1", text, "1", ended=ended) for text in given]
+
+
+def test_all_references_are_training_answers():
+    assert TRAINING == {"how many": {"1", "2", "3"}, "text": {"yes"}}
+
+
+def test_an_answer_to_another_question_is_outside_the_training_answers():
+    assert Counts.of(predictions("1", " 2 ", "3", "yes", "4"), TRAINING).outside_training == 2
+
+
+def test_an_unknown_question_may_have_any_training_answer():
+    assert Counts.of(predictions("yes", "no", question="new"), TRAINING).outside_training == 1
+
+
+def test_empty_cut_and_different_wrong_answers_are_counted():
+    counts = Counts.of(
+        [*predictions("1", " ", "", ended="stop"), *predictions("7", "7", "8", ended="length")], TRAINING
+    )
+    assert counts == Counts(empty=2, cut=3, outside_training=5, distinct_wrong=3)
+    assert counts.text() == "3 different wrong, 2 empty, 3 cut, 5 never seen in training"
+
+
+def test_what_is_not_known_is_none():
+    counts = Counts.of(predictions("2"))
+    assert (counts.cut, counts.outside_training) == (None, None)
+    assert counts.text() == "1 different wrong, 0 empty"
+
+
+def prediction(is_right: bool, question: str = "q", **labels: str) -> Prediction:
+    return Prediction("here:1", (), question, "yes", "yes" if is_right else "no", "yes", **labels)
+
+
+ANSWERED = [
+    prediction(True, "a", category="finding", stage="2"),
+    prediction(False, "a", category="finding", stage="1"),
+    prediction(True, "b", category="quality"),
+    prediction(True, "b"),
+]
+
+
+def test_each_group_has_its_own_score():
+    assert scores_by(ANSWERED, "question") == {"a": Score(2, 1 / 2, 1), "b": Score(2, 1, 1)}
+    assert list(scores_by(ANSWERED, "stage")) == ["1", "2"]
+
+
+def test_records_without_a_label_are_in_no_group():
+    assert scores_by(ANSWERED, "category") == {"finding": Score(2, 1 / 2, 1), "quality": Score(1, 1, 1)}
+    assert scores_by(ANSWERED, "source") == {}
+
+
+def test_the_mean_over_groups_gives_each_the_same_weight():
+    assert macro([Score(9, 1.0, 0.5), Score(1, 0.0, 0.25)]) == Score(10, 0.5, 0.375)
+
+
+def test_no_predictions_have_the_score_zero():
+    assert score([]) == Score(0, 0, 0) and scores_by([], "question") == {}

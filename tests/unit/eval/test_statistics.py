@@ -1,14 +1,63 @@
-"""Intervals: those of the textbook where there is one, and edges."""
+"""Clusters, intervals and tests: against known values, and in simulations."""
 
 from __future__ import annotations
 
+from math import comb
 from statistics import NormalDist
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lookonce.eval import statistics
-from lookonce.eval.statistics import Interval, clusters_of, difference_interval, share_interval
+from lookonce.eval.statistics import (
+    Interval,
+    clusters_of,
+    difference_interval,
+    holm,
+    mcnemar_p,
+    share_interval,
+    sign_flip_p,
+    totals,
+)
+
+
+@pytest.mark.parametrize(
+    ("images", "expected"),
+    [
+        ([], []),
+        (["a", "b", "a"], [0, 1, 0]),
+        (["ab", "c", "b"], [0, 1, 0]),
+        (["a", "b", "c", "bc", "ab"], [0, 0, 0, 0, 0]),
+        (["ab", "cd", "ef", "da"], [0, 0, 1, 0]),
+    ],
+)
+def test_connected_questions_are_one_cluster(images, expected):
+    assert clusters_of(images).tolist() == expected
+
+
+@settings(max_examples=50)
+@given(st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=3), min_size=1, max_size=20))
+def test_clusters_share_no_image_and_cannot_be_split(images):
+    clusters = clusters_of(images)
+    seen = {}
+    for number, cluster in enumerate(clusters):
+        seen.setdefault(cluster, set()).update(images[number])
+    everything = [image for some in seen.values() for image in some]
+    assert len(everything) == len(set(everything))
+    for cluster in seen:  # what is reached from the first question is the whole cluster
+        mine = [set(images[number]) for number in np.flatnonzero(clusters == cluster)]
+        reached = mine[0]
+        for _ in mine:
+            reached = reached.union(*(one for one in mine if one & reached))
+        assert reached == seen[cluster]
+
+
+def test_totals_are_sums_by_cluster():
+    values = np.array([[1.0, 0.5], [2.0, 0.5], [4.0, 0.0]])
+    assert totals(values, clusters_of(["a", "b", "a"])).tolist() == [[5.0, 0.5], [2.0, 0.5]]
+
 
 SIZES = [1, 3, 9]
 """Questions an image."""
@@ -78,3 +127,42 @@ def test_quantiles_of_t_are_those_of_the_tables():
 def test_an_interval_is_shown_in_percent_and_without_a_negative_zero():
     assert Interval(0.9134, 0.935).in_percent() == "91.3 to 93.5"
     assert Interval(-0.0001, 0.0001).in_percent() == "0.0 to 0.0"
+
+
+def test_few_images_have_the_p_of_all_their_signs():
+    differences = np.array([[3.0], [2.0], [2.0], [-1.0], [1.0]])
+    signs = np.array(np.meshgrid(*[[-1, 1]] * 5)).reshape(5, -1).T
+    exact = np.mean(np.abs(signs @ differences) >= 7)
+    assert sign_flip_p(differences)[0] == pytest.approx(exact, abs=0.015)
+
+
+def test_equal_answers_have_p_1_and_memory_limits_change_nothing(monkeypatch):
+    differences = np.array([[0.0, 1 / 3, 1.0]] * 40)
+    expected = sign_flip_p(differences)
+    assert expected[0] == 1.0 and expected[1] == expected[2] == 1 / 10_001
+    monkeypatch.setattr(statistics, "MAX_CHUNK", 1234)
+    assert sign_flip_p(differences).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(("one", "other"), [(0, 0), (5, 5), (0, 6), (3, 10), (10, 3), (40, 61)])
+def test_mcnemar_is_the_exact_binomial(one, other):
+    number = one + other
+    tail = sum(comb(number, wins) for wins in range(min(one, other) + 1)) / 2**number
+    assert mcnemar_p(one, other) == pytest.approx(min(1.0, 2 * tail))
+
+
+def test_mcnemar_of_thousands_of_questions_does_not_overflow():
+    assert mcnemar_p(4500, 4500) == 1.0 and mcnemar_p(4000, 5000) < 1e-20
+
+
+@pytest.mark.parametrize(
+    ("p_values", "expected"),
+    [
+        ([], []),
+        ([0.04], [0.04]),
+        ([0.01, 0.04, 0.03, 0.005], [0.03, 0.06, 0.06, 0.02]),
+        ([0.5, 0.6], [1.0, 1.0]),
+    ],
+)
+def test_holm(p_values, expected):
+    assert holm(p_values) == pytest.approx(expected)
