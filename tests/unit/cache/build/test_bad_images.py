@@ -1,4 +1,4 @@
-"""Any file below an image root is encoded as Pillow and the stock processor see it, or reported with the reason."""
+"""Any file below an image root is encoded as the stock processor sees it, or reported with the reason and retried."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import contextlib
 import functools
 import io
 import itertools
+import json
 import os
+import re
 import socket
 import struct
 import warnings
@@ -24,8 +26,11 @@ from PIL import Image, ImageOps
 from transformers.image_utils import load_image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from lookonce.cache.build.encode import MAX_UNREAD
+from lookonce.cache.store.metadata import read_plan, read_receipts, receipt_path
 from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.images import UNDECODABLE, ImageIndex
+from lookonce.errors import FeaturesMissing, ImageError
 
 # On palettes with several transparent colours, and on formats that Pillow will drop.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL", "ignore::DeprecationWarning:PIL")
@@ -62,6 +67,10 @@ def damaged(kind: str, damage: Callable[[bytearray], object]) -> Write:
 
 def cut(content: bytearray) -> None:
     del content[len(content) // 2 :]
+
+
+def leave(num_bytes: int) -> Callable[[bytearray], None]:
+    return lambda content: content.__delitem__(slice(num_bytes, None))
 
 
 def overwrite(byte: int, where: float = 0.5) -> Callable[[bytearray], None]:
@@ -200,6 +209,8 @@ QUARANTINED: dict[str, tuple[Write, str]] = {
     "corrupt.jpg": (damaged("JPEG", begin_again), "cannot decode image {path}: broken data stream"),
     "headless.jpg": (damaged("JPEG", overwrite(0x00, 0)), f"cannot decode image {{path}}: {NO_IMAGE}"),
     "corrupt.png": (damaged("PNG", overwrite(0xFF)), "cannot decode image {path}: unrecognized data stream"),
+    "header alone.jpg": (damaged("JPEG", leave(20)), "cannot decode image {path}: "),
+    "signature alone.png": (damaged("PNG", leave(8)), "cannot decode image {path}: "),
     "empty.jpg": (lambda path: path.write_bytes(b""), f"cannot decode image {{path}}: {NO_IMAGE}"),
     "text.jpg": (lambda path: path.write_text("no image"), f"cannot decode image {{path}}: {NO_IMAGE}"),
     "10000x10.png": (save(noise(size=(10_000, 10)), "PNG"), "{path}: absolute aspect ratio must be smaller than 200"),
@@ -223,7 +234,7 @@ class World:
     """All these files below one image root, and the cache that is built from it once."""
 
     def __init__(self, site: Any) -> None:
-        self.root = site.path / "images"
+        self.root, self.processor = site.path / "images", site.processor
         self.root.mkdir()
         writers = ENCODED | {name: write for name, (write, _) in (QUARANTINED | UNREADABLE).items()}
         for name, write in writers.items():
@@ -257,9 +268,11 @@ def test_the_tower_gets_the_patches_of_the_stock_processor_bit_for_bit(
     if PAINTS_NO_COLOUR and loaded.info.get("transparency") is not None:
         pytest.skip("transformers before 5.21 does not paint a transparent colour white")
     expected = stock(images=[loaded], return_tensors="pt")
-    seen = world.cache[world.key(name)]  # the fake tower's features are the patches themselves
-    assert torch.equal(seen.reshape(-1, seen.shape[-1]), expected["pixel_values"])
-    assert list(world.cache.grid_thw(world.key(name))) == expected["image_grid_thw"][0].tolist()
+    cached = world.cache[world.key(name)]  # the fake tower's features are the patches themselves
+    seen = cached.reshape(-1, cached.shape[-1]), world.cache.grid_thw(world.key(name))
+    for patches, grid in (seen, world.processor.read(world.paths[name])):
+        assert torch.equal(patches, expected["pixel_values"])
+        assert list(grid) == expected["image_grid_thw"][0].tolist()
 
 
 def test_the_cases_are_what_their_names_say(world: World) -> None:
@@ -283,11 +296,17 @@ def test_the_cases_are_what_their_names_say(world: World) -> None:
 @pytest.mark.parametrize("name", QUARANTINED)
 def test_a_file_that_is_not_a_valid_image_is_quarantined_with_the_reason(world: World, name: str) -> None:
     path, key = world.paths[name], world.key(name)
-    reason = world.cache.failed[key].reason
+    failure = world.cache.failed[key]
+    reason = failure.reason
+    assert (failure.file, failure.retry) == (str(path), False)
     assert reason.startswith(QUARANTINED[name][1].format(path=path))
     assert world.report.quarantined[key] == reason
     assert world.lines[str(path)] == {"key": key, "file": str(path), "reason": reason}
-    assert key not in world.cache
+    with pytest.raises(FeaturesMissing, match=f"{key}.*quarantined: {re.escape(reason)}"):
+        world.cache[key]
+    if not reason.endswith("not finite"):
+        with pytest.raises(ImageError, match=f"^{re.escape(QUARANTINED[name][1].format(path=path))}"):
+            world.processor.read(path)
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
@@ -324,3 +343,173 @@ def test_a_build_encodes_transparent_colours_again_that_version_0_2_has_not_pain
     assert {changed for changed, features in site.stored().items() if features != old[changed]} == {key}
     assert site.build(site.index(*paths), site.no_tower).num_encoded == 0
     assert site.build(site.index(*paths), root="new").num_encoded == 3 and site.stored("new") == site.stored()
+
+
+NUM_IMAGES = 8
+
+
+@pytest.fixture
+def bad(site):
+    """A file that is not an image."""
+    (site.path / "bad.jpg").write_text("no image")
+    return site.path / "bad.jpg"
+
+
+def keys_of(images: ImageIndex, *paths):
+    return {images.key_of[path] for path in paths}
+
+
+def failures(site):
+    """The failures in the receipts, by shard."""
+    return {receipt.shard: receipt.failed for receipt in read_receipts(site.folder()) if receipt.failed}
+
+
+@pytest.mark.parametrize("tokens_per_tower_batch", [1, 10**6])
+def test_only_images_with_features_that_are_not_finite_are_quarantined(site, images, tokens_per_tower_batch):
+    white = site.path / "white.png"
+    Image.new("RGB", (64, 64), "white").save(white)  # the fake tower gives NaN
+    tower = site.Tower()
+    tower.tokens_per_tower_batch = tokens_per_tower_batch
+    more = site.index(*images.key_of, white)
+    report = site.build(more, tower, shard_bytes=10**9)
+    assert report.quarantined == dict.fromkeys(keys_of(more, white), f"the tower's features of {white} are not finite")
+    site.build(images, root="undisturbed", shard_bytes=10**9)
+    assert site.stored() == site.stored("undisturbed")
+
+
+def test_a_bad_image_is_not_retried_but_reported_again(site, images, bad):
+    more = site.index(*images.key_of, bad)
+    first = site.build(more)
+    before, lines = site.stamps(), site.quarantine()
+    second = site.build(more, site.no_tower)
+    assert second.quarantined == first.quarantined
+    assert (site.stamps(), site.quarantine()) == (before, lines)
+
+
+def test_a_bad_image_is_retried_on_request(site, images, bad):
+    more = site.index(*images.key_of, bad)
+    before = site.build(more)
+    kept = site.stamps()
+    after = site.build(more, retry_quarantined=True)
+    assert after.quarantined == before.quarantined
+    assert (after.num_encoded, after.num_reused) == (0, NUM_IMAGES)
+    assert after.num_shards == before.num_shards + 1
+    assert site.stamps().items() >= kept.items()
+    assert len(site.quarantine()) == 1
+
+
+def test_features_that_become_finite_are_stored_after_a_retry(site):
+    white = site.path / "white.png"
+    Image.new("RGB", (64, 64), "white").save(white)
+    images = site.index(white)
+    assert site.build(images).quarantined
+    fixed = site.Tower()
+    fixed.encode = lambda patches, grids: patches.view(-1, 4, patches.shape[1])
+    report = site.build(images, fixed, retry_quarantined=True)
+    assert (report.num_encoded, report.quarantined) == (1, {})
+    assert site.stored().keys() == images.path_of.keys()
+    assert site.quarantine() == []
+
+
+# Files that cannot be read: another build may find them.
+
+
+def lose(path):
+    path.unlink()
+    return f"cannot read image {path}: No such file or directory"
+
+
+def change(path):
+    path.write_bytes(path.read_bytes() + b" ")
+    return f"image {path} has changed since it was hashed"
+
+
+@pytest.mark.parametrize("harm", [lose, change])
+def test_an_image_that_was_lost_or_changed_meanwhile_is_reported_and_retried(site, images, harm):
+    [path, *_] = images.path_of.values()
+    content = path.read_bytes()
+    [key] = keys_of(images, path)
+    reason = harm(path)
+    report = site.build(images)
+    assert (report.num_encoded, report.quarantined) == (NUM_IMAGES - 1, {key: reason})
+    [(_, failed)] = failures(site).items()
+    assert failed[key].retry
+    assert site.quarantine() == [{"key": key, "file": str(path), "reason": reason}]
+
+    path.write_bytes(content)
+    again = site.build(images)
+    assert (again.num_encoded, again.num_reused, again.quarantined) == (1, NUM_IMAGES - 1, {})
+    assert site.stored().keys() == images.path_of.keys()
+    assert site.quarantine() == []
+    site.build(images, site.no_tower)
+
+
+def test_a_changed_image_is_encoded_as_it_is_now_when_hashed_again(site, images):
+    [path, *_] = images.path_of.values()
+    site.noise(path.name, 12345)
+    assert site.build(images).quarantined
+    report = site.build(site.index(*images.key_of))
+    assert (report.num_encoded, report.quarantined) == (1, {})
+    assert len(site.stored()) == NUM_IMAGES
+
+
+def test_an_unreadable_file_is_reported_without_a_key(site, images, tmp_path):
+    more = site.index(*images.key_of, tmp_path / "absent.jpg")
+    reason = f"cannot read image {tmp_path / 'absent.jpg'}: No such file or directory"
+    for _ in range(2):
+        report = site.build(more)
+        assert report.quarantined == {str(tmp_path / "absent.jpg"): reason}
+        assert (report.num_wanted, report.num_missing) == (NUM_IMAGES, 0)
+        assert site.quarantine() == [{"key": None, "file": str(tmp_path / "absent.jpg"), "reason": reason}]
+    assert not site.build(images).quarantined and not site.quarantine()
+
+
+@pytest.mark.parametrize("tokens_per_tower_batch", [1, 20, 10**6])
+def test_a_lost_disk_stops_the_build_instead_of_quarantining_all_images(site, tokens_per_tower_batch):
+    paths = [site.noise(f"{number}.png", number, (64, 64)) for number in range(3 * MAX_UNREAD)]
+    images, tower = site.index(*paths), site.Tower()
+    tower.tokens_per_tower_batch = tokens_per_tower_batch
+    content = {path: path.read_bytes() for path in paths}
+    for path in paths:
+        path.unlink()
+    with pytest.raises(ImageError, match=r"most images of shard-00000 cannot be read; the last one: .*\.png"):
+        site.build(images, tower, shard_bytes=10**9)
+    assert not site.stored() and not site.leftovers()
+    for path in paths:
+        path.write_bytes(content[path])
+    assert site.build(images, tower, shard_bytes=10**9).num_encoded == len(paths)
+
+
+@pytest.mark.parametrize("tokens_per_tower_batch", [1, 10**6])
+def test_some_lost_images_do_not_stop_a_build_of_several_shards(site, tokens_per_tower_batch):
+    paths = [site.noise(f"{number}.png", number, (64, 64)) for number in range(24)]
+    images, tower = site.index(*paths), site.Tower()
+    tower.tokens_per_tower_batch = tokens_per_tower_batch
+    for path in list(images.path_of.values())[::2]:
+        path.unlink()
+    bytes_per_image = 4 * site.fingerprint.bytes_per_token
+    report = site.build(images, tower, shard_bytes=6 * bytes_per_image)
+    assert (report.num_shards, report.num_encoded, len(report.quarantined)) == (4, 12, 12)
+
+
+# The summary in quarantine.jsonl.
+
+
+def test_a_shard_that_is_built_again_has_its_failures_once(site, images, bad):
+    more = site.index(*images.key_of, bad)
+    site.build(more)
+    for shard in read_plan(site.folder()).shards:
+        receipt_path(site.folder(), shard.name).unlink()
+    site.build(more)
+    assert len(site.quarantine()) == 1
+
+
+def test_the_summary_is_made_from_receipts_and_may_be_deleted_or_edited(site, images, bad):
+    more = site.index(*images.key_of, bad)
+    site.build(more)
+    lines = site.quarantine()
+    for content in ("", "garbage\n", json.dumps({"key": "f" * 64, "file": "a", "reason": "b"}) + "\n"):
+        (site.folder() / "quarantine.jsonl").write_text(content)
+        assert VisionCache.open(site.folder()).failed.keys() == keys_of(more, bad)
+        assert site.build(more, site.no_tower).quarantined
+        assert site.quarantine() == lines

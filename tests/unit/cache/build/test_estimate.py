@@ -39,8 +39,10 @@ def mtimes(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
-def test_before_a_build_everything_is_missing(site, images):
+def test_before_a_build_everything_is_missing_and_nothing_is_written(site, images):
+    before = mtimes(site.path)
     report = make_estimate(site, images)
+    assert mtimes(site.path) == before
     bytes_per_token = site.fingerprint.bytes_per_token
     assert (report.num_files, report.num_images, report.num_done, report.num_new_shards) == (6, 6, 0, 6)
     assert (report.num_tokens, report.max_tokens) == (sum(NUM_TOKENS), 25)
@@ -142,12 +144,6 @@ def test_a_pilot_that_dies_leaves_nothing_behind(site, images):
     before = mtimes(site.path)
     with pytest.raises(site.PowerCut):
         make_estimate(site, images, load_tower=lambda: site.Tower(4), num_pilot=3)
-    assert mtimes(site.path) == before
-
-
-def test_without_a_pilot_no_tower_is_loaded_and_nothing_is_written(site, images):
-    before = mtimes(site.path)
-    make_estimate(site, images)
     assert mtimes(site.path) == before
 
 

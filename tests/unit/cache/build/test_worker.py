@@ -1,14 +1,21 @@
-"""Building a cache: each image is encoded once, an interruption costs the current shard, finished shards stay."""
+"""Building a cache: each image is encoded once, an interruption costs the current shard, and the report adds up."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import re
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from itertools import accumulate
+from pathlib import Path
 
 import pytest
+from support.processes import NOTICE, WARNING, send
 
 from lookonce.cache.build.encode import MAX_ON_DEVICE
+from lookonce.cache.build.worker import BuildReport, StopSignals
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.metadata import read_plan, read_receipts, receipt_path
 from lookonce.cache.store.reader import VisionCache
@@ -21,15 +28,9 @@ def test_building_twice_encodes_nothing_the_second_time_and_loads_no_tower(site,
     first = site.build(images)
     before = site.stamps()
     second = site.build(images, site.no_tower)
+    site.build(images, site.no_tower, shard_bytes=10**9)
     assert (first.num_encoded, first.num_reused, first.num_missing) == (NUM_IMAGES, 0, 0)
     assert (second.num_encoded, second.num_reused, second.num_missing) == (0, NUM_IMAGES, 0)
-    assert site.stamps() == before
-
-
-def test_another_shard_size_leaves_a_finished_cache_alone(site, images):
-    site.build(images)
-    before = site.stamps()
-    site.build(images, site.no_tower, shard_bytes=10**9)
     assert site.stamps() == before
 
 
@@ -155,3 +156,127 @@ def test_a_folder_with_another_fingerprint_is_refused(site, images):
     with pytest.raises(CacheMismatch, match=expected):
         site.build(images, site.no_tower)
     assert site.stamps() == before
+
+
+REPORT = BuildReport(
+    folder=Path("/caches/0a1b"),
+    num_wanted=6500,
+    num_encoded=6400,
+    num_by_others=0,
+    num_reused=0,
+    num_missing=0,
+    quarantined={},
+    num_shards=3,
+    size_bytes=4_200_000_000,
+    seconds=61.0,
+    phases={},
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "encoded 6,400 images in 1 min 1 s; 3 shards, 4.2 GB; complete"),
+        ({"num_encoded": 1, "num_shards": 1}, "encoded 1 image in 1 min 1 s; 1 shard, 4.2 GB; complete"),
+        (
+            {"num_reused": 100},
+            "encoded 6,400 images in 1 min 1 s, 100 of 6,500 images reused; 3 shards, 4.2 GB; complete",
+        ),
+        (
+            {"num_encoded": 1000, "num_by_others": 3000, "num_reused": 2400, "num_missing": 100},
+            "encoded 1,000 images in 1 min 1 s, 3,000 by other workers, 2,400 of 6,500 images reused; "
+            "3 shards, 4.2 GB; 100 images being encoded by other workers",
+        ),
+        (
+            {"num_encoded": 0, "num_reused": 6500},
+            "nothing new encoded, 6,500 of 6,500 images reused; 3 shards, 4.2 GB; complete",
+        ),
+        (
+            {"num_encoded": 0, "num_by_others": 6500},
+            "nothing new encoded, 6,500 by other workers, 0 of 6,500 images reused; 3 shards, 4.2 GB; complete",
+        ),
+    ],
+)
+def test_the_text_of_a_report(changes, expected):
+    assert replace(REPORT, **changes).text() == f"cache /caches/0a1b: {expected}"
+
+
+def test_a_report_names_the_first_failures_and_the_file_with_all(site):
+    reasons = {f"{number}": f"cannot decode image {number}.jpg" for number in range(7)}
+    first, headline, *named = replace(REPORT, quarantined=reasons).text().splitlines()
+    assert first == f"{REPORT.text()} but for 7 images"
+    assert headline == "7 images could not be encoded (see /caches/0a1b/quarantine.jsonl):"
+    assert named == [f"  {reason}" for reason in list(reasons.values())[:5]]
+
+
+def test_the_numbers_of_a_build_add_up(site, images):
+    with pytest.raises(site.PowerCut):
+        site.build(images, site.Tower(5))
+    num_kept = len(site.stored())
+    (site.path / "bad.jpg").write_text("no image")
+    paths = [*images.key_of, site.path / "bad.jpg", site.path / "absent.jpg"]
+    report = site.build(site.index(*paths))
+    assert (report.num_wanted, report.num_reused, report.num_encoded) == (9, num_kept, 8 - num_kept)
+    assert (report.num_by_others, report.num_missing, len(report.quarantined)) == (0, 0, 2)
+    shards = list((report.folder / "shards").iterdir())
+    assert (report.num_shards, report.size_bytes) == (len(shards), sum(path.stat().st_size for path in shards))
+    assert report.seconds > 0
+    assert re.fullmatch(
+        rf"cache {report.folder}: encoded {8 - num_kept} images in \d\.\d s, {num_kept} of 9 images reused; "
+        rf"{len(shards)} shards, \d\.\d MB; complete but for 2 images",
+        report.text().splitlines()[0],
+    )
+    assert asdict(report).keys() >= {"folder", "quarantined", "phases"}
+
+
+def test_a_build_without_any_good_image_is_complete_and_reports_its_failures(site):
+    (site.path / "bad.jpg").write_text("no image")
+    for tower in (site.Tower, site.no_tower):
+        report = site.build(site.index(site.path / "bad.jpg"), tower)
+        assert (report.num_encoded, report.num_reused, len(report.quarantined)) == (0, 0, 1)
+        assert (report.num_missing, report.num_shards, len(VisionCache.open(site.folder()))) == (0, 1, 0)
+        assert "0 of 1 image reused" in report.text() and "1 image could not be encoded" in report.text()
+
+
+def test_the_index_is_written_only_if_it_is_missing_or_outdated(site, images):
+    index = site.build(images).folder / "index.safetensors"
+    before = index.stat().st_mtime_ns
+    site.build(images, site.no_tower)
+    assert index.stat().st_mtime_ns == before
+    index.unlink()
+    site.build(images, site.no_tower)
+    assert index.exists()
+
+
+pytestmark = pytest.mark.usefixtures("restored_handlers")
+
+
+@pytest.mark.parametrize(
+    ("signals", "now", "name"),
+    [
+        ([NOTICE], False, "SIGUSR1"),
+        ([WARNING], True, "SIGTERM"),
+        ([NOTICE, NOTICE], True, "SIGUSR1"),
+        ([NOTICE, WARNING], True, "SIGUSR1"),
+        ([WARNING, NOTICE], True, "SIGTERM"),
+        ([WARNING, WARNING], True, "SIGTERM"),
+        ([NOTICE, NOTICE, NOTICE], True, "SIGUSR1"),
+        ([], False, ""),
+    ],
+)
+def test_only_a_single_notice_leaves_time_to_finish_the_shard(signals, now, name):
+    with StopSignals() as stop:
+        send(*signals)
+        assert (stop.now, stop.name) == (now, name)
+    send(NOTICE)  # not handled any more
+    assert stop.name == name
+
+
+def test_signals_are_not_handled_outside_the_main_thread():
+    def use() -> None:
+        with StopSignals() as stop:
+            assert signal.getsignal(WARNING) is signal.SIG_IGN
+            assert not stop.name
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(use).result()

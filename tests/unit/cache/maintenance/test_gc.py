@@ -1,4 +1,4 @@
-"""Garbage collection: leftovers and named, unused caches are deleted on request, foreign files never."""
+"""Garbage collection: caches are listed; leftovers and named, unused caches are deleted; foreign files never."""
 
 from __future__ import annotations
 
@@ -10,20 +10,76 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.cache.maintenance.gc import CacheInfo, cache_folders, collect_garbage
+from lookonce.cache.maintenance.gc import KNOWN, CacheInfo, cache_folders, collect_garbage
+from lookonce.cache.maintenance.staging import stage
 from lookonce.cache.store.claims import CLAIMS, Claims, note_use
-from lookonce.cache.store.metadata import receipt_path
+from lookonce.cache.store.metadata import PlannedImage, Shard, extend_plan, read_plan, receipt_path
 from lookonce.cache.store.shards import shard_path
 from lookonce.claim_file import Process
 from lookonce.errors import CacheError, UsageError
 from lookonce.files import TEMPORARY_MARK, scratch_folder, writer_host
 
-GONE = "4999999"
-"""A process id that is never in use: larger than Linux's default maximum."""
-
 
 def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+
+
+def only(report) -> CacheInfo:
+    [cache] = report.caches
+    return cache
+
+
+def test_a_cache_is_listed_with_its_content_and_state(caches, folder, images):
+    cache = only(collect_garbage(caches))
+    assert (cache.id, cache.model, cache.dtype, cache.num_images) == (folder.name, "fake", "float32", 8)
+    assert cache.is_complete and not (cache.num_workers or cache.used_by or cache.leftovers or cache.foreign)
+    assert cache.size_bytes == sum((folder / name).stat().st_size for name in files(folder))
+    report = collect_garbage(caches)
+    assert folder.name in report.text() and "complete" in report.text() and "no leftovers" in report.text()
+    json.dumps(asdict(report), default=str)
+
+
+def test_all_files_of_a_build_a_use_and_a_staging_are_recognised(site, folder, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    note_use(folder, run)
+    extend_plan(folder, read_plan(folder), [])
+    (site.path / "bad.png").write_text("no image")
+    site.build(site.index(*site.path.glob("*.png")))
+    staged = stage(folder, tmp_path / "local").folder
+    for cache in (folder, staged):
+        assert files(cache) and all(KNOWN.fullmatch(name) for name in files(cache)), files(cache)
+
+
+def test_all_caches_of_a_folder_are_listed_or_a_single_one(caches, folder, other):
+    assert {cache.folder for cache in collect_garbage(caches).caches} == {folder, other}
+    assert only(collect_garbage(other)).dtype == "bfloat16"
+
+
+def test_a_cache_is_complete_when_every_planned_image_is_stored(caches, folder):
+    planned = Shard("shard-00099", (PlannedImage("f" * 64, 1, ("x.png",)),))
+    extend_plan(folder, read_plan(folder), [planned])
+    assert not only(collect_garbage(caches)).is_complete
+    stored = Shard("shard-00099", read_plan(folder).shards[0].images)
+    (folder / "plan-00001.json").unlink()
+    extend_plan(folder, read_plan(folder), [stored])
+    assert only(collect_garbage(caches)).is_complete
+
+
+def test_a_damaged_cache_is_listed_with_its_problem(caches, folder):
+    receipt_path(folder, "shard-00000").write_text("{")
+    cache = only(collect_garbage(caches))
+    assert "is damaged" in cache.problem and not cache.is_complete
+
+
+def test_an_empty_folder_has_no_caches_and_a_missing_one_is_refused(tmp_path):
+    with pytest.raises(CacheError, match="no folder of caches at"):
+        collect_garbage(tmp_path / "nothing")
+    assert collect_garbage(tmp_path).caches == []
+
+
+GONE = "4999999"
+"""A process id that is never in use: larger than Linux's default maximum."""
 
 
 def add_leftovers(folder: Path) -> dict[Path, str]:
@@ -43,22 +99,12 @@ def add_leftovers(folder: Path) -> dict[Path, str]:
     return found | {claim: "dead claim"}
 
 
-def only(report) -> CacheInfo:
-    [cache] = report.caches
-    return cache
-
-
-def test_listing_changes_nothing(caches, folder):
-    add_leftovers(folder)
-    before = files(folder)
-    collect_garbage(caches)
-    assert files(folder) == before
-
-
-def test_leftovers_are_listed_with_kind_and_size_and_deleted_on_request(caches, folder):
+def test_leftovers_are_listed_with_kind_and_size_and_only_deleted_on_request(folder_with_quarantine):
+    caches, folder = folder_with_quarantine.parent, folder_with_quarantine
     before = files(folder)
     left = add_leftovers(folder)
     cache = only(collect_garbage(caches))
+    assert files(folder) == before | {str(path.relative_to(folder)) for path in left}
     assert {leftover.path: leftover.kind for leftover in cache.leftovers} == left
     assert all(leftover.size_bytes for leftover in cache.leftovers) and not cache.foreign
     assert "--delete removes 4 leftovers" in collect_garbage(caches).text()
@@ -98,13 +144,6 @@ def test_files_of_living_processes_are_not_leftovers(caches, folder):
     assert path.exists() and shard_path(folder, "shard-00006").exists()
 
 
-def test_a_quarantine_is_not_a_leftover(site, images, caches):
-    (site.path / "bad.png").write_text("no image")
-    site.build(site.index(*images.key_of, site.path / "bad.png"))
-    collect_garbage(caches if caches.exists() else site.folder().parent, delete=True)
-    assert (site.folder() / "quarantine.jsonl").exists()
-
-
 def test_shards_whose_receipts_are_all_lost_are_kept(caches, folder):
     shutil.rmtree(folder / "receipts")
     report = collect_garbage(caches, delete=True)
@@ -131,25 +170,19 @@ def test_a_whole_cache_is_deleted_by_its_name(caches, folder, other):
         ("", "too short"),
         ("01234567", "matches 0 caches"),
         ("../../etc", "matches 0 caches"),
+        ("NAME", "matches 2 caches in FOLDER; there is: NAME"),
     ],
 )
-def test_a_short_or_unknown_name_deletes_nothing(caches, folder, cache_id, message):
+def test_a_short_unknown_or_ambiguous_name_deletes_nothing(caches, folder, cache_id, message):
+    shutil.copytree(folder, caches / f"{folder.name}-copy")
+    cache_id = cache_id.replace("NAME", folder.name)
+    message = message.replace("NAME", folder.name).replace("FOLDER", str(caches))
     before = files(caches)
     with pytest.raises(UsageError, match=message):
         collect_garbage(caches, delete=True, cache_id=cache_id)
-    assert files(caches) == before
-
-
-def test_an_ambiguous_name_deletes_nothing(caches, folder):
-    shutil.copytree(folder, caches / f"{folder.name}-copy")
-    with pytest.raises(UsageError, match=f"matches 2 caches in {caches}; there is: {folder.name}"):
-        collect_garbage(caches, delete=True, cache_id=folder.name)
-    assert len(cache_folders(caches)) == 2
-
-
-def test_a_name_without_delete_is_refused(caches, folder):
     with pytest.raises(UsageError, match="add --delete"):
         collect_garbage(caches, cache_id=folder.name)
+    assert files(caches) == before
 
 
 def test_a_cache_with_a_living_worker_is_not_deleted(caches, folder):

@@ -25,9 +25,13 @@ from lookonce.errors import UsageError
 
 
 @pytest.fixture
-def cache(site, images):
-    (site.path / "bad.png").write_text("no image")
-    return VisionCache.open(site.build_once(site.index(*images.key_of, site.path / "bad.png")))
+def cache(folder_with_quarantine):
+    return VisionCache.open(folder_with_quarantine)
+
+
+def plan_also(cache: VisionCache, *planned: PlannedImage) -> None:
+    """Plan a shard of more images."""
+    extend_plan(cache.folder, read_plan(cache.folder), [Shard("shard-00099", planned)])
 
 
 @pytest.mark.parametrize("digits", [64, 40, 16, 12, 4])
@@ -90,7 +94,7 @@ def test_a_quarantined_image_is_shown_with_its_reason(cache, site):
 
 
 def test_a_planned_image_is_shown_with_its_shard(cache):
-    extend_plan(cache.folder, read_plan(cache.folder), [Shard("shard-00099", (PlannedImage("f" * 64, 1, ("x.png",)),))])
+    plan_also(cache, PlannedImage("f" * 64, 1, ("x.png",)))
     report = show(cache, "f" * 12)
     assert (report.state, report.shard, report.files) == ("planned", "shard-00099", ["x.png"])
     assert "lookonce cache build" in report.text()
@@ -98,8 +102,7 @@ def test_a_planned_image_is_shown_with_its_shard(cache):
 
 def test_several_candidates_are_listed_with_their_files(cache):
     keys = ["ab" * 32, "ab" * 31 + "cd"]
-    shard = Shard("shard-00099", tuple(PlannedImage(key, 1, (f"{key[-2:]}.png",)) for key in keys))
-    extend_plan(cache.folder, read_plan(cache.folder), [shard])
+    plan_also(cache, *(PlannedImage(key, 1, (f"{key[-2:]}.png",)) for key in keys))
     with pytest.raises(UsageError, match="matches 2 images; give more of the name or key") as caught:
         show(cache, "abab")
     assert all(f"{key}  {key[-2:]}.png" in str(caught.value) for key in keys)
@@ -107,16 +110,14 @@ def test_several_candidates_are_listed_with_their_files(cache):
 
 
 def test_a_name_in_which_several_paths_end_is_ambiguous(cache):
-    images = tuple(PlannedImage(digit * 64, 1, (f"{digit}/frame.png",)) for digit in "12")
-    extend_plan(cache.folder, read_plan(cache.folder), [Shard("shard-00099", images)])
+    plan_also(cache, *(PlannedImage(digit * 64, 1, (f"{digit}/frame.png",)) for digit in "12"))
     with pytest.raises(UsageError, match="2 images"):
         show(cache, "frame.png")
     assert show(cache, "1/frame.png").key == "1" * 64
 
 
 def test_only_the_first_candidates_are_listed(cache):
-    images = tuple(PlannedImage(f"abcd{number:060d}", 1, ()) for number in range(15))
-    extend_plan(cache.folder, read_plan(cache.folder), [Shard("shard-00099", images)])
+    plan_also(cache, *(PlannedImage(f"abcd{number:060d}", 1, ()) for number in range(15)))
     with pytest.raises(UsageError, match="and 5 more"):
         show(cache, "abcd")
 

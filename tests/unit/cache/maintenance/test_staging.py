@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import multiprocessing
 import os
 import shutil
 from dataclasses import asdict, replace
@@ -25,9 +26,8 @@ from lookonce.files import TEMPORARY_MARK
 
 
 @pytest.fixture
-def source(site, images) -> Path:
-    (site.path / "bad.png").write_text("no image")
-    return site.build_once(site.index(*images.key_of, site.path / "bad.png"))
+def source(folder_with_quarantine) -> Path:
+    return folder_with_quarantine
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -182,7 +182,11 @@ def test_a_full_disk_ends_the_staging_which_can_be_resumed(source, tmp_path, mon
     assert stage(source, tmp_path / "local").problems == []
 
 
-def test_another_cache_of_the_same_name_is_refused(source, tmp_path):
+def test_a_place_that_has_another_cache_of_the_name_or_the_source_is_refused(source, tmp_path):
+    with pytest.raises(CacheError, match="is already in .*; name another folder"):
+        stage(source, source.parent)
+    with pytest.raises(CacheError, match="is not a cache"):
+        stage(tmp_path, tmp_path / "local")
     target = tmp_path / "local" / source.name
     target.mkdir(parents=True)
     manifest = json.loads((source / "manifest.json").read_text())
@@ -191,16 +195,6 @@ def test_another_cache_of_the_same_name_is_refused(source, tmp_path):
     (target / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CacheMismatch, match="dtype"):
         stage(source, tmp_path / "local")
-
-
-def test_a_cache_is_not_staged_onto_itself(source):
-    with pytest.raises(CacheError, match="is already in .*; name another folder"):
-        stage(source, source.parent)
-
-
-def test_a_folder_that_is_not_a_cache_is_refused(tmp_path):
-    with pytest.raises(CacheError, match="is not a cache"):
-        stage(tmp_path, tmp_path / "local")
 
 
 def test_a_read_only_source_can_be_staged(source, tmp_path, monkeypatch):
@@ -239,3 +233,22 @@ def test_a_shard_that_another_process_copies_is_waited_for(source, tmp_path, mon
         report = stage(source, tmp_path / "local")
     assert waits == 3 and report.num_by_others == 1 and report.num_copied == report.num_shards - 1
     assert features(folder) == features(source)
+
+
+# Python 3.12 warns when a process with threads forks. Torch has threads; the children only copy files.
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_several_processes_stage_together(source, tmp_path):
+    context = multiprocessing.get_context("fork")
+    copied = context.Queue()
+
+    def run() -> None:
+        copied.put(stage(source, tmp_path / "local").num_copied)
+
+    processes = [context.Process(target=run) for _ in range(3)]
+    for process in processes:
+        process.start()
+    assert sum(copied.get(timeout=60) for _ in processes) == len(finished_shards(source))
+    for process in processes:
+        process.join()
+    folder = tmp_path / "local" / source.name
+    assert features(folder) == features(source) and verify(folder).problems == []

@@ -1,4 +1,4 @@
-"""Verify: every flipped bit of a shard or receipt is found and traced to its image, and nothing is written."""
+"""Verify: every flipped bit is found and traced to its image; unfinished shards and a broken index are not damage."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -17,8 +18,22 @@ import pytest
 from lookonce.cache.maintenance import verify as module
 from lookonce.cache.maintenance.verify import Reading, regions, verify
 from lookonce.cache.store.claims import CLAIMS
-from lookonce.cache.store.metadata import Receipt, finished_shards, read_receipt, receipt_path, to_text
+from lookonce.cache.store.metadata import (
+    PLAN,
+    Entry,
+    PlannedImage,
+    Receipt,
+    Shard,
+    extend_plan,
+    finished_shards,
+    plan_path,
+    read_plan,
+    read_receipt,
+    receipt_path,
+    to_text,
+)
 from lookonce.cache.store.shards import shard_path
+from lookonce.errors import CacheError
 
 
 def rewrite(folder: Path, name: str, change: Callable[[Receipt], Receipt]) -> None:
@@ -58,45 +73,30 @@ def test_quick_finds_every_flipped_bit_of_a_header(folder, flip, found):
 
 
 @pytest.mark.parametrize("level", ["quick", "full"])
-def test_every_flipped_bit_of_a_receipt_is_found(folder, level, flip, found):
-    [name, *_] = finished_shards(folder)
-    path = receipt_path(folder, name)
+@pytest.mark.parametrize("part", ["receipt", "plan"])
+def test_every_flipped_bit_of_a_receipt_or_the_plan_is_found(folder, level, part, flip, found):
+    shard = finished_shards(folder)[0] if part == "receipt" else ""
+    path = receipt_path(folder, shard) if shard else folder / PLAN
     for at in random.Random(0).sample(range(path.stat().st_size), 40):
         flip(path, at, at % 8)
-        assert found(verify(folder, level)) == [(name, "", "receipt")]
+        assert found(verify(folder, level)) == [(shard, "", part)]
         flip(path, at, at % 8)
 
 
-def lose(path: Path) -> None:
-    path.unlink()
+DAMAGE = {
+    "lost": (Path.unlink, {"shard"}, {"shard"}),
+    "cut short": (lambda path: os.truncate(path, path.stat().st_size - 1), {"shard"}, {"shard", "image"}),
+    "lengthened": (lambda path: path.write_bytes(path.read_bytes() + b"0"), {"shard"}, {"shard"}),
+    "end zeroed": (lambda path: path.write_bytes(path.read_bytes()[:-5000] + bytes(5000)), set(), {"image"}),
+    "swapped": (
+        lambda path: path.write_bytes(path.with_name("shard-00000.safetensors").read_bytes()),
+        *({"shard", "header"}, {"shard", "header", "image"}),
+    ),
+}
+"""Damage of a shard, and the parts that have problems at the levels quick and full."""
 
 
-def cut_short(path: Path) -> None:
-    os.truncate(path, path.stat().st_size - 1)
-
-
-def lengthen(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"0")
-
-
-def zero_the_end(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-5000] + bytes(5000))
-
-
-def swap(path: Path) -> None:
-    path.write_bytes(path.with_name("shard-00000.safetensors").read_bytes())
-
-
-@pytest.mark.parametrize(
-    ("damage", "quick", "full"),
-    [
-        (lose, {"shard"}, {"shard"}),
-        (cut_short, {"shard"}, {"shard", "image"}),
-        (lengthen, {"shard"}, {"shard"}),
-        (zero_the_end, set(), {"image"}),
-        (swap, {"shard", "header"}, {"shard", "header", "image"}),
-    ],
-)
+@pytest.mark.parametrize(("damage", "quick", "full"), DAMAGE.values(), ids=DAMAGE)
 def test_a_lost_cut_lengthened_zeroed_or_swapped_shard_is_found(folder, damage, quick, full, found):
     damage(shard_path(folder, "shard-00001"))
     for level, parts in (("quick", quick), ("full", full)):
@@ -121,34 +121,23 @@ def test_all_problems_are_reported_at_once(folder, flip, found):
     assert all(problem.text() in report.text() for problem in report.problems)
 
 
-def moved(receipt: Receipt, by: int) -> Receipt:
-    """The receipt with another offset of the last image."""
-    key, entry = max(receipt.images.items(), key=lambda item: item[1].offset)
-    return replace(receipt, images=receipt.images | {key: replace(entry, offset=entry.offset + by)})
-
-
-def without_an_image(receipt: Receipt) -> Receipt:
-    return replace(receipt, images=dict(list(receipt.images.items())[1:]))
-
-
-def with_another_grid(receipt: Receipt) -> Receipt:
-    key, entry = next(iter(receipt.images.items()))
-    return replace(receipt, images=receipt.images | {key: replace(entry, grid_thw=(1, 2, 2))})
-
-
-def with_other_tokens(receipt: Receipt) -> Receipt:
-    key, entry = next(iter(receipt.images.items()))
-    return replace(receipt, images=receipt.images | {key: replace(entry, num_tokens=entry.num_tokens - 1)})
+def with_entry(receipt: Receipt, number: int, change: Callable[[Entry], Entry]) -> Receipt:
+    """The receipt with another entry of one image, by the order of their offsets."""
+    key, entry = sorted(receipt.images.items(), key=lambda item: item[1].offset)[number]
+    return replace(receipt, images=receipt.images | {key: change(entry)})
 
 
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda receipt: moved(receipt, 4096), "leave a gap"),
-        (lambda receipt: moved(receipt, -4096), "overlap"),
-        (without_an_image, "leave a gap"),
-        (with_another_grid, "different patch grids"),
-        (with_other_tokens, "the header says"),
+        (lambda receipt: with_entry(receipt, -1, lambda one: replace(one, offset=one.offset + 4096)), "leave a gap"),
+        (lambda receipt: with_entry(receipt, -1, lambda one: replace(one, offset=one.offset - 4096)), "overlap"),
+        (lambda receipt: replace(receipt, images=dict(list(receipt.images.items())[1:])), "leave a gap"),
+        (lambda receipt: with_entry(receipt, 0, lambda one: replace(one, grid_thw=(1, 2, 2))), "different patch grids"),
+        (
+            lambda receipt: with_entry(receipt, 0, lambda one: replace(one, num_tokens=one.num_tokens - 1)),
+            "the header says",
+        ),
         (lambda receipt: replace(receipt, fingerprint="1" * 64), "belongs to another cache"),
     ],
 )
@@ -224,3 +213,101 @@ def test_scales_and_features_of_every_dtype_have_checksums(site, images, dtype, 
     last = regions(read_receipt(folder, "shard-00000"))[-1]
     flip(path)
     assert found(verify(folder)) == [("shard-00000", last.key, "image")]
+
+
+def test_every_flipped_bit_of_the_fingerprint_in_the_manifest_is_found(folder, flip, found):
+    path = folder / "manifest.json"
+    content = path.read_bytes()
+    begin, end = content.index(b'"fingerprint"'), content.index(b'"provenance"')
+    for at in range(begin, end - 3, 5):
+        flip(path, at, 0)
+        assert found(verify(folder, "quick"))[0] == ("", "", "manifest")
+        path.write_bytes(content)
+
+
+def test_a_broken_manifest_does_not_hide_other_problems(folder, flip, found):
+    (folder / "manifest.json").write_text("{")
+    flip(shard_path(folder, "shard-00001"))
+    assert [part for *_, part in found(verify(folder))] == ["manifest", "image"]
+
+
+def test_shards_without_a_receipt_are_unfinished_and_not_damage(folder):
+    receipt_path(folder, "shard-00001").unlink()
+    new = Shard("shard-00099", (PlannedImage("f" * 64, 1, ("x.png",)),))
+    extend_plan(folder, read_plan(folder), [new])
+    shard_path(folder, "shard-00007").write_bytes(b"begun")
+    report = verify(folder)
+    assert report.problems == []
+    assert report.unfinished == ["shard-00001", "shard-00007", "shard-00099"]
+    assert "3 shards unfinished: shard-00001, shard-00007, shard-00099" in report.text()
+
+
+def test_a_planned_shard_whose_images_others_have_is_not_unfinished(folder):
+    images = read_plan(folder).shards[0].images
+    extend_plan(folder, read_plan(folder), [Shard("shard-00099", images)])
+    assert verify(folder, "quick").unfinished == []
+
+
+def test_a_broken_index_is_reported_and_not_damage(folder, flip):
+    flip(folder / "index.safetensors", 100)
+    report = verify(folder, "quick")
+    assert (report.problems, report.index) == ([], "not used")
+    (folder / "index.safetensors").unlink()
+    assert verify(folder, "quick").index == "none"
+
+
+def test_a_folder_that_is_not_a_cache_is_refused(tmp_path):
+    with pytest.raises(CacheError, match="is not a cache"):
+        verify(tmp_path)
+    (tmp_path / "manifest.json").write_text('{"format_version": 99, "fingerprint": {}}')
+    with pytest.raises(CacheError, match="format version 99"):
+        verify(tmp_path)
+
+
+@pytest.mark.parametrize("level", ["quick", "full"])
+def test_a_lost_plan_is_a_problem_outside_the_shards(folder, level, found):
+    names = finished_shards(folder)
+    (folder / PLAN).unlink()
+    report = verify(folder, level)
+    assert found(report) == [("", "", "plan")] and report.damaged == []
+    assert f"{folder / PLAN} is missing: {len(names)} finished shards are in no plan" in report.text()
+    assert "1 problem;" in report.text() and "repair it with: lookonce cache repair" in report.text()
+
+
+def test_a_lost_last_file_of_the_plan_is_a_problem(site, folder):
+    site.build(site.index(site.noise("new.png", 100)))
+    plan_path(folder, 1).unlink()
+    [problem] = verify(folder, "quick").problems
+    assert problem.what == f"{plan_path(folder, 1)} is missing: 1 finished shard is in no plan"
+
+
+def test_images_planned_after_a_plan_was_lost_make_an_intact_plan(site, folder):
+    (folder / PLAN).unlink()
+    site.build(site.index(site.noise("new.png", 100)))
+    assert verify(folder, "quick").problems == []
+
+
+def test_a_cache_without_finished_shards_needs_no_plan(folder):
+    shutil.rmtree(folder / "receipts")
+    (folder / PLAN).unlink()
+    assert verify(folder, "quick").problems == []
+
+
+def test_each_of_200_flipped_bits_is_found_and_traced_to_its_shard_and_image(folder, flip):
+    rng = random.Random(0)
+    names = finished_shards(folder)
+    regions_of = {name: regions(read_receipt(folder, name)) for name in names}
+    seen = set()
+    for _ in range(200):
+        name, bit = rng.choice(names), rng.randrange(8)
+        at = rng.randrange(shard_path(folder, name).stat().st_size)
+        [region] = [part for part in regions_of[name] if part.offset <= at < part.offset + part.size_bytes]
+        flip(shard_path(folder, name), at, bit)
+        [problem] = verify(folder).problems
+        assert (problem.shard, problem.image) == (name, region.key)
+        assert problem.part == "image" if region.key else "header" in problem.what
+        assert bool(problem.file) == bool(region.key)
+        flip(shard_path(folder, name), at, bit)
+        seen.add((name, region.key))
+    assert verify(folder).problems == []
+    assert {name for name, _ in seen} == set(names) and any(not key for _, key in seen)

@@ -1,15 +1,14 @@
-"""Image files as the tower's input: decoding and planned sizes as in the stock processor, and clear errors."""
+"""Pixels and patches: bit for bit those of the stock processor, planned sizes, and clear errors."""
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-import PIL
 import pytest
 import torch
 from hypothesis import given
@@ -17,95 +16,39 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from lookonce.cache.model.pixels import ImageProcessor, decode
+from lookonce.cache.model.pixels import ImageProcessor, Patcher
 from lookonce.datasets.images import image_size
 from lookonce.datasets.sample.model import MAX_PIXELS, MIN_PIXELS, write_image_processor
-from lookonce.errors import ImageError, ModelError
+from lookonce.errors import BadImage, ImageError, ModelError
+
+
+@pytest.fixture(scope="session")
+def processor(sample: Path) -> ImageProcessor:
+    return ImageProcessor(sample / "model")
+
+
+def noise(mode: str = "RGB", size: tuple[int, int] = (90, 60), seed: int = 0) -> Image.Image:
+    """A random image; palettes, 16 bits and alpha hold random values too."""
+    width, height = size
+    rng = np.random.default_rng(seed)
+    if mode == "I;16":
+        return Image.fromarray(rng.integers(0, 2**16, (height, width), dtype=np.uint16))
+    if mode == "P":
+        return noise("RGB", size).quantize(64)
+    bands = len(Image.new(mode, (1, 1)).getbands())
+    pixels = rng.integers(0, 256, (height, width, bands), dtype=np.uint8)
+    return Image.merge(mode, [Image.fromarray(band) for band in np.moveaxis(pixels, 2, 0)])
+
+
+@pytest.fixture(scope="session", name="noise")
+def make_noise() -> Callable[..., Image.Image]:
+    return noise
+
 
 TOKEN_SIDE = 32
 """Width and height of a token in pixels."""
 MAX_TOKENS = 25
 """The most tokens of an image under the sample's pixel limits."""
-
-
-def decoded(path: Path) -> np.ndarray:
-    return np.asarray(decode(path.read_bytes(), path))
-
-
-@pytest.mark.parametrize("size", [(64, 64), (90, 60), (384, 288), (33, 400), (1, 1), (960, 536)])
-def test_patches_equal_those_of_the_stock_processor(noise, sample, tmp_path, processor, size):
-    image = noise(size=size)
-    image.save(tmp_path / "image.png")
-    stock = Qwen2VLImageProcessorPil.from_pretrained(sample / "model")(images=[image], return_tensors="pt")
-    patches, grid = processor.read(tmp_path / "image.png")
-    assert patches.dtype == torch.float32
-    assert torch.equal(patches, stock["pixel_values"])
-    assert list(grid) == stock["image_grid_thw"][0].tolist()
-    assert patches.shape == (np.prod(grid), 3 * 2 * 16 * 16)
-
-
-@pytest.mark.parametrize(
-    ("orientation", "upright"),
-    [
-        (1, lambda pixels: pixels),
-        (2, np.fliplr),
-        (3, lambda pixels: np.rot90(pixels, 2)),
-        (4, np.flipud),
-        (5, lambda pixels: pixels.transpose(1, 0, 2)),
-        (6, lambda pixels: np.rot90(pixels, -1)),
-        (7, lambda pixels: np.rot90(pixels, 2).transpose(1, 0, 2)),
-        (8, lambda pixels: np.rot90(pixels, 1)),
-    ],
-)
-def test_exif_rotation_is_applied(noise, tmp_path, processor, orientation, upright):
-    image = noise(size=(120, 60))
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    image.save(tmp_path / "image.png", exif=exif)
-    expected = Image.fromarray(np.ascontiguousarray(upright(np.asarray(image))))
-    assert np.array_equal(decoded(tmp_path / "image.png"), np.asarray(expected))
-    patches, grid = processor.read(tmp_path / "image.png")
-    assert grid == processor(expected)[1]
-    assert torch.equal(patches, processor(expected)[0])
-
-
-@pytest.mark.parametrize(
-    ("mode", "suffix"),
-    [
-        ("RGB", "jpg"),
-        ("L", "png"),
-        ("L", "jpg"),
-        ("LA", "png"),
-        ("RGBA", "png"),
-        ("P", "png"),
-        ("P", "gif"),
-        ("CMYK", "jpg"),
-        ("CMYK", "tif"),
-        ("I;16", "png"),
-        pytest.param("YCbCr", "tif", marks=pytest.mark.skipif(PIL.__version__ < "13", reason="Pillow before 13")),
-    ],
-)
-def test_images_of_any_mode_are_encoded_as_pil_converts_them(noise, tmp_path, processor, mode, suffix):
-    path = tmp_path / f"image.{suffix}"
-    noise(mode).save(path)
-    with Image.open(path) as stored:
-        assert stored.mode == mode
-        expected = stored.convert("RGB")
-    assert torch.equal(processor.read(path)[0], processor(expected)[0])
-
-
-def test_black_and_white_images_are_encoded_as_pil_converts_them(noise, tmp_path, processor):
-    noise("L").convert("1").save(tmp_path / "image.png")
-    with Image.open(tmp_path / "image.png") as stored:
-        assert stored.mode == "1"
-        assert np.array_equal(decoded(tmp_path / "image.png"), np.asarray(stored.convert("RGB")))
-
-
-def test_a_resized_file_is_decoded_in_the_same_way(noise, tmp_path, processor):
-    image = noise("RGBA", size=(120, 60))
-    image.save(tmp_path / "image.png")
-    found = processor.resized_file(tmp_path / "image.png")
-    assert torch.equal(found, processor.resized(image.convert("RGB"), Path("image.png")))
 
 
 @pytest.mark.skipif(find_spec("torchvision") is not None, reason="torchvision is installed")
@@ -207,30 +150,6 @@ def test_settings_without_limits_are_refused(sample, tmp_path):
         ImageProcessor(tmp_path)
 
 
-def truncated(file_format: str) -> bytes:
-    buffer = io.BytesIO()
-    Image.effect_noise((90, 60), 80).save(buffer, file_format)
-    return buffer.getvalue()[:-300]
-
-
-BROKEN = {
-    "empty": b"",
-    "text": b"this is not an image",
-    "cut JPEG": truncated("JPEG"),
-    "cut PNG": truncated("PNG"),
-    "JPEG header alone": truncated("JPEG")[:20],
-    "PNG signature alone": b"\x89PNG\r\n\x1a\n",
-}
-
-
-@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
-def test_a_broken_image_is_an_image_error_that_names_the_file(tmp_path, processor, content):
-    path = tmp_path / "image.jpg"
-    path.write_bytes(content)
-    with pytest.raises(ImageError, match=f"cannot decode image {path}: "):
-        processor.read(path)
-
-
 @pytest.mark.parametrize("make", [lambda path: None, Path.mkdir])
 def test_a_missing_image_or_a_folder_is_an_image_error(tmp_path, processor, make):
     path = tmp_path / "image.jpg"
@@ -255,3 +174,125 @@ def test_the_size_is_read_from_the_header_alone(noise, tmp_path):
     noise(size=(90, 60)).save(path)
     path.write_bytes(path.read_bytes()[:-300])
     assert image_size(path.read_bytes()) == (90, 60)
+
+
+CPU, DTYPES = torch.device("cpu"), [torch.float32, torch.bfloat16, torch.float16]
+
+SIZES = [
+    *((64, 64), (90, 60), (33, 400), (960, 536), (384, 288)),
+    *((1, 1), (1, 2), (2, 1), (3, 1), (1, 3), (3, 3), (4, 3), (3, 5), (1, 31), (31, 32), (32, 32), (33, 32)),
+    *((1, 200), (200, 1), (2, 399), (1000, 5), (5, 1000), (3000, 16), (16, 3000), (1279, 1023)),
+]
+
+
+def stock_patches(stock: Qwen2VLImageProcessorPil, image: Image.Image) -> tuple[torch.Tensor, tuple[int, ...]]:
+    output = stock(images=[image], return_tensors="pt")
+    return output["pixel_values"], tuple(output["image_grid_thw"][0].tolist())
+
+
+def assert_like_stock(processor: ImageProcessor, stock: Qwen2VLImageProcessorPil, image: Image.Image) -> None:
+    """Resizing and splitting give the stock processor's patches bit for bit, in every dtype of a tower."""
+    expected, grid = stock_patches(stock, image)
+    resized, patcher = processor.resized(image, Path("image.png")), processor.patcher()
+    assert resized.dtype == torch.uint8 and resized.shape[2] == 3
+    assert patcher.grid_thw(resized) == grid
+    for dtype in DTYPES:
+        patches = patcher.to(CPU, dtype)([resized])
+        assert patches.dtype == dtype
+        assert torch.equal(patches, expected.to(dtype))
+
+
+@pytest.mark.parametrize("size", SIZES, ids="{0[0]}x{0[1]}".format)
+@pytest.mark.parametrize("limits", [(4_096, 25_600), (MIN_PIXELS, MAX_PIXELS)], ids=["tiny", "published"])
+def test_patches_of_resized_images_equal_those_of_the_stock_processor(noise, tmp_path, limits, size):
+    write_image_processor(tmp_path, *limits)
+    assert_like_stock(ImageProcessor(tmp_path), Qwen2VLImageProcessorPil.from_pretrained(tmp_path), noise(size=size))
+
+
+@given(st.integers(1, 500), st.integers(1, 500), st.integers(0, 2**32 - 1))
+def test_patches_of_images_of_any_size_equal_those_of_the_stock_processor(noise, processor, width, height, seed):
+    image = noise(size=(width, height), seed=seed)
+    if max(width, height) > 200 * min(width, height):
+        with pytest.raises(BadImage, match="image.png: .*aspect ratio"):
+            processor.resized(image, Path("image.png"))
+    else:
+        assert_like_stock(processor, processor.stock, image)
+
+
+OTHER_SETTINGS = {
+    "mean and std of CLIP": {
+        "image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "image_std": [0.26862954, 0.26130258, 0.2758],
+    },
+    "one setting per channel": {"image_mean": [0.0, 0.25, 1.0], "image_std": [1.0, 0.1, 3.0]},
+    "not normalised": {"do_normalize": False},
+    "not rescaled": {"do_rescale": False},
+    "neither": {"do_rescale": False, "do_normalize": False},
+    "another factor": {"rescale_factor": 1 / 127.5},
+    "patches of 14": {"patch_size": 14},
+    "one frame": {"temporal_patch_size": 1},
+    "blocks of 3": {"merge_size": 3, "patch_size": 8},
+    "blocks of 1": {"merge_size": 1},
+    "small patches": {"merge_size": 1, "patch_size": 2},
+    "bilinear": {"resample": 2},
+    "nearest": {"resample": 0},
+}
+
+
+@pytest.mark.parametrize("changes", OTHER_SETTINGS.values(), ids=OTHER_SETTINGS)
+def test_patches_follow_all_settings_of_the_stock_processor(noise, sample, tmp_path, changes):
+    value = json.loads((sample / "model" / "preprocessor_config.json").read_text())
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(value | changes))
+    processor, stock = ImageProcessor(tmp_path), Qwen2VLImageProcessorPil.from_pretrained(tmp_path)
+    for size in [(90, 60), (33, 400), (1, 1), (500, 500)]:
+        assert_like_stock(processor, stock, noise(size=size))
+
+
+def test_without_resizing_only_images_of_whole_tokens_are_accepted(noise, sample, tmp_path):
+    value = json.loads((sample / "model" / "preprocessor_config.json").read_text())
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(value | {"do_resize": False}))
+    processor = ImageProcessor(tmp_path)
+    assert_like_stock(processor, processor.stock, noise(size=(96, 64)))
+    for size in [(96, 65), (80, 64)]:
+        with pytest.raises(BadImage, match=f"^image.png: {size[0]} x {size[1]} pixels are not multiples of 32"):
+            processor.resized(noise(size=size), Path("image.png"))
+
+
+@pytest.mark.parametrize(("patch", "merge", "frames"), [(16, 2, 2), (14, 2, 2), (3, 3, 1), (1, 1, 1), (2, 4, 3)])
+def test_each_pixel_is_normalised_by_its_channel_and_put_into_its_patch(patch, merge, frames):
+    generator = torch.Generator().manual_seed(0)
+    rows, columns = 3 * merge, 2 * merge
+    image = torch.randint(0, 256, (rows * patch, columns * patch, 3), dtype=torch.uint8, generator=generator)
+    table = torch.randn(3, 256, generator=generator)
+    patches = Patcher(table, patch, merge, frames)([image]).view(rows * columns, 3, frames, patch, patch)
+    number = 0
+    for block_row in range(3):
+        for block_column in range(2):
+            for row in range(block_row * merge, (block_row + 1) * merge):
+                for column in range(block_column * merge, (block_column + 1) * merge):
+                    cut = image[row * patch : (row + 1) * patch, column * patch : (column + 1) * patch].long()
+                    expected = torch.stack([table[channel][cut[:, :, channel]] for channel in range(3)])
+                    assert torch.equal(patches[number], expected.unsqueeze(1).expand(3, frames, patch, patch))
+                    number += 1
+
+
+def test_patches_of_several_images_are_concatenated(noise, processor):
+    images = [processor.resized(noise(size=size), Path("image.png")) for size in [(90, 60), (33, 400), (64, 64)]]
+    patcher = processor.patcher()
+    assert torch.equal(patcher(images), torch.cat([patcher([image]) for image in images]))
+
+
+def test_the_table_has_all_values_of_each_channel(sample, tmp_path):
+    value = json.loads((sample / "model" / "preprocessor_config.json").read_text())
+    mean, std = [0.1, 0.2, 0.3], [0.5, 0.6, 0.7]
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(value | {"image_mean": mean, "image_std": std}))
+    values = torch.arange(256) / 255
+    expected = torch.stack([(values - one) / other for one, other in zip(mean, std, strict=True)])
+    assert torch.allclose(ImageProcessor(tmp_path).patcher().table, expected, atol=1e-6)
+
+
+@pytest.mark.skipif(find_spec("torchvision") is None, reason="no torchvision")
+@pytest.mark.parametrize("size", SIZES, ids="{0[0]}x{0[1]}".format)
+def test_patches_of_the_torchvision_backend_equal_those_of_its_stock_processor(noise, sample, size):
+    processor = ImageProcessor(sample / "model", "torchvision")
+    assert_like_stock(processor, processor.stock, noise(size=size))

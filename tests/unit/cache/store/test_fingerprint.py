@@ -1,9 +1,10 @@
-"""The fingerprint changes with everything that changes features, and with nothing else."""
+"""Fingerprint and hash of a model: they change with what they stand for, and with nothing else."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,10 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lookonce.cache.format import FORMAT_VERSION, STORAGE
+from lookonce.cache.format import FORMAT_VERSION, read_header
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
-from lookonce.cache.store.fingerprint import FOLDER_DIGITS, Fingerprint, hash_tensors
+from lookonce.cache.store.fingerprint import FOLDER_DIGITS, Fingerprint, hash_language_model, hash_tensors
+from lookonce.errors import ModelError
 from lookonce.run.open import TO_BUILD, open_run
 
 BY_HAND = Fingerprint(
@@ -117,27 +119,24 @@ def test_another_format_version_gives_another_fingerprint(sample, original, monk
 
 
 @pytest.mark.parametrize(
-    ("file", "section", "key", "value", "field"),
+    ("file", "section", "key", "value", "fields"),
     [
-        ("config.json", "vision_config", "hidden_act", "silu", "tower_config.hidden_act"),
-        ("config.json", "vision_config", "num_heads", 8, "tower_config.num_heads"),
-        ("preprocessor_config.json", None, "image_mean", [0.4, 0.5, 0.5], "image_processor.image_mean"),
-        ("preprocessor_config.json", None, "resample", 2, "image_processor.resample"),
-        ("preprocessor_config.json", None, "do_normalize", False, "image_processor.do_normalize"),
+        ("config.json", "vision_config", "hidden_act", "silu", ["tower_config.hidden_act"]),
+        ("config.json", "vision_config", "num_heads", 8, ["tower_config.num_heads"]),
+        (
+            *("config.json", "vision_config", "deepstack_visual_indexes", [0, 1]),
+            ["num_levels", "tower_config.deepstack_visual_indexes"],
+        ),
+        ("preprocessor_config.json", None, "image_mean", [0.4, 0.5, 0.5], ["image_processor.image_mean"]),
+        ("preprocessor_config.json", None, "resample", 2, ["image_processor.resample"]),
+        ("preprocessor_config.json", None, "do_normalize", False, ["image_processor.do_normalize"]),
     ],
 )
-def test_other_settings_in_the_folder_give_another_fingerprint(model, original, file, section, key, value, field):
+def test_other_settings_in_the_folder_give_another_fingerprint(model, original, file, section, key, value, fields):
     rewrite_json(model / file, lambda content: (content[section] if section else content).update({key: value}))
     changed = fingerprint_of(model)
     assert changed.sha256 != original.sha256
-    assert [name for name, _, _ in changed.differences(original)] == [field]
-
-
-def test_other_deepstack_levels_give_another_fingerprint(model, original):
-    indexes = {"deepstack_visual_indexes": [0, 1]}
-    rewrite_json(model / "config.json", lambda config: config["vision_config"].update(indexes))
-    named = [name for name, _, _ in fingerprint_of(model).differences(original)]
-    assert named == ["num_levels", "tower_config.deepstack_visual_indexes"]
+    assert [name for name, _, _ in changed.differences(original)] == fields
 
 
 @pytest.mark.parametrize("position", [0, -1])
@@ -151,15 +150,6 @@ def test_a_single_bit_of_any_tower_tensor_matters(sample, position, bit):
         number ^= torch.tensor([1 << bit], dtype=torch.int64).int()
         hashes.add(hash_tensors(iter(tensors.items())))
     assert len(hashes) == 1 + len(tensors)
-
-
-def test_language_model_weights_do_not_matter(model, original):
-    rewrite_tensors(model, change_language_model)
-    assert fingerprint_of(model).sha256 == original.sha256
-
-
-def test_the_folder_does_not_matter(model, original):
-    assert fingerprint_of(model.rename(model.with_name("elsewhere"))).sha256 == original.sha256
 
 
 def test_records_and_their_order_do_not_matter(sample, tmp_path, make_run, original):
@@ -176,28 +166,22 @@ def test_records_and_their_order_do_not_matter(sample, tmp_path, make_run, origi
     assert inputs.cache_folder.name == original.folder_name
 
 
-@pytest.mark.parametrize("num_files", [2, 3])
-def test_splitting_the_checkpoint_into_files_does_not_matter(model, original, num_files):
-    tensors = load_file(model / "model.safetensors")
-    file_of = {name: f"model-{number % num_files}.safetensors" for number, name in enumerate(tensors)}
-    for file in set(file_of.values()):
-        save_file({name: tensor for name, tensor in tensors.items() if file_of[name] == file}, model / file)
-    (model / "model.safetensors").unlink()
-    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": file_of}))
-    assert fingerprint_of(model).sha256 == original.sha256
+def configure(section: str, key: str, value: object) -> Callable[[Path], object]:
+    return lambda model: rewrite_json(model / "config.json", lambda config: config[section].update({key: value}))
 
 
-@pytest.mark.parametrize(
-    ("section", "key", "value"),
-    [
-        ("vision_config", "dtype", "bfloat16"),
-        ("vision_config", "initializer_range", 0.5),
-        ("text_config", "num_hidden_layers", 3),
-    ],
-)
-def test_configuration_that_does_not_reach_the_tower_does_not_matter(model, original, section, key, value):
-    rewrite_json(model / "config.json", lambda config: config[section].update({key: value}))
-    assert fingerprint_of(model).sha256 == original.sha256
+NOT_MEANT = {
+    "weights of the language model": lambda model: rewrite_tensors(model, change_language_model),
+    "layers of the language model": configure("text_config", "num_hidden_layers", 3),
+    "dtype in the configuration": configure("vision_config", "dtype", "bfloat16"),
+    "initialisation": configure("vision_config", "initializer_range", 0.5),
+    "folder": lambda model: model.rename(model.with_name("elsewhere")),
+}
+
+
+@pytest.mark.parametrize("change", NOT_MEANT.values(), ids=NOT_MEANT)
+def test_what_does_not_reach_the_tower_does_not_matter(model, original, change):
+    assert fingerprint_of(change(model) or model).sha256 == original.sha256
 
 
 def test_a_fingerprint_is_the_same_after_a_round_trip_through_json(original):
@@ -241,15 +225,68 @@ def test_the_hash_of_tensors_does_not_drift():
     assert hash_tensors(iter(tensors.items())) == hashlib.sha256(expected).hexdigest()
 
 
-@pytest.mark.parametrize(
-    ("dtype", "expected"), [("bfloat16", 4 * 64 * 2), ("float32", 4 * 64 * 4), ("fp8_e4m3", 4 * (64 + 4))]
-)
-def test_sizes_follow_from_the_fingerprint(dtype, expected):
-    fingerprint = replace(BY_HAND, dtype=dtype)
-    assert (fingerprint.hidden_size, fingerprint.bytes_per_token) == (64, expected)
-    assert fingerprint.storage is STORAGE[dtype]
-
-
 def test_an_unknown_dtype_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match="'float16' is not one of bfloat16, float32, fp8_e4m3"):
         Fingerprint.from_json(BY_HAND.to_json() | {"dtype": "float16"})
+
+
+WEIGHTS = "model.safetensors"
+
+
+def tensors(folder: Path, *, of_tower: bool) -> list[str]:
+    names = read_header(folder / WEIGHTS)[0].keys() - {"__metadata__"}
+    return sorted(name for name in names if name.startswith("model.visual.") == of_tower)
+
+
+def change(folder: Path, tensor: str) -> None:
+    """Flip the last bit of a tensor."""
+    header, start = read_header(folder / WEIGHTS)
+    with (folder / WEIGHTS).open("r+b") as file:
+        file.seek(start + header[tensor]["data_offsets"][1] - 1)
+        [byte] = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+
+
+def test_a_moved_model_has_the_same_hash(sample, model):
+    assert hash_language_model(model) == hash_language_model(sample / "model")
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer.json", "config.json"])
+def test_each_file_counts(model, name):
+    before = hash_language_model(model)
+    with (model / name).open("a") as file:
+        file.write(" ")
+    assert hash_language_model(model) != before
+
+
+def test_a_vocabulary_in_the_older_files_counts_and_a_note_does_not(model):
+    hashes = []
+    for name in ("merges.txt", "vocab.txt", "notes.txt", "README.md"):
+        (model / name).write_text("a b")
+        hashes.append(hash_language_model(model))
+    assert len({*hashes}) == 2 and hashes[1] == hashes[-1]
+
+
+def test_each_tensor_of_the_language_model_counts(model):
+    names = tensors(model, of_tower=False)
+    seen = {hash_language_model(model)}
+    for name in names:
+        change(model, name)
+        seen.add(hash_language_model(model))
+    assert len(seen) == len(names) + 1
+
+
+def test_the_hash_of_the_language_model_does_not_read_the_tower(model):
+    rest = hash_language_model(model)
+    change(model, tensors(model, of_tower=True)[0])
+    assert hash_language_model(model) == rest
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x08\x00\x00\x00\x00\x00\x00\x00no json!", b"\xff" * 20, b"\x02" + bytes(7) + b"[]"]
+)
+def test_broken_weights_are_an_error(model, content):
+    (model / WEIGHTS).write_bytes(content)
+    with pytest.raises(ModelError, match=f"cannot read .*{WEIGHTS}"):
+        hash_language_model(model)

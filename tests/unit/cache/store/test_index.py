@@ -1,9 +1,10 @@
-"""The index holds exactly the images of the receipts."""
+"""The index holds exactly the images of the receipts, and one that is damaged or does not match them is never used."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -11,11 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lookonce.cache.store.metadata import Entry, Failure, Receipt, receipt_path, to_text
+from lookonce.cache.store import metadata
+from lookonce.cache.store.metadata import Entry, Failure, Receipt, read_receipt, receipt_path, to_text
 from lookonce.cache.store.reader import INDEX, INDEX_CHECKSUM, Index, file_stats, read_index, write_index
 from lookonce.errors import CacheCorrupt
 from lookonce.files import hash_file
 
+Content = dict[str, tuple[str, Entry]]
 FINGERPRINT = "ab" * 32
 NUM_SHARDS, IMAGES_PER_SHARD = 5, 8
 COMMAND = "lookonce cache repair"
@@ -76,11 +79,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def from_file(folder: Path) -> Index:
+def from_file(folder: Path) -> Index | None:
     write_index(folder, FINGERPRINT)
-    index = read_index(folder, FINGERPRINT)
-    assert index is not None
-    return index
+    return read_index(folder, FINGERPRINT)
 
 
 def from_receipts(folder: Path) -> Index:
@@ -90,7 +91,8 @@ def from_receipts(folder: Path) -> Index:
 MAKE = pytest.mark.parametrize("make", [from_file, from_receipts])
 
 
-def content(index: Index) -> dict[str, tuple[str, Entry]]:
+def content(index: Index | None) -> Content:
+    assert index is not None
     return {key: index.entry(index.find(key)) for key in index.keys()}
 
 
@@ -124,34 +126,35 @@ def test_open_reads_the_file_or_else_the_receipts(folder, monkeypatch, with_file
     assert content(Index.open(folder, FINGERPRINT)) == EXPECTED
 
 
+KEY = key_of(3)
+OTHER_KEYS = {
+    "unknown": key_of(10**6),
+    "lowest": "0" * 64,
+    "highest": "f" * 64,
+    "empty": "",
+    "a digit short": KEY[:-1],
+    "a byte short": KEY[:-2],
+    "its first 16 digits": KEY[:16],
+    "its first 14 digits": KEY[:14],
+    "a byte long": KEY + "00",
+    "another last byte": KEY[:-2] + "00",
+    "upper case": KEY.upper(),
+    "with a line end": KEY + "\n",
+    "with a blank": f"{KEY[:32]} {KEY[32:]}",
+    "with 0x": "0x" + KEY[2:],
+    "negative": "-" + KEY[1:],
+    "positive": "+" + KEY[1:],
+    "with an underline": "_" + KEY[1:],
+    "no digits": "x" * 64,
+    "Arabic digits": "\u0661" * 64,
+    "a file name": "frame.jpg",
+}
+
+
 @MAKE
-@pytest.mark.parametrize(
-    "key",
-    [
-        pytest.param(key_of(10**6), id="unknown"),
-        pytest.param("0" * 64, id="lowest"),
-        pytest.param("f" * 64, id="highest"),
-        pytest.param("", id="empty"),
-        pytest.param(key_of(3)[:-1], id="a digit short"),
-        pytest.param(key_of(3)[:-2], id="a byte short"),
-        pytest.param(key_of(3)[:16], id="its first 16 digits"),
-        pytest.param(key_of(3)[:14], id="its first 14 digits"),
-        pytest.param(key_of(3) + "00", id="a byte long"),
-        pytest.param(key_of(3)[:-2] + "00", id="another last byte"),
-        pytest.param(key_of(3).upper(), id="upper case"),
-        pytest.param(key_of(3) + "\n", id="with a line end"),
-        pytest.param(f"{key_of(3)[:32]} {key_of(3)[32:]}", id="with a blank"),
-        pytest.param("0x" + key_of(3)[2:], id="with 0x"),
-        pytest.param("-" + key_of(3)[1:], id="negative"),
-        pytest.param("+" + key_of(3)[1:], id="positive"),
-        pytest.param("_" + key_of(3)[1:], id="with an underline"),
-        pytest.param("x" * 64, id="no digits"),
-        pytest.param("\u0661" * 64, id="Arabic digits"),
-        pytest.param("frame.jpg", id="a file name"),
-    ],
-)
-def test_other_keys_and_strings_are_not_found(folder, make, key):
-    assert make(folder).find(key) is None
+def test_other_keys_and_strings_are_not_found(folder, make):
+    index = make(folder)
+    assert [name for name, key in OTHER_KEYS.items() if index.find(key) is not None] == []
 
 
 @MAKE
@@ -190,10 +193,12 @@ def test_failed_images_have_a_reason_unless_another_shard_has_them(tmp_path, mak
     failures = [Failure(f"{number}.jpg", f"reason {number}", retry=number == 1) for number in range(4)]
     write(
         tmp_path,
+        receipt_of(2, {}, {}),
         receipt_of(0, images_of(0), {key_of(100): failures[0], key_of(101): failures[1], key_of(102): failures[2]}),
         receipt_of(1, {key_of(101): entry_of(101)}, {key_of(102): failures[3], key_of(0): failures[0]}),
     )
     index = make(tmp_path)
+    assert list(index.shards) == ["shard-00000", "shard-00001", "shard-00002"]  # also one without images
     assert index.failed == {key_of(100): failures[0], key_of(102): failures[3]}
     assert index.find(key_of(100)) is None
     assert index.entry(index.find(key_of(101))) == ("shard-00001", entry_of(101))
@@ -209,13 +214,6 @@ def test_an_empty_cache_has_an_empty_index(tmp_path, make, with_folder):
     assert (len(index), list(index.keys()), list(index.shards), index.failed) == (0, [], [], {})
     assert index.find(key_of(0)) is None
     assert index.columns["shard_bytes"].sum() == 0
-
-
-@MAKE
-def test_a_shard_without_images_is_listed(tmp_path, make):
-    write(tmp_path, receipt_of(0, {}), receipt_of(1, {}, {key_of(0): Failure("a.jpg", "cut short")}))
-    index = make(tmp_path)
-    assert (len(index), list(index.shards), list(index.failed)) == (0, ["shard-00000", "shard-00001"], [key_of(0)])
 
 
 def test_receipts_of_another_cache_are_refused_by_name(folder):
@@ -241,15 +239,153 @@ def test_the_index_takes_84_bytes_per_image(tmp_path):
     assert (tmp_path / INDEX_CHECKSUM).read_text() == hash_file(tmp_path / INDEX) + "\n"
 
 
-def test_file_stats_has_only_files_with_the_suffix(tmp_path):
+def test_file_stats_has_only_files_with_the_suffix_that_are_still_there(tmp_path):
     assert file_stats(tmp_path / "nowhere", ".json") == {}
     for name in ("a.json", "b.json.tmp-1", "json", "c.txt"):
         (tmp_path / name).write_text(name)
+    for number in range(20):  # as if removed after they were listed
+        (tmp_path / f"gone-{number}.json").symlink_to(tmp_path / "nowhere")
     assert {name: stat.st_size for name, stat in file_stats(tmp_path, ".json").items()} == {"a": 6}
 
 
-def test_file_stats_leaves_out_a_file_that_is_removed_meanwhile(tmp_path):
-    for number in range(20):
-        (tmp_path / f"{number:02d}.json").touch()
-        (tmp_path / f"gone-{number}.json").symlink_to(tmp_path / "nowhere")
-    assert sorted(file_stats(tmp_path, ".json")) == [f"{number:02d}" for number in range(20)]
+class Indexed:
+    """A cache of two shards with an index file."""
+
+    def __init__(self, folder: Path, fingerprint: str) -> None:
+        self.folder, self.fingerprint = folder, fingerprint
+        write_index(folder, fingerprint)
+        self.content = self.from_receipts()
+
+    def open(self) -> Content:
+        return content(Index.open(self.folder, self.fingerprint))
+
+    def from_receipts(self) -> Content:
+        return content(Index.from_receipts(self.folder, self.fingerprint))
+
+    def read(self) -> Index | None:
+        return read_index(self.folder, self.fingerprint)
+
+
+@pytest.fixture
+def indexed(small) -> Indexed:
+    return Indexed(small.folder, small.fingerprint.sha256)
+
+
+def other_images(receipt: Receipt) -> dict[str, Entry]:
+    return {f"{number:064x}": entry for number, entry in enumerate(receipt.images.values())}
+
+
+def add(folder: Path) -> None:
+    receipt = read_receipt(folder, "shard-00001")
+    write(folder, replace(receipt, shard="shard-00002", images=other_images(receipt)))
+
+
+def rewrite(folder: Path) -> None:
+    receipt = read_receipt(folder, "shard-00001")
+    write(folder, replace(receipt, host="other", images=other_images(receipt)))
+
+
+def replace_by_one_of_the_same_size(folder: Path) -> None:
+    path, receipt = receipt_path(folder, "shard-00001"), read_receipt(folder, "shard-00001")
+    write(folder, replace(receipt, host=receipt.host[::-1]))
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
+
+
+def replace_with_the_same_time(folder: Path) -> None:
+    path = receipt_path(folder, "shard-00001")
+    time_ns = path.stat().st_mtime_ns
+    write(folder, replace(read_receipt(folder, "shard-00001"), host="another host"))
+    os.utime(path, ns=(0, time_ns))
+
+
+def touch(folder: Path) -> None:
+    os.utime(receipt_path(folder, "shard-00001"), ns=(0, 10**18))
+
+
+def rename(folder: Path) -> None:
+    receipt_path(folder, "shard-00001").rename(receipt_path(folder, "shard-00012"))
+
+
+STALE: dict[str, Callable[[Path], object]] = {
+    "added": add,
+    "removed": lambda folder: receipt_path(folder, "shard-00001").unlink(),
+    "none left": lambda folder: [path.unlink() for path in (folder / "receipts").iterdir()],
+    "rewritten": rewrite,
+    "same size": replace_by_one_of_the_same_size,
+    "same time": replace_with_the_same_time,
+    "touched": touch,
+    "renamed": rename,
+}
+READABLE = [name for name in STALE if name not in ("touched", "renamed")]
+
+
+@pytest.mark.parametrize("change", STALE.values(), ids=STALE)
+def test_an_index_that_does_not_match_the_receipts_is_not_used(indexed, change):
+    assert indexed.read() is not None
+    change(indexed.folder)
+    assert indexed.read() is None
+
+
+@pytest.mark.parametrize("change", READABLE)
+def test_opening_a_cache_with_a_stale_index_reads_the_receipts(indexed, change):
+    STALE[change](indexed.folder)
+    expected = indexed.from_receipts()
+    assert indexed.open() == expected
+    write_index(indexed.folder, indexed.fingerprint)
+    assert content(indexed.read()) == expected
+
+
+def test_a_receipt_that_is_replaced_while_the_index_is_made_makes_it_stale(indexed, monkeypatch):
+    def read_and_replace(folder: Path, shard: str) -> Receipt:
+        receipt = read_receipt(folder, shard)
+        if shard == "shard-00001":
+            rewrite(folder)
+        return receipt
+
+    monkeypatch.setattr(metadata, "read_receipt", read_and_replace)
+    write_index(indexed.folder, indexed.fingerprint)
+    assert indexed.read() is None
+
+
+def test_other_files_beside_the_receipts_do_not_matter(indexed):
+    for name in ("shard-00007.json.tmp-host-1-abcdef01", "notes.txt"):
+        (indexed.folder / "receipts" / name).touch()
+    assert content(indexed.read()) == indexed.content
+
+
+@pytest.mark.parametrize("file", [INDEX, INDEX_CHECKSUM])
+def test_an_index_with_a_flipped_bit_is_not_used(indexed, file):
+    path = indexed.folder / file
+    whole = path.read_bytes()
+    used = []
+    for position in range(0, len(whole), 1 + len(whole) // 400):
+        damaged = bytearray(whole)
+        damaged[position] ^= 1 << position % 8
+        path.write_bytes(damaged)
+        if (index := indexed.read()) and content(index) != indexed.content:
+            used.append(position)
+    assert used == []
+    path.write_bytes(whole)
+    assert content(indexed.read()) == indexed.content
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 8, 100, -1])
+def test_a_truncated_index_is_not_used(indexed, num_bytes):
+    path = indexed.folder / INDEX
+    path.write_bytes(path.read_bytes()[:num_bytes])
+    assert indexed.open() == indexed.content
+    assert indexed.read() is None
+
+
+@pytest.mark.parametrize("file", [INDEX, INDEX_CHECKSUM])
+def test_the_index_may_be_deleted(indexed, file):
+    (indexed.folder / file).unlink()
+    assert indexed.open() == indexed.content
+
+
+def test_the_index_of_another_cache_or_format_version_is_not_used(indexed, monkeypatch):
+    assert read_index(indexed.folder, "cd" * 32) is None
+    with monkeypatch.context() as other:
+        other.setattr("lookonce.cache.store.reader.FORMAT_VERSION", 99)
+        write_index(indexed.folder, indexed.fingerprint)
+    assert indexed.read() is None

@@ -1,20 +1,40 @@
-"""Shard files: features bit for bit, in a format that any safetensors reader opens; only a receipt makes them count."""
+"""Shards: features bit for bit, in a format that any safetensors reader opens; only a receipt makes them count."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import itertools
 import json
 import math
+import mmap
+import os
+import threading
+from collections.abc import Iterator
 from hashlib import sha256
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from lookonce.cache.format import STORAGE, DtypeName, read_header, scales
-from lookonce.cache.store.metadata import MAX_IMAGES, Failure, read_receipt, receipt_path
+from lookonce.cache.format import STORAGE, read_header
+from lookonce.cache.store import shards
+from lookonce.cache.store.metadata import MAX_IMAGES, Failure, has_receipt, receipt_path
 from lookonce.cache.store.reader import VisionCache
-from lookonce.cache.store.shards import ALIGNMENT, ShardWriter, StoredImage, shard_path
+from lookonce.cache.store.shards import (
+    ALIGNMENT,
+    MAX_UNWRITTEN,
+    DirectFile,
+    ShardWriter,
+    StoredImage,
+    remove_leftovers,
+    shard_path,
+    write_all,
+)
+from lookonce.files import TEMPORARY_MARK
 
 MAX_HEADER_BYTES = 100_000_000
 """The largest header that the safetensors library reads."""
@@ -67,18 +87,12 @@ def test_images_are_contiguous_from_a_page_boundary_to_the_end_of_the_file(one_s
     for key, tensors in written.items():
         entry = receipt.images[key]
         assert (entry.offset, entry.size_bytes) == (offset, len(one_shard.bits(*tensors)))
+        assert entry.size_bytes == entry.num_tokens * one_shard.fingerprint(dtype).bytes_per_token  # as planned
         assert content[offset : offset + entry.size_bytes] == one_shard.bits(*tensors)
         for name, part in one_shard.named({key: tensors}).items():
             assert header[name]["data_offsets"] == [offset - start, offset - start + part.nbytes]
             offset += part.nbytes
     assert offset == len(content) == receipt.size_bytes
-
-
-@pytest.mark.parametrize("dtype", STORAGE)
-def test_an_image_has_the_planned_number_of_bytes(one_shard, tmp_path, dtype):
-    one_shard.write_cache(tmp_path, dtype)
-    for entry in read_receipt(tmp_path, one_shard.name).images.values():
-        assert entry.size_bytes == entry.num_tokens * one_shard.fingerprint(dtype).bytes_per_token
 
 
 @pytest.mark.parametrize(
@@ -190,7 +204,7 @@ def errors(features: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_unscaled_features_are_stored_bit_for_bit(dtype: DtypeName) -> None:
+def test_unscaled_features_are_stored_bit_for_bit(dtype):
     storage = STORAGE[dtype]
     features = torch.randn(5, LEVELS, HIDDEN).to(storage.compute)
     features[0, 0, :3] = torch.tensor([math.nan, math.inf, -0.0])
@@ -286,5 +300,263 @@ def test_every_finite_bfloat16_stays_finite_and_near():
     assert (difference <= largest.double().abs().unsqueeze(-1) * 2**-8).all()
 
 
-def test_the_scale_of_zeros_is_one():
-    assert torch.equal(scales(torch.tensor([[[0.0, -0.0], [2.0, -4.48]]])), torch.tensor([[1.0, 4.48 / LARGEST]]))
+@pytest.fixture
+def umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
+def test_a_writer_that_does_not_commit_leaves_nothing(one_shard, tmp_path, error):
+    with contextlib.suppress(*([error] if error else [])), one_shard.open_writer(tmp_path) as writer:
+        writer.add(one_shard.stored(one_shard.random_tensors("float32")))
+        assert len(one_shard.files(tmp_path)) == 1
+        if error:
+            raise error
+    assert one_shard.files(tmp_path) == []
+
+
+def test_leftovers_of_killed_writers_are_ignored_and_removed_shard_by_shard(one_shard, tmp_path):
+    one_shard.write_cache(tmp_path)
+    whole = one_shard.files(tmp_path)
+    for name in (one_shard.name, "shard-10000", "shard-100000"):
+        shard_path(tmp_path, name).with_suffix(f".safetensors{TEMPORARY_MARK}host-1-abcdef01").touch()
+    assert len(VisionCache.open(tmp_path)) == len(one_shard.grids)
+    remove_leftovers(tmp_path, "shard-10000")
+    left = [Path(name).name.split(".")[0] for name in one_shard.files(tmp_path) if TEMPORARY_MARK in name]
+    assert left == [one_shard.name, "shard-100000"]
+    for name in left:
+        remove_leftovers(tmp_path, name)
+    assert one_shard.files(tmp_path) == whole
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002], ids=oct)
+def test_writing_leaves_no_temporary_file_and_file_modes_follow_the_umask(one_shard, tmp_path, umask, mask):
+    os.umask(mask)
+    one_shard.write_cache(tmp_path)
+    files = ["manifest.json", f"receipts/{one_shard.name}.json", f"shards/{one_shard.name}.safetensors"]
+    modes = {name: (tmp_path / name).stat().st_mode & 0o777 for name in one_shard.files(tmp_path)}
+    assert modes == dict.fromkeys(files, 0o666 & ~mask)
+    assert os.umask(mask) == mask
+
+
+def test_a_finished_shard_is_not_replaced(one_shard, tmp_path):
+    one_shard.write_cache(tmp_path)
+    before = {name: (tmp_path / name).read_bytes() for name in one_shard.files(tmp_path)}
+    with one_shard.open_writer(tmp_path) as writer:
+        writer.add(one_shard.stored(one_shard.random_tensors("float32", seed=1)))
+        assert not writer.commit()
+    assert {name: (tmp_path / name).read_bytes() for name in one_shard.files(tmp_path)} == before
+
+
+class Turns:
+    """Lets two threads run step by step in a given order: a thread runs until it asks for its next turn."""
+
+    def __init__(self, order: str) -> None:
+        self._order, self._changed, self._ended = list(order), threading.Condition(), set[str]()
+        self._running: str | None = None
+
+    def step(self) -> None:
+        name = threading.current_thread().name
+        if name not in "AB":
+            return
+        with self._changed:
+            self._leave(name)
+            self._changed.wait_for(lambda: self._running is None and self._order[0] == name, timeout=30)
+            self._running = self._order.pop(0)
+
+    def end(self) -> None:
+        name = threading.current_thread().name
+        with self._changed:
+            self._ended.add(name)
+            self._leave(name)
+
+    def _leave(self, name: str) -> None:
+        if self._running == name:
+            self._running = None
+        while self._order and self._order[0] in self._ended:
+            self._order.pop(0)
+        self._changed.notify_all()
+
+
+ORDERS = sorted({"".join(order) for order in itertools.permutations("AAABBB")})
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_two_writers_of_one_shard_leave_one_receipt_that_matches_the_file(one_shard, tmp_path, monkeypatch, order):
+    """Each checks for a receipt, renames its file and writes its receipt; all orders of these steps are tried."""
+    turns = Turns(order)
+
+    def in_turn(function):
+        def wait(*arguments):
+            turns.step()
+            return function(*arguments)
+
+        return wait
+
+    monkeypatch.setattr(shards, "has_receipt", in_turn(has_receipt))
+    monkeypatch.setattr(os, "replace", in_turn(os.replace))
+    monkeypatch.setattr(shards, "write_receipt", in_turn(shards.write_receipt))
+    # The last step includes what follows if there already is a receipt, so that takes no turn.
+    monkeypatch.setattr(shards, "write_text", lambda path, text: path.write_text(text))
+    one_shard.write_manifest(tmp_path)
+    tensors = {name: one_shard.random_tensors("float32", seed) for seed, name in enumerate("AB")}
+    won = {}
+
+    def commit(name: str) -> None:
+        try:
+            won[name] = writers[name].commit()
+        finally:
+            turns.end()
+
+    with contextlib.ExitStack() as stack:
+        writers = {name: stack.enter_context(one_shard.open_writer(tmp_path)) for name in "AB"}
+        for name, writer in writers.items():
+            writer.add(one_shard.stored(tensors[name]))
+            writer.wait()
+        threads = [threading.Thread(target=commit, args=(name,), name=name) for name in "AB"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+    assert sorted(won.values()) == [False, True]
+    one_shard.assert_whole(tmp_path)
+    cache = VisionCache.open(tmp_path)
+    found = {key: one_shard.bits(cache[key]) for key in one_shard.grids}
+    assert found in [{key: one_shard.bits(*tensors) for key, tensors in tensors[name].items()} for name in "AB"]
+    assert len(one_shard.files(tmp_path)) == 3
+
+
+def fail_to_write(*_: object) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("step", ["add soon after", "commit at the latest", "commit if it is of the header"])
+def test_a_failed_write_is_raised_by_the_next_step_and_leaves_nothing(one_shard, tmp_path, monkeypatch, step):
+    images = one_shard.stored(one_shard.random_tensors("float32"))
+    with pytest.raises(OSError, match="No space left"), one_shard.open_writer(tmp_path) as writer:
+        if "header" in step:
+            writer.add(images)
+            writer.wait()
+        monkeypatch.setattr(os, "pwrite", fail_to_write)
+        for _ in range(MAX_UNWRITTEN + 1 if "add" in step else "latest" in step):
+            writer.add(images)
+        assert "add" not in step
+        writer.commit()
+    assert one_shard.files(tmp_path) == []
+
+
+def aligned(size: int, seed: int = 0) -> memoryview:
+    """Random bytes at an address that is a multiple of `ALIGNMENT`."""
+    room = np.random.default_rng(seed).integers(0, 256, size + ALIGNMENT, dtype=np.uint8)
+    start = -room.ctypes.data % ALIGNMENT
+    return memoryview(room[start : start + size])
+
+
+PIECES = [
+    *[(0, 4 * ALIGNMENT), (4 * ALIGNMENT, 1000), (4 * ALIGNMENT + 1000, 3096), (5 * ALIGNMENT, 2 * ALIGNMENT)],
+    *[(7 * ALIGNMENT, 1), (7 * ALIGNMENT + 1, 8191), (9 * ALIGNMENT, ALIGNMENT)],
+]
+
+
+@pytest.mark.parametrize("use_direct", [True, False])
+def test_pieces_of_any_size_make_up_the_file(tmp_path, use_direct):
+    content = aligned(10 * ALIGNMENT)
+    file = DirectFile(tmp_path / "a", direct=use_direct)
+    for offset, size in reversed(PIECES):
+        file.write(content[offset : offset + size], offset)
+    file.write(content[:0], 0)
+    file.flush()
+    file.close()
+    assert (tmp_path / "a").read_bytes() == bytes(content)
+
+
+def test_a_filesystem_that_refuses_direct_writes_gets_ordinary_ones(tmp_path, monkeypatch):
+    file = DirectFile(tmp_path / "a")
+    write, refused = os.pwrite, []
+
+    def pwrite(descriptor: int, content: memoryview, offset: int) -> int:
+        if descriptor != file.descriptor:
+            refused.append(offset)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return write(descriptor, content, offset)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    content = aligned(2 * ALIGNMENT)
+    file.write(content, 0)
+    file.close()
+    assert (tmp_path / "a").read_bytes() == bytes(content)
+    assert refused == ([0] if file._direct is not None else [])
+
+
+def test_a_full_disk_is_an_error_and_not_retried(tmp_path, monkeypatch):
+    file = DirectFile(tmp_path / "a")
+    monkeypatch.setattr(os, "pwrite", fail_to_write)
+    with pytest.raises(OSError, match="No space left"):
+        file.write(aligned(ALIGNMENT), 0)
+    file.close()
+
+
+def test_an_existing_file_is_never_overwritten(tmp_path):
+    (tmp_path / "a").write_text("mine")
+    with pytest.raises(FileExistsError):
+        DirectFile(tmp_path / "a")
+    assert (tmp_path / "a").read_text() == "mine"
+
+
+def test_modes_follow_the_umask(tmp_path):
+    before = os.umask(0o027)
+    try:
+        DirectFile(tmp_path / "a").close()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize(("dtype", "num_direct"), [("bfloat16", 2), ("fp8_e4m3", 1)])
+def test_features_in_whole_pages_bypass_the_page_cache(one_shard, tmp_path, monkeypatch, dtype, num_direct):
+    """Scales do not fill a page, so with them the second image begins in the middle of one."""
+    direct, opened, pwrite, open_file = [], set(), os.pwrite, os.open
+
+    def open_and_note(path: Path, flags: int, mode: int = 0o777) -> int:
+        descriptor = open_file(path, flags, mode)
+        if flags & os.O_DIRECT:
+            opened.add(descriptor)
+        return descriptor
+
+    def write_and_note(descriptor: int, content: memoryview, offset: int) -> int:
+        if descriptor in opened:
+            direct.append(offset)
+        return pwrite(descriptor, content, offset)
+
+    storage, tensors = STORAGE[dtype], {}
+    for key in one_shard.keys[:2]:
+        page = torch.frombuffer(mmap.mmap(-1, 2 * ALIGNMENT), dtype=torch.uint8)  # begins at a page
+        page.copy_(torch.randint(0, 120, page.shape))
+        features = page.view(storage.stored).view(2, one_shard.levels, -1)
+        tensors[key] = (features, torch.rand(2, one_shard.levels)) if storage.is_scaled else (features,)
+    monkeypatch.setattr(os, "open", open_and_note)
+    monkeypatch.setattr(os, "pwrite", write_and_note)
+    with one_shard.open_writer(tmp_path, dtype) as writer:
+        writer.add(one_shard.stored(tensors))
+        writer.commit()
+    if not opened:
+        pytest.skip(f"the filesystem of {tmp_path} has no direct writes")
+    assert len(direct) == num_direct
+    one_shard.assert_whole(tmp_path)
+    loaded, expected = load_file(shard_path(tmp_path, one_shard.name)), one_shard.named(tensors)
+    assert {name: one_shard.bits(tensor) for name, tensor in loaded.items()} == {
+        name: one_shard.bits(t) for name, t in expected.items()
+    }
+
+
+@pytest.mark.parametrize("most", [1, 7, 1000])
+def test_all_bytes_are_written_even_if_each_call_writes_few(tmp_path, monkeypatch, most):
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, content, offset: pwrite(file, content[:most], offset))
+    content = os.urandom(100)
+    with (tmp_path / "file").open("wb") as file:
+        write_all(file.fileno(), memoryview(content), 5)
+        write_all(file.fileno(), memoryview(b""), 50)
+    assert (tmp_path / "file").read_bytes() == bytes(5) + content
