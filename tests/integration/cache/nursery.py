@@ -1,4 +1,4 @@
-"""A program that imports and loads everything once, then forks a cache worker for each line of its stdin.
+"""A program that loads everything once, then forks a cache worker for each line of the named pipe `requests`.
 
 So a worker starts in milliseconds. Its tower is the sample's, slowed down, so that kills hit it while it encodes.
 """
@@ -44,7 +44,8 @@ class SlowTower:
 
 
 def main(model: Path, folder: Path) -> None:
-    """For each line on stdin, `{"name": ..., "root": ..., ...}`, fork a worker and print its process id."""
+    """For each request, `{"name": ..., "root": ..., ...}`, fork a worker and write its process id to `answers`."""
+    requests, answers = (folder / "requests").open(), (folder / "answers").open("w", buffering=1)
     build.POLL_S = 0.05
     model_folder, processor = ModelFolder.open(str(model)), ImageProcessor(model)
     fingerprint = Fingerprint.of(model_folder, processor, "float32")
@@ -52,11 +53,11 @@ def main(model: Path, folder: Path) -> None:
     images = index_images([Record(tuple(sorted((folder / "images").iterdir())), ())])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps ended workers at once
     tqdm.set_lock(threading.RLock())  # its default lock is shared by forks, and a killed worker would never release it
-    print(fingerprint.folder_name, flush=True)
-    for line in sys.stdin:
+    print(fingerprint.folder_name, file=answers)
+    for line in requests:
         request = json.loads(line)
         if pid := os.fork():
-            print(pid, flush=True)
+            print(pid, file=answers)
             continue
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         load_slow = partial(SlowTower, tower, folder / "encoded" / request["name"], request["seconds"])

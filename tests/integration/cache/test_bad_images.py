@@ -44,8 +44,9 @@ def test_the_command_encodes_good_images_prints_the_reasons_and_exits_with_1(run
         for name in ("text.jpg", "empty.jpg", "absent.jpg"):
             assert name in done.stdout
         assert "Traceback" not in done.output
-    report = json.loads(CliRunner().invoke(main, ["cache", "build", run_file, "--json"]).stdout)
-    assert (report["num_reused"], report["num_encoded"], len(report["quarantined"])) == (1, 0, 3)
+    for options in (["--json"], ["--json", "--retry-quarantined"]):
+        report = json.loads(CliRunner().invoke(main, ["cache", "build", run_file, *options]).stdout)
+        assert (report["num_reused"], report["num_encoded"], len(report["quarantined"])) == (1, 0, 3)
 
 
 @pytest.mark.parametrize(("allowed", "code"), [(0, 1), (2, 1), (3, 0), (100, 0)])

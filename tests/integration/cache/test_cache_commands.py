@@ -13,7 +13,6 @@ from click.testing import CliRunner, Result
 from lookonce.cache.store.claims import USES
 from lookonce.cache.store.reader import VisionCache
 from lookonce.cli import main
-from lookonce.datasets.records import Record, Turn, write_records
 
 
 def run(*words: str | Path) -> Result:
@@ -120,20 +119,6 @@ def test_a_written_plan_is_shared_by_workers(run_file):
 def test_a_worker_is_given_as_i_of_n(run_file, number):
     result = run("cache", "build", run_file, "--worker", number)
     assert result.exit_code == 2 and "0 <= I <= N and N >= 1, for example 3/8" in result.stderr
-
-
-def test_up_to_max_quarantined_images_are_not_a_failure(make_run, sample, tmp_path):
-    (tmp_path / "bad.jpg").write_text("no image")
-    good = tmp_path / "good.jpg"
-    good.write_bytes((sample / "images" / "frame-0026.jpg").read_bytes())
-    turns = (Turn("What is it?", "a frame"),)
-    write_records(tmp_path / "train.jsonl", [Record((image,), turns) for image in (good, tmp_path / "bad.jpg")])
-    path = tmp_path / "run.yaml"
-    path.write_text(make_run(data={"train": str(tmp_path / "train.jsonl"), "val": [], "test": []}).to_yaml())
-    result = run("cache", "build", path)
-    assert result.exit_code == 1 and "1 image could not be encoded" in result.stdout
-    assert run("cache", "build", path, "--max-quarantined", 1).exit_code == 0
-    assert json.loads(run("cache", "build", path, "--retry-quarantined", "--json").stdout)["num_reused"] == 1
 
 
 def test_a_status_is_watched_until_all_is_built(run_file, monkeypatch):

@@ -1,7 +1,8 @@
-"""Claims of other processes: of many that want a dead claim one holds it, and a killed one holds nothing."""
+"""Claims of other processes: one holds a dead claim, a killed one holds nothing, and heartbeats show progress."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -14,9 +15,10 @@ import psutil
 import pytest
 from support.processes import Preloaded, Process
 
-from lookonce.cache.store.claims import CLAIMS, Work
+from lookonce.cache.store import claims
+from lookonce.cache.store.claims import CLAIMS, Claims, Work
 from lookonce.claim_file import Process as Worker
-from lookonce.claim_file import read_process_file
+from lookonce.claim_file import age, is_dead, read_process_file
 
 EXPIRY_S = 60.0
 SHARD = "shard-00003"
@@ -58,7 +60,7 @@ print(json.dumps([claim.work.shard for claim in taken if claim.is_held()]))
 """A worker that takes all claims it can when every other one is ready, and prints those it holds when all are done."""
 
 
-def test_of_many_workers_that_take_over_dead_claims_one_holds_each(tmp_path: Path, start) -> None:
+def test_of_many_workers_that_take_over_dead_claims_one_holds_each(tmp_path, start):
     num_claims, num_racers = 300, 6
     shards = [f"shard-{number:05d}" for number in range(num_claims)]
     (tmp_path / CLAIMS).mkdir()
@@ -96,7 +98,7 @@ def holder(start: Callable[..., Process], tmp_path: Path) -> Process:
 
 
 @pytest.mark.parametrize("reaped", [False, True])
-def test_the_claim_of_a_killed_process_is_taken_at_once(take, holder: Process, claim_file: Path, reaped: bool) -> None:
+def test_the_claim_of_a_killed_process_is_taken_at_once(take, holder, claim_file, reaped):
     assert take() is None
     os.kill(holder.pid, signal.SIGKILL)
     while psutil.Process(holder.pid).status() != psutil.STATUS_ZOMBIE:  # dead, and still listed
@@ -108,8 +110,57 @@ def test_the_claim_of_a_killed_process_is_taken_at_once(take, holder: Process, c
     assert read_process_file(claim_file, Work) == claim.work
 
 
-def test_a_stopped_process_keeps_its_claim_until_it_expires(take, holder: Process, claim_file: Path, backdate) -> None:
+def test_a_stopped_process_keeps_its_claim_until_it_expires(take, holder, claim_file, backdate):
     os.kill(holder.pid, signal.SIGSTOP)
     assert take() is None
     backdate(claim_file, EXPIRY_S + 1)
     assert take()
+
+
+ME = Worker.this("1/4")
+
+
+def test_a_heartbeat_rewrites_the_claim_with_its_progress(tmp_path, claim_file, backdate):
+    with Claims(tmp_path, ME, expiry_s=0.45) as mine:  # beats every 0.05 s
+        claim = mine.take(SHARD, 5)
+        assert claim
+        claim.update("encoding", 4)
+        backdate(claim_file, 100)
+        wait_until(lambda: age(claim_file) < 1)
+        assert (found := read_process_file(claim_file, Work)) and (found.phase, found.num_done) == ("encoding", 4)
+        first = claim_file.stat().st_mtime_ns
+        wait_until(lambda: claim_file.stat().st_mtime_ns > first)
+
+
+def test_a_worker_without_progress_sends_no_heartbeat(tmp_path, claim_file, monkeypatch):
+    monkeypatch.setattr(claims, "HANG_S", 0.1)
+    with Claims(tmp_path, ME, expiry_s=0.45) as mine:  # beats every 0.05 s
+        claim = mine.take(SHARD, 5)
+        assert claim
+        wait_until(lambda: is_dead(claim_file, 0.45))
+        claim.update("encoding", 1)  # progress again
+        wait_until(lambda: not is_dead(claim_file, 0.45))
+
+
+def test_heartbeats_continue_after_one_that_the_disk_refused(tmp_path, claim_file, monkeypatch, backdate):
+    refused = []
+
+    def refuse(*_: object) -> int:
+        refused.append(1)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with Claims(tmp_path, ME, expiry_s=0.45) as mine:
+        claim = mine.take(SHARD, 5)
+        assert claim
+        with monkeypatch.context() as full:
+            full.setattr(os, "pwrite", refuse)
+            wait_until(lambda: len(refused) > 2)
+        backdate(claim_file, 100)
+        wait_until(lambda: age(claim_file) < 1)
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Cache workers as real processes: killed, stopped, late or overtaken, they build what one worker builds alone."""
+"""Several workers of a cache, killed, stopped, late or overtaken: they build what one worker builds alone."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from support.processes import Preloaded
 
+from lookonce.cache.build import worker as build_module
 from lookonce.cache.build.encode import MAX_ON_DEVICE
-from lookonce.cache.store.claims import CLAIMS, claimed_work
+from lookonce.cache.store.claims import CLAIMS, Claims, claimed_work
 from lookonce.cache.store.fingerprint import raw_bytes
-from lookonce.cache.store.metadata import Shard, read_plan, read_receipts
+from lookonce.cache.store.metadata import Shard, has_receipt, read_plan, read_receipts
 from lookonce.cache.store.reader import VisionCache
-from lookonce.claim_file import EXPIRY_S
+from lookonce.cache.store.shards import remove_leftovers
+from lookonce.claim_file import EXPIRY_S, Process
 from lookonce.files import TEMPORARY_MARK
 
 NUM_IMAGES = 120
@@ -33,7 +35,7 @@ SHARD_BYTES = 30_000
 
 
 @dataclass
-class Process:
+class Worker:
     """A worker process."""
 
     name: str
@@ -85,7 +87,7 @@ def wait_until(happened: Callable[[], bool], seconds: float = 60) -> None:
 class Nursery:
     """Starts workers by nursery.py; `place` is the folder of all caches."""
 
-    def __init__(self, model: Path, place: Path) -> None:
+    def __init__(self, preloaded: Preloaded, model: Path, place: Path) -> None:
         self.place, self._started = place, 0
         for name in ("images", "encoded", "outcomes"):
             (place / name).mkdir()
@@ -93,13 +95,13 @@ class Nursery:
         for number in range(NUM_IMAGES):
             pixels = rng.integers(0, 256, (*rng.integers(32, 97, 2), 3), dtype=np.uint8)
             Image.fromarray(pixels).save(place / "images" / f"{number}.png")
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(Path(__file__).with_name("nursery.py")), str(model), str(place)]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, env=environment
-        )
+        for name in ("requests", "answers"):
+            os.mkfifo(place / name)
+        source = Path(__file__).with_name("nursery.py").read_text()
+        self._process = preloaded.start(source, str(model), str(place), folder=place, name="nursery")
+        self._requests, self._answers = (place / "requests").open("w"), (place / "answers").open()
         self.folder_name = self._readline()
-        self.workers: list[Process] = []
+        self.workers: list[Worker] = []
 
     def start(
         self,
@@ -108,32 +110,34 @@ class Nursery:
         seconds: float = 0.0,
         shard_bytes: int = SHARD_BYTES,
         expiry_s: float = EXPIRY_S,
-    ) -> Process:
+    ) -> Worker:
         order = {"name": f"{root}-{len(self.workers)}", "root": root, "worker": worker, "seconds": seconds}
-        assert self._process.stdin
-        self._process.stdin.write(json.dumps(order | {"shard_bytes": shard_bytes, "expiry_s": expiry_s}) + "\n")
-        self.workers.append(Process(order["name"], int(self._readline()), self.place))
+        print(json.dumps(order | {"shard_bytes": shard_bytes, "expiry_s": expiry_s}), file=self._requests, flush=True)
+        self.workers.append(Worker(order["name"], int(self._readline()), self.place))
         return self.workers[-1]
 
     def folder(self, root: str) -> Path:
         return self.place / root / self.folder_name
 
     def _readline(self) -> str:
-        assert self._process.stdout
-        line = self._process.stdout.readline()
-        assert line, "nursery.py has ended"
+        line = self._answers.readline()
+        assert line, f"nursery.py has ended: {self._process.error}"
         return line.strip()
 
     def close(self) -> None:
         for worker in self.workers:
             if worker.outcome is None:
                 worker.send(signal.SIGKILL)
-        self._process.communicate(timeout=60)
+        self._requests.close()
+        assert self._process.wait() == 0, self._process.error
+        self._answers.close()
 
 
 @pytest.fixture(scope="module")
-def nursery_of_workers(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    found = Nursery(sample / "model", tmp_path_factory.mktemp("workers"))
+def nursery_of_workers(
+    preloaded: Preloaded, sample: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Nursery]:
+    found = Nursery(preloaded, sample / "model", tmp_path_factory.mktemp("workers"))
     yield found
     found.close()
 
@@ -178,13 +182,11 @@ def largest(shards: tuple[Shard, ...]) -> int:
     return max(len(shard.keys) for shard in shards)
 
 
-def test_four_workers_killed_twenty_times_build_what_one_builds_alone(
-    workers: Nursery, alone: dict[str, bytes]
-) -> None:
+def test_four_workers_killed_twenty_times_build_what_one_builds_alone(workers, alone):
     choice, moment = random.Random(0), random.Random()
     seconds = 0.15  # for an image, so that the cache is not finished before the last kill
 
-    def start(number: int) -> Process:
+    def start(number: int) -> Worker:
         return workers.start("killed", (number, 4), seconds)
 
     running, killed = [start(number) for number in range(4)], []
@@ -207,9 +209,7 @@ def test_four_workers_killed_twenty_times_build_what_one_builds_alone(
     assert num_encoded <= NUM_IMAGES + NUM_KILLS * (largest(shards) + MAX_ON_DEVICE)
 
 
-def test_workers_share_the_work_whenever_they_start_and_encode_nothing_twice(
-    workers: Nursery, alone: dict[str, bytes]
-) -> None:
+def test_workers_share_the_work_whenever_they_start_and_encode_nothing_twice(workers, alone):
     first = workers.start("late", seconds=0.03)
     wait_until(lambda: first.num_encoded > 20)
     others = [workers.start("late", seconds=0.03) for _ in range(3)]
@@ -226,7 +226,7 @@ def test_workers_share_the_work_whenever_they_start_and_encode_nothing_twice(
     assert (latest["num_encoded"], latest["num_reused"]) == (0, NUM_IMAGES)
 
 
-def test_numbered_workers_start_at_different_shards(workers: Nursery, alone: dict[str, bytes]) -> None:
+def test_numbered_workers_start_at_different_shards(workers, alone):
     started = [workers.start("numbered", (number, 4), seconds=2) for number in range(4)]
     folder = workers.folder("numbered")
 
@@ -243,9 +243,7 @@ def test_numbered_workers_start_at_different_shards(workers: Nursery, alone: dic
 
 
 @pytest.mark.parametrize("wakes", ["while the other builds", "when the other is done"])
-def test_a_worker_that_sleeps_until_its_claim_expires_and_its_successor_build_one_shard(
-    workers: Nursery, alone: dict[str, bytes], wakes: str
-) -> None:
+def test_a_worker_that_sleeps_until_its_claim_expires_and_its_successor_build_one_shard(workers, alone, wakes):
     root = wakes.replace(" ", "-")
     options = {"seconds": 0.01, "shard_bytes": 10**9, "expiry_s": 0.5}
     asleep = workers.start(root, **options)
@@ -264,7 +262,7 @@ def test_a_worker_that_sleeps_until_its_claim_expires_and_its_successor_build_on
     assert asleep.num_encoded + other.num_encoded <= 2 * NUM_IMAGES
 
 
-def test_a_waiting_worker_takes_over_from_one_that_dies(workers: Nursery, alone: dict[str, bytes]) -> None:
+def test_a_waiting_worker_takes_over_from_one_that_dies(workers, alone):
     doomed = workers.start("waiting", seconds=0.01, shard_bytes=10**9)
     wait_until(lambda: doomed.num_encoded > 20)
     waiting = [workers.start("waiting", shard_bytes=10**9) for _ in range(2)]
@@ -278,9 +276,7 @@ def test_a_waiting_worker_takes_over_from_one_that_dies(workers: Nursery, alone:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_stopped_worker_leaves_its_shards_to_the_others(
-    workers: Nursery, alone: dict[str, bytes], number: signal.Signals
-) -> None:
+def test_a_stopped_worker_leaves_its_shards_to_the_others(workers, alone, number):
     stopped = workers.start(number.name, (0, 2), seconds=0.03)
     wait_until(lambda: stopped.num_encoded > 12)
     stopped.send(number)
@@ -293,3 +289,104 @@ def test_a_stopped_worker_leaves_its_shards_to_the_others(
     assert stopped.num_encoded - num_kept <= dropped + MAX_ON_DEVICE
     assert workers.start(number.name).report()["num_encoded"] == NUM_IMAGES - num_kept
     check(folder, alone)
+
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
+NUM_NOISE = 8
+ELSEWHERE = replace(Process.this(), machine="elsewhere", name="elsewhere")
+"""A worker on another machine: only its claim shows whether it is alive."""
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_module, "POLL_S", 0.02)
+
+
+def test_two_builds_at_once_share_the_work_and_both_end_with_a_complete_cache(site, images):
+    site.build(images, root="undisturbed")
+    towers = [site.Tower(on_image=lambda number: time.sleep(0.02)) for _ in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        reports = list(threads.map(lambda tower: site.build(images, tower), towers))
+    assert sum(tower.num_encoded for tower in towers) == NUM_NOISE
+    assert all(report.num_encoded for report in reports)
+    for report, tower, other in zip(reports, towers, reversed(towers), strict=True):
+        assert (report.num_encoded, report.num_by_others) == (tower.num_encoded, other.num_encoded)
+        assert report.num_missing == 0
+    assert site.stored() == site.stored("undisturbed")
+    assert not site.leftovers()
+
+
+def test_workers_start_at_different_shards(site, images):
+    plan = None
+    built = []
+    for number in range(3):
+        with pytest.raises(site.PowerCut):
+            site.build(images, site.Tower(6), worker=(number, 3), root=f"caches-{number}")
+        folder = site.folder(f"caches-{number}")
+        plan = plan or read_plan(folder)
+        built.append([shard.name for shard in plan.shards if has_receipt(folder, shard.name)])
+    names = [shard.name for shard in plan.shards]
+    starts = [number * len(names) // 3 for number in range(3)]
+    assert [shards[0] for shards in built] == [names[start] for start in starts]
+
+
+def test_a_build_that_does_not_wait_skips_shards_of_other_workers(site, images):
+    with pytest.raises(site.PowerCut):
+        site.build(images, site.Tower(0))
+    [shard, *_] = read_plan(site.folder()).shards
+    with Claims(site.folder(), ELSEWHERE) as others:
+        assert others.take(shard.name, 1)
+        report = site.build(images, wait=False)
+    assert report.num_missing == len(shard.keys)
+    assert report.num_encoded == NUM_NOISE - len(shard.keys)
+    assert site.build(images, wait=False).num_missing == 0
+
+
+def test_a_build_waits_for_others_and_takes_over_when_they_die(site, images):
+    with pytest.raises(site.PowerCut):
+        site.build(images, site.Tower(0))
+    [shard, *_] = read_plan(site.folder()).shards
+    claim = Claims(site.folder(), ELSEWHERE).take(shard.name, 1)  # without a heartbeat
+    assert claim
+    report = site.build(images, expiry_s=0.3)
+    assert (report.num_encoded, report.num_missing) == (NUM_NOISE, 0)
+    assert not claim.is_held()
+    assert not site.leftovers()
+
+
+def test_a_suspended_worker_whose_shard_was_taken_over_continues_with_others(site, images):
+    """The other worker has removed its file, and is still building the shard when it wakes."""
+    site.build(images, root="undisturbed")
+    others, taken = Claims(site.folder(), ELSEWHERE), []
+
+    def sleep(number: int) -> None:
+        unfinished = list(site.folder().glob(f"shards/*{TEMPORARY_MARK}*"))
+        if unfinished and not taken:
+            shard = unfinished[0].name.split(".")[0]
+            os.utime(site.folder() / "claims" / f"{shard}.json", (1, 1))
+            taken.append(others.take(shard, 1))
+            remove_leftovers(site.folder(), shard)
+
+    report = site.build(images, site.Tower(on_image=sleep), wait=False)
+    assert 0 < report.num_missing < NUM_NOISE
+    assert taken[0].is_held()
+    taken[0].release()
+    assert site.build(images).num_missing == 0
+    assert site.stored() == site.stored("undisturbed")
+    assert not site.leftovers()
+
+
+def test_a_suspended_worker_that_was_overtaken_keeps_the_receipts_of_others(site, images):
+    def sleep(number: int) -> None:
+        if number == 1:
+            for claim in (site.folder() / "claims").iterdir():
+                os.utime(claim, (1, 1))
+            site.build(images)
+            before.append(site.stamps())
+
+    before = []
+    report = site.build(images, site.Tower(on_image=sleep))
+    assert (report.num_encoded, report.num_by_others) == (0, NUM_NOISE)
+    assert site.stamps() == before[0]
+    assert not site.leftovers()
