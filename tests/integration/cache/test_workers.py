@@ -28,7 +28,7 @@ from lookonce.cache.store.shards import remove_leftovers
 from lookonce.claim_file import EXPIRY_S, Process
 from lookonce.files import TEMPORARY_MARK
 
-NUM_IMAGES = 120
+NUM_IMAGES = 80
 NUM_KILLS = 20
 SHARD_BYTES = 30_000
 """Room for about five images."""
@@ -184,7 +184,7 @@ def largest(shards: tuple[Shard, ...]) -> int:
 
 def test_four_workers_killed_twenty_times_build_what_one_builds_alone(workers, alone):
     choice, moment = random.Random(0), random.Random()
-    seconds = 0.15  # for an image, so that the cache is not finished before the last kill
+    seconds = 0.22  # for an image, so that the cache is not finished before the last kill
 
     def start(number: int) -> Worker:
         return workers.start("killed", (number, 4), seconds)

@@ -34,7 +34,7 @@ def test_building_twice_encodes_nothing_the_second_time_and_loads_no_tower(site,
     assert site.stamps() == before
 
 
-def test_every_image_is_stored_in_exactly_one_planned_shard(site, images):
+def test_every_image_is_stored_in_exactly_one_planned_shard_and_only_files_of_the_format_are_left(site, images):
     site.build(images)
     plan = read_plan(site.folder())
     assert len(plan.shards) > 2
@@ -43,6 +43,9 @@ def test_every_image_is_stored_in_exactly_one_planned_shard(site, images):
     assert {receipt.shard: set(receipt.images) for receipt in read_receipts(site.folder())} == {
         shard.name: set(shard.keys) for shard in plan.shards
     }
+    names = ["claims", "index.safetensors", "index.xxh3", "manifest.json", "plan.json", "receipts", "shards"]
+    assert sorted(path.name for path in site.folder().iterdir()) == names
+    assert not site.leftovers()
 
 
 @pytest.mark.parametrize("limit", [0, 1, 5, NUM_IMAGES - 1])
@@ -126,14 +129,6 @@ def test_files_of_the_same_bytes_are_encoded_once(site):
     assert tower.num_encoded == report.num_encoded == report.num_wanted == 1
     [image] = read_plan(site.folder()).images()
     assert image.files == (str(copy), str(one))
-
-
-def test_a_build_leaves_only_the_files_of_the_format(site, images):
-    site.build(images)
-    assert not site.leftovers()
-    assert sorted(path.name for path in site.folder().iterdir()) == sorted(
-        ["claims", "index.safetensors", "index.xxh3", "manifest.json", "plan.json", "receipts", "shards"]
-    )
 
 
 def test_the_manifest_has_fingerprint_provenance_and_library_versions(site, images):

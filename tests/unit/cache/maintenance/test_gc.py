@@ -185,16 +185,6 @@ def test_a_short_unknown_or_ambiguous_name_deletes_nothing(caches, folder, cache
     assert files(caches) == before
 
 
-def test_a_cache_with_a_living_worker_is_not_deleted(caches, folder):
-    before = files(folder)
-    with Claims(folder, Process.this()) as claims:
-        claim = claims.take("shard-00009", 1)
-        with pytest.raises(CacheError, match="1 worker alive"):
-            collect_garbage(caches, delete=True, cache_id=folder.name)
-        claims.release(claim)
-    assert files(folder) == before
-
-
 def test_a_cache_is_not_deleted_before_the_runs_that_use_it(caches, folder, tmp_path):
     run = tmp_path / "run"
     run.mkdir()

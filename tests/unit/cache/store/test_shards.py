@@ -6,7 +6,6 @@ import contextlib
 import errno
 import itertools
 import json
-import math
 import mmap
 import os
 import threading
@@ -107,13 +106,8 @@ def test_the_bytes_of_a_shard_do_not_drift(one_shard, tmp_path, dtype, golden):
     storage = STORAGE[dtype]
     with one_shard.open_writer(tmp_path, dtype) as writer:
         for key, (t, h, w) in reversed(one_shard.grids.items()):
-            values = (
-                torch.arange(t * h * w // 4 * one_shard.levels * one_shard.hidden).view(
-                    -1, one_shard.levels, one_shard.hidden
-                )
-                % 97
-                - 48
-            )
+            shape = -1, one_shard.levels, one_shard.hidden
+            values = torch.arange(t * h * w // 4 * shape[1] * shape[2]).view(shape) % 97 - 48
             writer.add([StoredImage(key, (t, h, w), storage.quantize(values.to(storage.compute)), (), ())])
         writer.commit()
     assert sha256(shard_path(tmp_path, one_shard.name).read_bytes()).hexdigest() == golden
@@ -201,16 +195,6 @@ def errors(features: torch.Tensor) -> torch.Tensor:
     """For each token and level the length of the error, relative to that of the vector."""
     exact = features.double()
     return (through(features).double() - exact).norm(dim=-1) / exact.norm(dim=-1)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_unscaled_features_are_stored_bit_for_bit(dtype):
-    storage = STORAGE[dtype]
-    features = torch.randn(5, LEVELS, HIDDEN).to(storage.compute)
-    features[0, 0, :3] = torch.tensor([math.nan, math.inf, -0.0])
-    [stored] = storage.quantize(features)
-    assert stored.dtype == storage.stored == storage.compute
-    assert torch.equal(storage.dequantize(stored, None).view(torch.uint8), features.view(torch.uint8))
 
 
 @pytest.mark.parametrize(
@@ -491,10 +475,11 @@ def test_a_filesystem_that_refuses_direct_writes_gets_ordinary_ones(tmp_path, mo
 
 
 def test_a_full_disk_is_an_error_and_not_retried(tmp_path, monkeypatch):
-    file = DirectFile(tmp_path / "a")
-    monkeypatch.setattr(os, "pwrite", fail_to_write)
+    file, calls = DirectFile(tmp_path / "a"), []
+    monkeypatch.setattr(os, "pwrite", lambda *_: (calls.append(1), fail_to_write()))
     with pytest.raises(OSError, match="No space left"):
         file.write(aligned(ALIGNMENT), 0)
+    assert len(calls) == 1
     file.close()
 
 
