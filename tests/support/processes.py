@@ -25,6 +25,14 @@ def send(*numbers: signal.Signals) -> None:
         os.kill(os.getpid(), number)
 
 
+def wait_until(happened: Callable[[], object], timeout_s: float = 60) -> None:
+    """Wait for something that another process or thread does."""
+    deadline = time.monotonic() + timeout_s
+    while not happened():
+        assert time.monotonic() < deadline, f"it did not happen in {timeout_s} s"
+        time.sleep(0.005)
+
+
 @pytest.fixture
 def restored_handlers() -> Iterator[None]:
     """However a test ends, the handlers of signals that were there before are restored."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.processes import Preloaded, Process
+from support.processes import Preloaded, Process, wait_until
 
 from lookonce.cache.store import claims
 from lookonce.cache.store.claims import CLAIMS, Claims, Work
@@ -157,10 +157,3 @@ def test_heartbeats_continue_after_one_that_the_disk_refused(tmp_path, claim_fil
             wait_until(lambda: len(refused) > 2)
         backdate(claim_file, 100)
         wait_until(lambda: age(claim_file) < 1)
-
-
-def wait_until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from support.processes import Preloaded
+from support.processes import Preloaded, wait_until
 
 from lookonce.cache.build import worker as build_module
 from lookonce.cache.build.encode import MAX_ON_DEVICE
@@ -75,13 +75,6 @@ class Worker:
 
 def is_running(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
-
-
-def wait_until(happened: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, f"it did not happen in {seconds} s"
-        time.sleep(0.005)
 
 
 class Nursery:

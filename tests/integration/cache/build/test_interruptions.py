@@ -137,13 +137,20 @@ main(["cache", "build", "run.yaml"])
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
-def test_a_signal_to_the_process_group_stops_a_build_cleanly(make_run, preloaded, tmp_path, number):
+@pytest.fixture
+def slow(make_run, preloaded, tmp_path):
+    """A run, the folder of its cache, and a build of it that is in its first shard, with processes that decode."""
     run = make_run()
     (tmp_path / "run.yaml").write_text(run.to_yaml())
     folder = open_run(run, TO_BUILD).cache_folder
     build = preloaded.start(SLOW_BUILD, folder=tmp_path)
     build.wait_until(lambda: list(folder.glob(f"shards/*{TEMPORARY_MARK}*")))
+    return run, folder, build
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+def test_a_signal_to_the_process_group_stops_a_build_cleanly(slow, number):
+    run, folder, build = slow
     os.killpg(build.pid, number)
     assert build.wait() == 75, build.error
     error = build.error
@@ -155,13 +162,9 @@ def test_a_signal_to_the_process_group_stops_a_build_cleanly(make_run, preloaded
     assert (report.num_reused > 0) == (number == signal.SIGUSR1)
 
 
-def test_a_worker_process_that_was_killed_is_named_with_a_cause(make_run, preloaded, tmp_path):
+def test_a_worker_process_that_was_killed_is_named_with_a_cause(slow):
     """Linux kills processes if there is no memory left."""
-    run = make_run()
-    (tmp_path / "run.yaml").write_text(run.to_yaml())
-    folder = open_run(run, TO_BUILD).cache_folder
-    build = preloaded.start(SLOW_BUILD, folder=tmp_path)
-    build.wait_until(lambda: list(folder.glob(f"shards/*{TEMPORARY_MARK}*")))
+    *_, build = slow
     psutil.Process(build.pid).children()[0].kill()
     assert build.wait() == 1, build.error
     assert re.search("Error: out of memory: (DataLoader worker|a worker process that decodes)", build.error), (
