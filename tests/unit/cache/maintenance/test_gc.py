@@ -132,7 +132,7 @@ def test_scratch_folders_of_killed_measurements_are_listed_and_deleted_on_reques
         assert living.exists() and not left.exists() and (tmp_path / "mine").exists() and files(folder) == before
 
 
-def test_files_of_living_processes_are_not_leftovers(caches, folder):
+def test_files_of_living_processes_are_not_leftovers_and_keep_their_cache(caches, folder):
     path = folder / "shards" / f"shard-00005.safetensors{TEMPORARY_MARK}{writer_host()}-{os.getpid()}-0123abcd"
     path.write_bytes(b"")
     with Claims(folder, Process.this()) as claims:
@@ -141,6 +141,8 @@ def test_files_of_living_processes_are_not_leftovers(caches, folder):
         cache = only(collect_garbage(caches, delete=True))
         assert (cache.num_workers, cache.leftovers, cache.foreign) == (1, [], [])
         assert "1 worker alive" in collect_garbage(caches).text()
+        with pytest.raises(CacheError, match="1 worker alive in .*; stop them before deleting it"):
+            collect_garbage(caches, delete=True, cache_id=folder.name)
     assert path.exists() and shard_path(folder, "shard-00006").exists()
 
 

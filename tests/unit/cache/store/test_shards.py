@@ -6,6 +6,7 @@ import contextlib
 import errno
 import itertools
 import json
+import math
 import mmap
 import os
 import threading
@@ -195,6 +196,16 @@ def errors(features: torch.Tensor) -> torch.Tensor:
     """For each token and level the length of the error, relative to that of the vector."""
     exact = features.double()
     return (through(features).double() - exact).norm(dim=-1) / exact.norm(dim=-1)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_unscaled_features_are_stored_bit_for_bit(dtype):
+    storage = STORAGE[dtype]
+    features = torch.randn(5, LEVELS, HIDDEN).to(storage.compute)
+    features[0, 0, :3] = torch.tensor([math.nan, math.inf, -0.0])
+    [stored] = storage.quantize(features)
+    assert stored.dtype == storage.stored == storage.compute
+    assert torch.equal(storage.dequantize(stored, None).view(torch.uint8), features.view(torch.uint8))
 
 
 @pytest.mark.parametrize(
