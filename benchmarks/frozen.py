@@ -34,7 +34,7 @@ from lookonce.bench.step import VARIANTS, set_up
 from lookonce.bench.synthetic import make_run
 from lookonce.environment import best_device
 from lookonce.run.open import FROM_CACHE, TO_BUILD, OpenRun, open_run
-from lookonce.run.sections.train import UNQUANTISED
+from lookonce.run.sections import UNQUANTISED
 from lookonce.selftest.model import Passes, ieee_float32
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.packing import padded_length

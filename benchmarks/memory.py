@@ -29,7 +29,7 @@ from lookonce.bench.step import VARIANTS, set_up
 from lookonce.bench.synthetic import make_run
 from lookonce.errors import TrainingError
 from lookonce.run.open import TO_BUILD, open_run
-from lookonce.run.sections.train import UNQUANTISED
+from lookonce.run.sections import UNQUANTISED
 from lookonce.text import table
 from lookonce.train.data.packing import padded_length
 from lookonce.train.loop.session import WarmUp

@@ -37,7 +37,7 @@ from lookonce.errors import FeaturesMissing, ImageError, RecordsError, UsageErro
 from lookonce.families.lookup import family_of
 from lookonce.hub import locate
 from lookonce.run.open import open_model
-from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections import BatchSection
 from lookonce.text import shown
 from lookonce.train.data.batches import Batch, CachedFeatures, PackCollator, RowCollator, StockCollator, image_inputs
 from lookonce.train.data.conversations import make_examples

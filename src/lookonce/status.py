@@ -36,11 +36,10 @@ from lookonce.errors import ImageError, RunFolderError
 from lookonce.eval.answers.files import unfinished
 from lookonce.eval.scores.metrics import read_metrics
 from lookonce.eval.scores.prediction import Score
-from lookonce.run.claim import find_trainer
 from lookonce.run.config import LENGTH, RunFile
-from lookonce.run.folder import RunFolder
+from lookonce.run.folder import RunFolder, find_trainer
+from lookonce.run.log_file import read_progress
 from lookonce.run.open import Needs, OpenRun, open_run, records_identity
-from lookonce.run.progress_file import read_progress
 from lookonce.run.records import UNUSABLE_ADVICE, find_unusable, leave_out_unusable, without_fold
 from lookonce.run.start_adapter import start_identity
 from lookonce.summary import Summary, question_of

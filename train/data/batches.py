@@ -53,7 +53,7 @@ from torch.nn.functional import pad
 from lookonce.cache.format import Grid
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.store.reader import VisionCache
-from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections import BatchSection
 from lookonce.train.data.packing import Group, padded_length
 from lookonce.train.data.sampler import MicroBatch, Sampler
 from lookonce.train.data.tokenize import ChatTokenizer, Example

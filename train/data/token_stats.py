@@ -29,7 +29,7 @@ from lookonce.datasets.records import Context, Record, Turn
 from lookonce.errors import ModelError, RecordsError
 from lookonce.families.lookup import DEFAULT, family_in
 from lookonce.page import Section
-from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections import BatchSection
 from lookonce.text import count, table
 from lookonce.train.data.sampler import Sampler
 from lookonce.train.data.tokenize import ChatTokenizer, Example

@@ -23,7 +23,7 @@ from transformers.trainer_utils import SchedulerType
 
 from lookonce.errors import UsageError
 from lookonce.run.config import RunFile
-from lookonce.run.sections.train import TrainSection
+from lookonce.run.sections import TrainSection
 from lookonce.text import first_line
 from lookonce.train.loop.trackers import check_trackers
 from lookonce.train.model.frozen import check_run

@@ -39,8 +39,7 @@ from lookonce.errors import Stopped, TrainingError
 from lookonce.files import write_json, write_text
 from lookonce.plots import Line, Panel, line_plot, svg_file
 from lookonce.run.folder import RunFolder
-from lookonce.run.log_file import Curve, Curves, read_curves, read_lines, smoothed
-from lookonce.run.progress_file import End, Progress
+from lookonce.run.log_file import Curve, Curves, End, Progress, read_curves, read_lines, smoothed
 from lookonce.text import count, duration, first_line
 
 MUCH_WAITING = 0.05

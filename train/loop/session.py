@@ -22,7 +22,7 @@ from lookonce.environment import gpu_gb
 from lookonce.errors import TrainingError
 from lookonce.run.config import RunFile
 from lookonce.run.open import OpenRun
-from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections import BatchSection
 from lookonce.run.startup import Startup
 from lookonce.text import Notify, count, duration, quiet, size
 from lookonce.train.data.batches import BatchMaker, FeatureSource

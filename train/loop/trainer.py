@@ -45,7 +45,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from lookonce.errors import TrainingError, UsageError
 from lookonce.run.config import RunFile
 from lookonce.run.folder import step_of
-from lookonce.run.sections.train import Checkpointing
+from lookonce.run.sections import Checkpointing
 from lookonce.train.data.batches import Batch, BatchMaker, Prefetcher
 from lookonce.train.data.packing import padded_length
 from lookonce.train.data.sampler import MicroBatch

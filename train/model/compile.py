@@ -72,7 +72,7 @@ from lookonce.errors import ModelError
 from lookonce.families.family import Family
 from lookonce.families.lookup import family_of
 from lookonce.files import atomic_write, open_regular
-from lookonce.run.sections.train import Checkpointing
+from lookonce.run.sections import Checkpointing
 from lookonce.text import Notify, first_line, size
 from lookonce.train.model.attention import NAME
 from lookonce.train.model.linear_attention import states_of_branches

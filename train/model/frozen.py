@@ -40,7 +40,7 @@ from lookonce.environment import best_device
 from lookonce.errors import UsageError
 from lookonce.families.lookup import FAMILIES
 from lookonce.run.config import RunFile
-from lookonce.run.sections.train import UNQUANTISED
+from lookonce.run.sections import UNQUANTISED
 
 FP8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FP8).max

@@ -28,7 +28,7 @@ from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import ModelError
 from lookonce.families.family import Family
 from lookonce.families.lookup import FAMILIES
-from lookonce.run.sections.lora import LoraSection
+from lookonce.run.sections import LoraSection
 from lookonce.text import listed
 
 NUM_NAMED = 4

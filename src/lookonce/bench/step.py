@@ -39,7 +39,7 @@ from lookonce.errors import UsageError
 from lookonce.families.family import Family
 from lookonce.run.config import RunFile
 from lookonce.run.open import OpenRun
-from lookonce.run.sections.train import UNQUANTISED, Frozen
+from lookonce.run.sections import UNQUANTISED, Frozen
 from lookonce.run.startup import Startup
 from lookonce.text import Notify, count, duration, table
 from lookonce.train.data.batches import CachedFeatures, FeatureSource, Pixels, StockCollator

@@ -27,8 +27,7 @@ from lookonce.environment import LAUNCH, MPI, gpu_gb, launch_note
 from lookonce.errors import LookonceError, RunFolderError, UsageError
 from lookonce.run.config import RunFile
 from lookonce.run.folder import CLAIM, RunFolder
-from lookonce.run.sections.paths import RECORDED
-from lookonce.run.sections.train import UNQUANTISED
+from lookonce.run.sections import RECORDED, UNQUANTISED
 from lookonce.run.start_adapter import find_start, start_identity
 from lookonce.settings import explain, load_values, set_key
 from lookonce.text import size

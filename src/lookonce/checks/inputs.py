@@ -44,7 +44,7 @@ from lookonce.hub import locate
 from lookonce.run.config import RunFile
 from lookonce.run.open import fingerprint_of, source_of
 from lookonce.run.records import SPLITS, for_training, with_contexts, without_fold
-from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections import BatchSection
 from lookonce.text import count, first_line, listed, located, shell, size
 from lookonce.train.data.token_stats import Distribution, TokenCounter
 

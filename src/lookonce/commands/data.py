@@ -151,7 +151,7 @@ def _token_stats(
     thinks: bool | None,
     batch: dict[str, int | None],
 ) -> TokenStats:
-    from lookonce.run.sections.batch import BatchSection
+    from lookonce.run.sections import BatchSection
     from lookonce.train.data.token_stats import TokenCounter, count_tokens
 
     section = BatchSection.model_validate({name: value for name, value in batch.items() if value})

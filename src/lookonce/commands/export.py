@@ -61,7 +61,7 @@ def export(
     from lookonce.eval.scores.prediction import read_predictions
     from lookonce.eval.submission import SubmissionInfo, lacks, notes, submission, to_text
     from lookonce.files import create_text
-    from lookonce.run.claim import claimed_around
+    from lookonce.run.folder import claimed_around
     from lookonce.run.open import Needs, open_run
     from lookonce.run.records import read_split
     from lookonce.settings import read_settings

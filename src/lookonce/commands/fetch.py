@@ -34,7 +34,7 @@ def fetch(run_file: Path, assignments: tuple[str, ...], pins: bool, as_json: boo
     """
     run = read_run(run_file, assignments)
     from lookonce.fetch import fetch as fetch_run
-    from lookonce.run.pin import pin
+    from lookonce.fetch import pin
 
     report = fetch_run(run)
     emit(asdict(report), report.text(), as_json)
@@ -53,8 +53,8 @@ def fetch(run_file: Path, assignments: tuple[str, ...], pins: bool, as_json: boo
 
 def _pin_start(run_file: Path, start: str, is_pinned: bool, pins: bool) -> None:
     """Write the commit of the adapter to start from, or say how."""
-    from lookonce.run.pin import pin_start
-    from lookonce.run.sections.start import hub_adapter
+    from lookonce.fetch import pin_start
+    from lookonce.run.sections import hub_adapter
 
     adapter = hub_adapter(start)
     assert adapter is not None and adapter.revision is not None

@@ -94,7 +94,7 @@ def predict(
         from lookonce.eval.answerer import Answerer, ask_each, match_images, read_questions
         from lookonce.eval.predict import check_output
         from lookonce.eval.predict import predict as answer_all
-        from lookonce.run.claim import claimed_around
+        from lookonce.run.folder import claimed_around
 
     if run_dir.is_file():
         remember_run_file(run_dir)

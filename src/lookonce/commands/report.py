@@ -58,7 +58,7 @@ def report(
     from lookonce.files import write_text
     from lookonce.report.report import Report, check_replaces_page
     from lookonce.report.runs import open_runs
-    from lookonce.run.claim import claimed_around
+    from lookonce.run.folder import claimed_around
 
     if baseline:
         paths = (baseline, *(path for path in paths if path.absolute() != baseline.absolute()))

@@ -196,7 +196,7 @@ def report(study_file: Path, output: Path | None, as_json: bool) -> None:
       lookonce study report study.yaml -o study.html --json
     """
     from lookonce.report.report import check_replaces_page
-    from lookonce.run.claim import RunClaim, claimed_around
+    from lookonce.run.folder import RunClaim, claimed_around
     from lookonce.study.file import PAGE, read_study
     from lookonce.study.report import report_study
     from lookonce.study.state import PATIENCE_S

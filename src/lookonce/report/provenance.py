@@ -20,8 +20,7 @@ from lookonce.page import folded, sentences, subsection, table
 from lookonce.plots import Content
 from lookonce.report.runs import Part, ReportedRun, SplitFacts, breakable, merged, overlap
 from lookonce.run.config import RunFile
-from lookonce.run.sections.model import ModelSection
-from lookonce.run.sections.paths import RECORDED
+from lookonce.run.sections import RECORDED, ModelSection
 from lookonce.text import count, shell, shown
 
 SETTINGS = "Settings"

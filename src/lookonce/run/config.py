@@ -1,9 +1,10 @@
 """The run file: one YAML page that says what a run is.
 
-Every key is in sections/, with its meaning, its default and what is allowed; the docstrings are also pydantic's field
+Every key is in sections.py, with its meaning, its default and what is allowed; the docstrings are also pydantic's field
 descriptions. Here are the sections together, and the checks that span several. Unknown keys are refused, so that a
-misspelt key is never ignored silently. Paths are relative to the working directory. The resolved configuration is saved
-with the run, with absolute paths (absolute.py).
+misspelt key is never ignored silently. Paths are relative to the working directory, as in a shell, and stay as written
+in messages. Only the record in the run folder has absolute paths. Paths are not compared when a run is resumed, so data
+that was moved makes no other run.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, model_validator
 
-from lookonce.run.sections.batch import BatchSection
-from lookonce.run.sections.cache import CacheSection
-from lookonce.run.sections.data import DataSection
-from lookonce.run.sections.evaluation import EvalSection
-from lookonce.run.sections.lora import LoraSection
-from lookonce.run.sections.model import ModelSection
-from lookonce.run.sections.paths import UserPath
-from lookonce.run.sections.train import TrainSection
+from lookonce.run.sections import (
+    VARIABLE,
+    BatchSection,
+    CacheSection,
+    DataSection,
+    EvalSection,
+    LoraSection,
+    ModelSection,
+    TrainSection,
+    UserPath,
+)
 from lookonce.settings import Free, OnResume, Section, read_settings, set_key
 
 
@@ -123,3 +127,19 @@ def read_run_file(path: Path, assignments: Iterable[str] = ()) -> RunFile:
             set_key(values, assignment)
 
     return read_settings(path, RunFile, f"run file {path}", "try experiments/sample.yaml", expected, assign)
+
+
+def with_absolute_paths(run: RunFile) -> RunFile:
+    """The same run, with paths that do not depend on the working directory."""
+    return _absolute(run)  # type: ignore[no-any-return]
+
+
+def _absolute(value: Any) -> Any:
+    if isinstance(value, ModelSection):
+        is_folder = Path(value.path).is_dir()
+        return value.model_copy(update={"path": str(Path(value.path).absolute())}) if is_folder else value
+    if isinstance(value, Section):
+        return value.model_copy(update={name: _absolute(inner) for name, inner in value})
+    if isinstance(value, list):
+        return [_absolute(inner) for inner in value]
+    return value.absolute() if isinstance(value, Path) and not VARIABLE.search(str(value)) else value

@@ -30,9 +30,8 @@ from lookonce.environment import limit_cpu_threads
 from lookonce.errors import FeaturesMissing, ImageError, UsageError
 from lookonce.files import hash_file
 from lookonce.hub import locate
-from lookonce.run.claim import RunClaim
 from lookonce.run.config import RunFile, read_run_file
-from lookonce.run.folder import RECORD, RunFolder
+from lookonce.run.folder import RECORD, RunClaim, RunFolder
 from lookonce.run.records import (
     UNUSABLE_ADVICE,
     cached_images,
@@ -43,9 +42,7 @@ from lookonce.run.records import (
     with_contexts,
     without_fold,
 )
-from lookonce.run.sections.context import ContextSection
-from lookonce.run.sections.data import DataSection
-from lookonce.run.sections.model import ModelSection
+from lookonce.run.sections import ContextSection, DataSection, ModelSection
 from lookonce.settings import checked, set_key
 from lookonce.text import Notify, quiet, shell
 

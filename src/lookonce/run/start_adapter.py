@@ -16,8 +16,7 @@ from lookonce.errors import ModelError, RunFolderError, UsageError
 from lookonce.files import hash_file
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RECORD, RunFolder
-from lookonce.run.sections.lora import LoraSection
-from lookonce.run.sections.start import SCHEME, hub_adapter
+from lookonce.run.sections import SCHEME, LoraSection, hub_adapter
 from lookonce.text import located, shell
 
 SHAPE = ("rank", "alpha", "rslora", "targets", "experts", "modules_to_save")

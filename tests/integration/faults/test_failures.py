@@ -17,9 +17,8 @@ from click.testing import CliRunner
 from lookonce.cli import main
 from lookonce.errors import CacheCorrupt, DiskFull, LookonceError, RunFolderError, TrainingError
 from lookonce.eval.run import evaluate_run
-from lookonce.run.claim import RunClaim
 from lookonce.run.config import RunFile
-from lookonce.run.folder import RunFolder
+from lookonce.run.folder import RunClaim, RunFolder
 from lookonce.status import find_training
 from lookonce.train.loop.checkpoints import find_checkpoint
 from lookonce.train.loop.log_files import MetricsLog

@@ -12,8 +12,8 @@ import pytest
 from lookonce.claim_file import Process
 from lookonce.files import write_json
 from lookonce.run.config import RunFile
+from lookonce.run.log_file import Progress
 from lookonce.run.open import TO_BUILD, open_run
-from lookonce.run.progress_file import Progress
 from lookonce.status import RunStatus, State
 from lookonce.workflow import train
 

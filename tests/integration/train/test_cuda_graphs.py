@@ -12,7 +12,7 @@ import torch
 from lookonce.errors import TrainingError
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
-from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections import BatchSection
 from lookonce.train.data.batches import Batch, BatchMaker
 from lookonce.train.data.sampler import Sampler
 from lookonce.train.model.attention import PackMask

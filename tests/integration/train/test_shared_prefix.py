@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.run.config import RunFile
 from lookonce.run.open import FROM_CACHE, TO_BUILD, OpenRun, open_run
-from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections import BatchSection
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.packing import BLOCK
 from lookonce.train.model.attention import PackMask

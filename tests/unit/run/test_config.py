@@ -9,7 +9,7 @@ import yaml
 
 from lookonce.errors import UsageError
 from lookonce.run.config import RunFile, read_run_file
-from lookonce.run.sections.train import TrainSection
+from lookonce.run.sections import TrainSection
 
 MINIMAL = "model: {path: m}\ndata: {train: a.jsonl}\noutput: runs/a\n"
 VALIDATED = MINIMAL.replace("a.jsonl", "a.jsonl, val: b.jsonl")

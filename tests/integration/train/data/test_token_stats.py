@@ -18,7 +18,7 @@ from lookonce.datasets.audit.corpus import Corpus
 from lookonce.datasets.records import read_records
 from lookonce.errors import ModelError
 from lookonce.run.open import TO_BUILD, open_run
-from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections import BatchSection
 from lookonce.train.data import tokenize
 from lookonce.train.data.conversations import make_examples
 from lookonce.train.data.packing import group_examples, nested

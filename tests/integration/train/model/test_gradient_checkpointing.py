@@ -13,8 +13,7 @@ from support.trainings import needs_bitsandbytes
 from torch import nn
 
 from lookonce.run.open import FROM_CACHE, open_run
-from lookonce.run.sections.batch import BatchSection
-from lookonce.run.sections.train import UNQUANTISED
+from lookonce.run.sections import UNQUANTISED, BatchSection
 from lookonce.selftest.model import Passes
 from lookonce.train.data.batches import BatchMaker
 from lookonce.train.model.compile import checkpointed, training_on_packs

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.trainings import COMPILED_ON_GPU
 
-from lookonce.run.sections.train import Checkpointing
+from lookonce.run.sections import Checkpointing
 from lookonce.selftest.attention import Heads
 from lookonce.selftest.model import MERGE_SIZE, ModelSize, Outcome, Passes, Questions, make_batches, small_model
 from lookonce.train.data.batches import Batch

@@ -12,7 +12,7 @@ from torch import nn
 
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import ModelError, UsageError
-from lookonce.run.sections.lora import LoraSection
+from lookonce.run.sections import LoraSection
 from lookonce.train.model.frozen import LARGEST, Fp8Linear, check_frozen, frozen_of_answers, rounded
 from lookonce.train.model.load import add_lora, load_without_tower
 
