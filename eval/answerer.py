@@ -197,7 +197,7 @@ class LiveFeatures:
         opened = self._opened
         if not self._is_built:
             return None
-        return find_cache(opened.run.cache.dir, opened.fingerprint, check=opened.run.cache.check)
+        return find_cache(opened.run.cache.dir, opened.fingerprint)
 
     @cached_property
     def _tower(self) -> Tower:

@@ -219,8 +219,8 @@ def answer_text(value: Any, key: str, origin: str) -> str:
     """
     if is_number(value):
         raise RecordsError(
-            f"{origin}: `{key}` must be text that is not empty, got {json.dumps(value)}; put it into quotes, or set "
-            "`data.coerce_answers: true` in the run file, which reads numbers and booleans as text"
+            f"{origin}: `{key}` must be text that is not empty, got {json.dumps(value)}; put it into quotes, or let "
+            "this write it as text: lookonce data convert RECORDS OUT --coerce-answers"
         )
     return text(value, key, origin)
 

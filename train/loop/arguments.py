@@ -26,7 +26,7 @@ from lookonce.run.config import RunFile
 from lookonce.run.sections import TrainSection
 from lookonce.text import first_line
 from lookonce.train.loop.trackers import check_trackers
-from lookonce.train.model.frozen import check_run
+from lookonce.train.model.frozen import check_frozen
 
 NUM_WARMUP, NUM_STEPS = 10, 1000
 """The length of the schedule that is tried; the real one is known once the records are read."""
@@ -111,7 +111,7 @@ def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> Training
         UsageError: hardware or a library that the settings need is missing, or Trainer does not know a name.
     """
     check_trackers(run.train.track)
-    check_run(run)
+    check_frozen(run.train.frozen, "train.frozen")
     options, on_gpu = run.train, torch.cuda.is_available()
     if options.precision == "fp16" and not on_gpu:
         raise UsageError("train.precision: fp16 needs a GPU, and this machine has none; use bf16 or fp32")
@@ -134,7 +134,9 @@ def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> Training
         "max_grad_norm": options.max_grad_norm,
         "bf16": options.precision == "bf16",
         "fp16": options.precision == "fp16",
-        "tf32": options.tf32 if on_gpu and torch.cuda.get_device_capability() >= TF32_CAPABILITY else None,
+        "tf32": options.precision != "fp32"
+        if on_gpu and torch.cuda.get_device_capability() >= TF32_CAPABILITY
+        else None,
         "use_cpu": not on_gpu,
         "ddp_find_unused_parameters": False,
         "ddp_broadcast_buffers": False,

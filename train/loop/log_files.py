@@ -142,8 +142,8 @@ class MetricsLog(TrainerCallback):
             self._has_notified = True
             tqdm.write(
                 f"training waits {measured['wait_share']:.0%} of its time for features, which are read at "
-                f"{measured['read_mb_per_second']:,.0f} MB/s; keep them in memory (train.host_cache_gb) or on a "
-                "faster disk (lookonce cache stage, cache.stage)",
+                f"{measured['read_mb_per_second']:,.0f} MB/s; copy them to a faster "
+                "disk (lookonce cache stage, cache.stage)",
                 file=sys.stderr,
             )
 

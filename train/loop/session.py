@@ -21,6 +21,7 @@ from transformers import TrainerCallback, TrainingArguments
 from lookonce.environment import gpu_gb
 from lookonce.errors import TrainingError
 from lookonce.run.config import RunFile
+from lookonce.run.folder import NUM_CHECKPOINTS
 from lookonce.run.open import OpenRun
 from lookonce.run.sections import BatchSection
 from lookonce.run.startup import Startup
@@ -36,6 +37,8 @@ from lookonce.train.model.gpu_memory import hint, measured_name
 from lookonce.train.model.linear_attention import linear_layers
 from lookonce.train.model.load import is_sharded, text_model
 
+PREFETCH = 2
+"""Forward passes whose batches are prepared ahead, while the steps before them run."""
 COMPILE, CAPTURE = "compile and warm up", "capture CUDA graphs"
 """What the two longest parts of a trial are called among the pieces of work before the first step."""
 
@@ -222,11 +225,11 @@ def make_trainer(
             model,
             arguments,
             *batches,
-            options.train.prefetch,
+            PREFETCH,
             callbacks,
             uses_graphs=can_capture(options, arguments, source) and not linear_layers(text_model(model)),
             uses_flex=options.train.flex_attention,
-            num_checkpoints=options.train.save_total_limit,
+            num_checkpoints=NUM_CHECKPOINTS,
             checkpointing=options.train.gradient_checkpointing,
             memory_hint=memory_hint(options, model.config),
         )

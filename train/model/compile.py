@@ -354,7 +354,7 @@ class CompileCache:
         try:
             self._write(content)
         except OSError as error:
-            self._notify(f"compiled code is not kept in {self._folder} ({error.strerror}); see train.compile_cache")
+            self._notify(f"compiled code is not kept in {self._folder} ({error.strerror}); it lies in `cache.dir`")
 
     def _write(self, content: bytes) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)

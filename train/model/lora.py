@@ -42,7 +42,6 @@ def lora_config(options: LoraSection) -> LoraConfig:
         r=options.rank,
         lora_alpha=options.alpha,
         lora_dropout=options.dropout,
-        use_rslora=options.rslora,
         target_modules=options.targets,
         modules_to_save=options.modules_to_save or None,
         task_type="CAUSAL_LM",

@@ -262,7 +262,7 @@ def set_up(
     }
     if variant.mode is None:
         return model, _stock_trainer(opened, model, examples, folder, arguments)
-    source: FeatureSource = CachedFeatures(opened.cache, int(run.train.host_cache_gb * 1e9))
+    source: FeatureSource = CachedFeatures(opened.cache)
     if variant.has_tower:
         source = Pixels(opened.processor, opened.images.path_of)
     settings = training_arguments(run, folder, **arguments)

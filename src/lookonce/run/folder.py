@@ -54,6 +54,8 @@ RECORD = "run.json"
 """The file that records the run; run.yaml beside it is a copy for people."""
 CHECKSUMS = "checksums.json"
 """The file in a checkpoint that is empty until all others are on the disk; then it has the xxh3 of each."""
+NUM_CHECKPOINTS = 2
+"""Checkpoints that a training keeps; an older one is deleted once a newer one is written."""
 STATE = "trainer_state.json"
 """Trainer's last file in a checkpoint, and the first that is deleted."""
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")

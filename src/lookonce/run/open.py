@@ -36,8 +36,6 @@ from lookonce.run.records import (
     UNUSABLE_ADVICE,
     cached_images,
     find_images,
-    find_unusable,
-    leave_out_unusable,
     read_splits,
     with_contexts,
     without_fold,
@@ -89,8 +87,7 @@ class Needs:
     recorded: bool = False
     """The run is the one that its folder records, whatever the run file says by now."""
     records: Literal["none", "all", "used"] = "none"
-    """`used`: as training and evaluation use them: without those of unusable images, with contexts, and the fold of
-    `data.held_out` apart."""
+    """`used`: as training and evaluation use them: with contexts, and the fold of `data.held_out` apart."""
     images: Literal["none", "hashed", "planned", "cached"] = "none"
     """The images of the records. `hashed`: all are read. `planned`: only those that the cache's plan does not name.
     `cached`: the same, and the plan must know the content of all; no image file need exist."""
@@ -187,10 +184,8 @@ class OpenRun:
         options, keys = self.run.cache, self.images.path_of
         if options.stage:
             self.owner.use_cache(options.stage / self.fingerprint.folder_name)
-        staged = options.stage and find_staged(
-            options.stage, self.fingerprint, keys, check=options.check, notify=self.notify
-        )
-        cache = staged or find_cache(options.dir, self.fingerprint, check=options.check)
+        staged = options.stage and find_staged(options.stage, self.fingerprint, keys, notify=self.notify)
+        cache = staged or find_cache(options.dir, self.fingerprint)
         missing = {path for path, key in self.images.key_of.items() if key not in cache} | self.images.unusable.keys()
         if missing:
             path, origin = next(
@@ -214,10 +209,10 @@ class OpenRun:
 
     @cached_property
     def features(self) -> FeatureSource:
-        """The features of the cache, with `train.host_cache_gb` of them kept in memory; `changed` may give others."""
+        """The features of the cache; `changed` may give others."""
         from lookonce.train.data.batches import CachedFeatures
 
-        return CachedFeatures(self.cache, int(self.run.train.host_cache_gb * 1e9))
+        return CachedFeatures(self.cache)
 
     def row_collator(self, source: FeatureSource | None = None) -> RowCollator:
         """What makes batches of padded rows, with features of the cache or of another `source`."""
@@ -400,9 +395,6 @@ def _read(opened: OpenRun, once: Once, timed: Timed) -> None:
         folder, fingerprint = opened.cache_folder, opened.fingerprint
         if needs.cache:
             opened.owner.use_cache(folder)
-        if needs.records == "used":
-            unusable = once(lambda: find_unusable(run, folder, fingerprint.sha256, records))
-            records = leave_out_unusable(records, unusable, notify)
         if needs.images == "cached":
             opened.images = once(lambda: cached_images(run, fingerprint, records, notify))
         elif needs.images != "none":

@@ -33,7 +33,6 @@ from pydantic import (
 from lookonce.cache.format import Backend, DtypeName
 from lookonce.datasets.context import ContextForm
 from lookonce.datasets.curriculum import Fold, LessonOrder, Selection
-from lookonce.datasets.formats.registry import FormatName
 from lookonce.settings import (
     MAX_COUNT,
     ByContent,
@@ -149,7 +148,8 @@ class DataSection(Section):
     """The records and images of the run."""
 
     train: ByContent[Annotated[Paths, Field(min_length=1)]]
-    """Records files to train on: one path or a list, in any record format (see `format`)."""
+    """Records files to train on: one path or a list, in any record format; its first record
+    tells which."""
     val: ByContent[Paths] = []
     """Records files for the validation loss, the exact match while training (`eval.every`), and the evaluation at the
     end of training if `eval.split` is val."""
@@ -158,15 +158,6 @@ class DataSection(Section):
     image_root: ByContent[UserPath | None] = None
     """Folder that image paths in records are relative to, and must not lead out of. By default each records file's own
     folder, and absolute image paths are allowed."""
-    format: ByContent[FormatName | None] = None
-    """Record format of all records files: canonical, flat, llava, sharegpt, alpaca, messages, parts or openai. By
-    default each file's format is recognised by its first record."""
-    coerce_answers: Same[bool] = False
-    """Read answers that are numbers or booleans as text, as JSON writes them (`3`, `true`). By default they are an
-    error."""
-    skip_unusable: Same[bool] = False
-    """Leave out the records of images that are missing or could not be encoded, in training and in evaluation. By
-    default such an image is an error, because a score without its records is of other questions."""
     stage_map: ByContent[UserPath | None] = None
     """A stage map: a YAML file with the stage and category of each question text, such as
     datasets/kvasir-vqa.stages/reasoning.yaml. They become metadata of the records of all splits, in place of the
@@ -227,8 +218,6 @@ class CacheSection(Section):
     claim_s: Free[Annotated[float, Field(ge=0.1, le=604_800)]] = 180
     """Seconds without a heartbeat after which a process on another machine counts as dead, and its shard, cache or run
     folder is taken over. Must be longer than a network file system needs to show one machine what another wrote."""
-    check: Free[bool] = True
-    """Verify each image's checksum whenever its features are read."""
 
 
 NAME = re.compile(r"[\w.]+")
@@ -255,8 +244,6 @@ class LoraSection(Section):
     """LoRA scale: the adapter's output is multiplied by alpha / rank."""
     dropout: Same[Fraction] = 0.0
     """Fraction of the adapter's inputs that are randomly set to zero in training; 0 disables dropout."""
-    rslora: Same[bool] = False
-    """Scale by alpha / sqrt(rank) instead of alpha / rank (https://arxiv.org/abs/2312.03732)."""
     targets: Same[Annotated[list[str] | str, BeforeValidator(_name_as_list)]] = [
         "q_proj",
         "k_proj",
@@ -403,13 +390,12 @@ class TrainSection(Section):
     steps: Extends[Count | None] = None
     """Number of optimizer steps; by default it follows from `epochs`."""
     precision: Same[Literal["bf16", "fp16", "fp32"]] = "bf16"
-    """Precision of the frozen weights and of autocast. Trained weights are always float32."""
+    """Precision of the frozen weights and of autocast. Trained weights are always float32. `bf16` and `fp16` use
+    TensorFloat-32 for float32 matrix products on GPUs that have it (Ampere and later); `fp32` does not."""
     frozen: Same[Frozen] = "precision"
     """How the frozen weights of the decoder layers are kept. `precision`: as `precision` says. `fp8`: their products
     are computed in 8-bit floating point, which is faster on GPUs that can (Ada, Hopper and later). `int8` and `nf4`:
     rounded to 8 or 4 bits (QLoRA), which takes less GPU memory. Needs: pip install 'lookonce[qlora]'."""
-    tf32: Same[bool] = True
-    """Use TensorFloat-32 for float32 matrix products on GPUs that have it (Ampere and later)."""
     optimizer: Same[str] = "adamw_torch_fused"
     """Any optimizer name of transformers' TrainingArguments."""
     learning_rate: Same[Annotated[float, Field(ge=1e-12, le=10)]] = 2e-4
@@ -432,10 +418,6 @@ class TrainSection(Section):
     gradients are the same; with `lora.dropout` on a GPU, true draws other random numbers."""
     compile: Free[bool] = True
     """Compile the decoder layers with torch.compile, on a GPU only. Takes up to a minute, once for all pack lengths."""
-    compile_cache: Free[UserPath | None] = None
-    """Folder in which compiled code is kept, so that later trainings of the model on such a GPU with the same versions
-    begin sooner; by default `compiler` in `cache.dir`. Runs, ranks and machines may share it. Files of other users are
-    not read."""
     flex_attention: Free[bool] = True
     """Compute the attention over packs with FlexAttention, on a GPU only. Otherwise PyTorch's own attention gets a
     dense mask: slower, and its memory grows with the square of `tokens_per_pack`."""
@@ -445,18 +427,12 @@ class TrainSection(Section):
     with gradient checkpointing if `compile` is false."""
     fsdp: Free[bool] = False
     """Shard the frozen weights over the GPUs of a distributed training (FSDP2), for models too large for one GPU."""
-    prefetch: Free[Annotated[int, Field(ge=1, le=1024)]] = 2
-    """Number of forward passes whose batches are prepared ahead, while the steps before them run."""
-    host_cache_gb: Free[Annotated[float, Field(ge=0, le=100_000)]] = 0
-    """Gigabytes of host memory for the most recently used features; 0 reads them from disk every time."""
     logging_steps: Free[Count] = 10
     """Print and log the loss every this many steps."""
     eval_steps: Annotated[Count | None, OnResume("free", unless_best=("loss",))] = None
     """Measure the validation loss every this many steps; by default after each epoch."""
     save_steps: Annotated[Count | None, OnResume("free", unless_best=("loss", "exact_match"))] = None
     """Save a checkpoint every this many steps; by default after each epoch."""
-    save_total_limit: Free[Annotated[int, Field(ge=1, le=10_000)]] = 2
-    """Number of checkpoints to keep; older ones are deleted."""
     best: Same[Literal["loss", "exact_match"] | None] = None
     """The checkpoint that is the result: `loss` is the one with the lowest validation loss, `exact_match` the one with
     the most right answers (see `eval.every`). By default the last step."""
@@ -508,13 +484,8 @@ class EvalSection(Section):
     """How answers are computed. `shared`: the tokens of an image once for all its questions, whose answers grow
     together. `generate`: transformers' own, each question with its own copy of the image. Both give the same answers,
     apart from rounding."""
-    frozen: Free[Frozen | None] = None
-    """How frozen weights are kept when answers are computed after training, as `train.frozen`. By default as in
-    training if that was `int8` or `nf4`, which the adapter fits, and otherwise as `train.precision` says."""
     tokens_per_wave: Free[NumTokens | None] = None
     """With `shared`, tokens of questions and answers that are in memory together, image tokens included; by default as
     many as the GPU has memory for, at most 65,536. A token of an 8B takes 147 kB. In models with linear attention there
     is at most one state for each 64 of them. If there is too little memory, parts of a wave are answered one after
     another."""
-    batch_size: Free[NumRows] = 16
-    """With `generate`, questions that are answered together. Limited by GPU memory."""

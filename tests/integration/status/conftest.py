@@ -28,7 +28,7 @@ def trained(built, make_run_in, tmp_path_factory) -> RunFile:
         tmp_path_factory.mktemp("trained"),
         cache={"dir": str(built.folder.parent)},
         train={"steps": NUM_STEPS, "save_steps": 1},
-        eval={"max_new_tokens": 1, "batch_size": 64},
+        eval={"max_new_tokens": 1},
     )
     train(run, notify=lambda note: None)
     return run

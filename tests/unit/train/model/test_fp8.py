@@ -98,10 +98,7 @@ def test_a_gpu_that_cannot_is_named(monkeypatch: pytest.MonkeyPatch):
     check_frozen("fp8")
 
 
-@pytest.mark.parametrize(
-    ("trained", "asked", "expected"),
-    [("fp8", None, "precision"), ("nf4", None, "nf4"), ("precision", None, "precision"), ("fp8", "fp8", "fp8")],
-)
-def test_answers_are_computed_with_unrounded_weights_after_fp8_unless_it_is_asked_for(trained, asked, expected):
-    run: Any = SimpleNamespace(train=SimpleNamespace(frozen=trained), eval=SimpleNamespace(frozen=asked))
+@pytest.mark.parametrize(("trained", "expected"), [("fp8", "precision"), ("nf4", "nf4"), ("precision", "precision")])
+def test_answers_are_computed_with_unrounded_weights_after_fp8(trained, expected):
+    run: Any = SimpleNamespace(train=SimpleNamespace(frozen=trained))
     assert frozen_of_answers(run) == expected
