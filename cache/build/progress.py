@@ -9,7 +9,7 @@ edited image does not count as done.
 Unusable images are read from what the last build has written and not from the images, so that all ranks of a training,
 on machines that may not have the images, leave out the same records.
 
-Progress (`cache status`) is read from receipts and claims; no process is asked. The rate counts the shards that all
+Progress (`lookonce status`) is read from receipts and claims; no process is asked. The rate counts the shards that all
 workers finished in the last hour, and is 0 if no worker is alive. A worker is slow if it has had its shard for `SLOW`
 times as long as a shard with that number of images takes, by the median of the finished shards.
 """

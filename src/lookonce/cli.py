@@ -28,7 +28,7 @@ from lookonce.version import __version__
 COMMANDS = {
     name: f"lookonce.commands.{name}:{name}"
     for name in (
-        *("adapter", "ask", "bench", "cache", "check", "compare", "completion", "data", "export", "fetch", "init"),
+        *("adapter", "ask", "bench", "cache", "check", "compare", "data", "export", "fetch", "init"),
         *("predict", "report", "sample", "selftest", "status", "study", "train"),
     )
 } | {"eval": "lookonce.commands.evaluate:evaluate"}

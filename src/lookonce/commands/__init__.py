@@ -20,5 +20,4 @@ fetch      lookonce fetch
 status     lookonce status
 bench      lookonce bench step, cache, read
 selftest   lookonce selftest
-completion  lookonce completion
 """

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     "--image", "images", multiple=True, type=PATH, help="An image file, cached or not; several are shown together."
 )
 @click.option("--question", "questions", multiple=True, help="A question to ask; repeat it for several.")
-@click.option("--system", help="System text before each question.")
 @click.option("--untuned", is_flag=True, help="Answer without the adapter; RUN may then also be a model.")
 @click.option("-o", "--output", type=PATH, metavar="FILE", help="Write the answers to a .jsonl or .csv file.")
 @click.option("--overwrite", is_flag=True, help="Replace the output file if it exists.")
@@ -51,7 +50,6 @@ def predict(
     patterns: tuple[str, ...],
     images: tuple[Path, ...],
     questions: tuple[str, ...],
-    system: str | None,
     untuned: bool,
     output: Path | None,
     overwrite: bool,
@@ -82,8 +80,8 @@ def predict(
             f"{num_ranks()} in the environment on purpose: unset WORLD_SIZE"
         )
     check_launch()
-    if records and (patterns or images or questions or system):
-        raise UsageError("--records has all of a question; leave out --images, --image, --question and --system")
+    if records and (patterns or images or questions):
+        raise UsageError("--records has all of a question; leave out --images, --image and --question")
     if patterns and images:
         raise UsageError("--images asks about each image and --image about several together; give only one of them")
     if not records and not questions:
@@ -109,11 +107,11 @@ def predict(
         found = match_images(patterns)
         if found:
             notify(f"asking about {count(len(found), 'image')}")
-        asked = ask_each([(path,) for path in found] or [images], questions, system)
+        asked = ask_each([(path,) for path in found] or [images], questions)
     with claimed_around(output, "lookonce predict") if output else nullcontext():
         answerer = Answerer.open(run_dir, untuned=untuned)
         if len(questions) == 1 and not patterns and not output:
-            _answer_one(answerer, images, questions[0], system, as_json)
+            _answer_one(answerer, images, questions[0], as_json)
             return
         report = answer_all(answerer, asked, broken, output, notify)
     emit(report.to_json(), report.text(), as_json)
@@ -122,9 +120,9 @@ def predict(
     sys.exit(1 if report.num_skipped else 0)
 
 
-def _answer_one(answerer: Answerer, images: tuple[Path, ...], question: str, system: str | None, as_json: bool) -> None:
+def _answer_one(answerer: Answerer, images: tuple[Path, ...], question: str, as_json: bool) -> None:
     """Print the answer alone."""
-    [answer] = answerer.answer(images, question, system)
+    [answer] = answerer.answer(images, question)
     how = {"logprob": answer.logprob, "num_tokens": answer.num_tokens, "ended": answer.ended}
     asked = {"images": [str(image) for image in images], "question": question}
     emit(asked | {"answer": answer.text} | how, answer.text, as_json)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from lookonce.commands.options import IMAGES, JSON, PATH, SEED, emit, notify
-from lookonce.datasets.sample.scene import DEFAULT_SEED
+from lookonce.commands.options import IMAGES, JSON, PATH, emit, notify
 from lookonce.families.lookup import DEFAULT, FAMILIES
 from lookonce.text import shell
 
@@ -21,7 +20,6 @@ NEXT = """next:
 
 @click.command()
 @click.argument("folder", metavar="DIR", type=PATH)
-@click.option("--seed", type=SEED, default=DEFAULT_SEED, show_default=True, help="The same seed writes the same bytes.")
 @click.option(
     "--family",
     default=DEFAULT.model_type,
@@ -55,7 +53,6 @@ NEXT = """next:
 @JSON
 def sample(
     folder: Path,
-    seed: int,
     family: str,
     model: str,
     tokenizer: Path | None,
@@ -82,9 +79,8 @@ def sample(
 
     report = write_sample(
         folder,
-        seed,
-        model,
-        tokenizer,
+        model=model,
+        tokenizer=tokenizer,
         family=family,
         num_images=num_images,
         sizes=sizes,

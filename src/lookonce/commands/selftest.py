@@ -8,16 +8,16 @@ from lookonce.commands.options import JSON, emit, notify
 
 
 @click.command()
-@click.option("--dense", is_flag=True, help="Also compare the dense masks of train.flex_attention: false.")
 @JSON
 @click.pass_context
-def selftest(context: click.Context, dense: bool, as_json: bool) -> None:
+def selftest(context: click.Context, as_json: bool) -> None:
     """Test that packs are exact on this machine.
 
     Compares packs with the rows of stock training, on this GPU with these libraries: masks, attention forward and
     backward, and loss and gradients of a small model, in float32 and in bfloat16, compiled or not, launched or replayed
-    as CUDA graphs. Each difference may be a few times the spread, which is measured in the same run between exact ways
-    to compute rows. Takes about a minute on a GPU. Without one, small packs are compared with dense masks.
+    as CUDA graphs, with FlexAttention and with dense masks. Each difference may be a few times the spread, which is
+    measured in the same run between exact ways to compute rows. Takes a minute or two on a GPU. Without one, small
+    packs are compared with dense masks.
 
     Exits with 1 if anything differs by more, and prints the fastest settings that are exact. The first training on a
     GPU with new libraries runs this test by itself; LOOKONCE_SELFTEST=off in the environment skips that.
@@ -29,12 +29,12 @@ def selftest(context: click.Context, dense: bool, as_json: bool) -> None:
     \b
     Examples:
       lookonce selftest
-      lookonce selftest --dense --json
+      lookonce selftest --json
     """
     from lookonce.selftest.report import save_note
     from lookonce.selftest.run import run_selftest
 
-    report = run_selftest(dense, notify=notify)
+    report = run_selftest(notify=notify)
     if report.combination["device"] != "CPU":
         save_note(report, notify)
     emit(report.to_json(), report.text(), as_json)

@@ -105,7 +105,8 @@ FROM_CACHE = Needs("lookonce", records="used", images="cached", model="open", ca
 TO_TRAIN = replace(FROM_CACHE, command="lookonce train", writes=True)
 TO_EVALUATE = replace(FROM_CACHE, command="lookonce eval", writes=True, adapter=True)
 TO_ANSWER = Needs("lookonce predict", adapter=True, model="open")
-TO_LOOK = Needs("lookonce cache status", records="all", images="planned", model="fingerprint")
+TO_MEASURE = Needs("lookonce bench", records="used", images="hashed", model="open", cache=True)
+TO_LOOK = Needs("lookonce status", records="all", images="planned", model="fingerprint")
 
 
 @dataclass(eq=False)

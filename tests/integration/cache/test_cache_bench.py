@@ -112,7 +112,7 @@ def test_reading_is_measured_in_order_and_at_random(built, monkeypatch, clock):
     monkeypatch.setattr(bench_module, "os", SimpleNamespace(**vars(bench_module.os) | {"preadv": preadv}))
     monkeypatch.setattr(bench_module, "IMAGES_PER_CALL", 4)
     report = bench_read(built.folder, 10)
-    assert report.num_images == 10 and report.check
+    assert report.num_images == 10
     assert [len(names) for names in keys] == [4, 4, 4, 2] and keys[0] == keys[1]  # the first call warms up
     assert (report.open_seconds, report.random_seconds) == (2.0, 10.0)
     assert report.sequential_seconds == report.sequential_bytes == built.size_bytes
@@ -120,14 +120,14 @@ def test_reading_is_measured_in_order_and_at_random(built, monkeypatch, clock):
 
 
 def test_the_share_of_reading_is_of_rates():
-    report = ReadBench(10, 900, 1000, 1.0, 1.0, 0.001, True)
+    report = ReadBench(10, 900, 1000, 1.0, 1.0, 0.001)
     assert report.share == pytest.approx(0.9)
     assert "90% of the sequential rate" in report.text() and "checked" in report.text()
 
 
 def test_the_commands_print_what_was_measured(built):
-    done = CliRunner().invoke(main, ["bench", "read", str(built.folder), "--images", "5", "--json", "--no-check"])
-    assert done.exit_code == 0 and '"num_images": 5' in done.stdout and '"check": false' in done.stdout
+    done = CliRunner().invoke(main, ["bench", "read", str(built.folder), "--images", "5", "--json"])
+    assert done.exit_code == 0 and '"num_images": 5' in done.stdout
 
 
 def test_the_matrix_rate_is_that_of_the_median_product(monkeypatch, clock):
