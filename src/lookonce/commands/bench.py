@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,10 +12,7 @@ from lookonce.commands.options import (
     IMAGES,
     JSON,
     PATH,
-    PLACE,
-    RUN,
     SET,
-    cache_folder,
     check_launch,
     emit,
     notify,
@@ -37,7 +33,6 @@ def bench() -> None:
     \b
     Examples:
       lookonce bench step data/sample/run.yaml --steps 20
-      lookonce bench cache data/sample/run.yaml
     """
 
 
@@ -137,74 +132,3 @@ def bench_step(
     finally:
         if report and is_first:
             emit(report.to_json(), report.text(), as_json)
-
-
-@bench.command("cache")
-@RUN
-@SET
-@click.option(
-    "--images",
-    "num_images",
-    default=0,
-    type=click.IntRange(0, IMAGES),
-    help="Number of images; by default all of the run's.",
-)
-@click.option(
-    "--plain",
-    "num_plain",
-    default=32,
-    show_default=True,
-    type=click.IntRange(1, IMAGES),
-    help="Images for the stock loop.",
-)
-@JSON
-def bench_cache(run_file: Path, assignments: tuple[str, ...], num_images: int, num_plain: int, as_json: bool) -> None:
-    """Measure building a cache, beside its limits and a stock loop.
-
-    The limits are the tower alone and the disk alone. The stock loop runs transformers' processor and tower over one
-    image after another. Writes five times the size of these images' cache into `cache.dir`, and removes
-    it.
-
-    \b
-    Examples:
-      lookonce bench cache data/sample/run.yaml
-      lookonce bench cache run.yaml --images 500 --set cache.dir=/scratch --json
-    """
-    run = read_existing(run_file, assignments)
-    from lookonce.bench.cache import bench_cache as measure
-    from lookonce.run.open import TO_BUILD, open_run
-
-    opened = open_run(run, TO_BUILD)
-    report = measure(
-        run.cache.dir,
-        opened.fingerprint,
-        opened.processor,
-        opened.images.first(num_images) if num_images else opened.images,
-        opened.load_tower(),
-        lambda: opened.load_tower(fast=False).module,
-        opened.shard_bytes,
-        num_plain,
-    )
-    emit(report.to_json(), report.text(), as_json)
-
-
-@bench.command("read")
-@PLACE
-@SET
-@click.option(
-    "--images", "num_images", default=512, show_default=True, type=click.IntRange(1, IMAGES), help="Images to read."
-)
-@JSON
-def bench_read(place: Path, assignments: tuple[str, ...], num_images: int, as_json: bool) -> None:
-    """Measure reading images in random order, beside reading the files in order.
-
-    \b
-    Examples:
-      lookonce bench read data/sample/run.yaml
-      lookonce bench read caches/1f2e3d4c5b6a7980 --images 2000 --json
-    """
-    folder = cache_folder(place, assignments)
-    from lookonce.bench.cache import bench_read as measure
-
-    report = measure(folder, num_images)
-    emit(asdict(report), report.text(), as_json)

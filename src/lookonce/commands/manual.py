@@ -24,8 +24,6 @@ PAGES = {
     "adapter push": "docs/serving.md#upload-to-the-hub",
     "ask": "docs/ask.md#a-conversation",
     "bench": "docs/benchmarks.md",
-    "bench cache": "docs/benchmarks.md#building-a-cache",
-    "bench read": "docs/benchmarks.md#reading-a-cache",
     "bench step": "docs/benchmarks.md#training",
     "cache": "docs/cache.md",
     "cache build": "docs/cache.md#build-it",
