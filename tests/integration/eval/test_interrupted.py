@@ -19,7 +19,7 @@ from lookonce.workflow import train
 
 QUIET = {"notify": lambda note: None}
 NUM_BATCHES, NEVER = 11, 99
-COMMAND = "from lookonce.cli import main; main()"
+COMMAND = "from lookonce.cli import main; from lookonce.eval.answers import engines; engines.BATCH_SIZE = 8; main()"
 
 
 @pytest.fixture(scope="module", autouse=True)
