@@ -245,19 +245,11 @@ class State:
         """The state as one line of a log."""
         return "; ".join([self.cache.line(), self.training.line(), f"evaluation {self._score()}"])
 
-    def row(self) -> tuple[str, ...]:
-        """The state as a row of a table of runs, under `HEADER`."""
-        missing = ", ".join(self.missing()) or "nothing"
-        return str(self.output), self.cache.short(), self.training.short(), self._score(), missing
-
     def _score(self) -> str:
         if score := self.scores.get(self.split):
             return f"{score.exact_match:.1%} (majority {score.majority:.1%})"
         answered = self.unfinished.get(self.split)
         return "{:,} of {:,} answered".format(*answered) if answered else "not yet"
-
-
-HEADER = ("run", "cache", "training", "exact match", "missing")
 
 
 NUM_PROBED = 64

@@ -45,8 +45,7 @@ def ask(run_dir: Path, images: tuple[Path, ...], system: str | None, untuned: bo
     with only_results_on_stdout():
         from lookonce.eval.answerer import Answerer, Conversation
 
-    if run_dir.is_file():
-        remember_run_file(run_dir)
+    remember_run_file(run_dir)
     conversation = Conversation(Answerer.open(run_dir, untuned=untuned), images, system)
     notify(f"ask a question a line, or: {COMMANDS}")
     while (line := _next_line()) not in (None, "/quit"):

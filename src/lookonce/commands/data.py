@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lookonce.commands.options import JSON, PATH, SEED, emit, notify
-from lookonce.datasets.formats.registry import FORMAT_NAMES, FormatName
+from lookonce.datasets.formats.registry import FORMAT_NAMES
 from lookonce.errors import UsageError
 
 if TYPE_CHECKING:
@@ -214,16 +214,11 @@ FORMAT = click.Choice(FORMAT_NAMES)
 def convert(
     source: Path,
     target: Path,
-    target_format: FormatName | None,
-    source_format: FormatName | None,
-    image_root: Path | None,
-    target_root: Path | None,
     shares: str | None,
     seed: int,
     together: tuple[str, ...],
-    coerce_answers: bool,
-    overwrite: bool,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Write records in another format, or divide them into train, val and test.
 
@@ -261,18 +256,8 @@ def convert(
     if together and shares is None:
         raise UsageError("--together keeps records in one part of --split; name the shares with --split val=0.1")
 
-    report = convert_records(
-        source,
-        target,
-        source_format=source_format,
-        target_format=target_format,
-        image_root=image_root,
-        target_root=target_root,
-        coerce_answers=coerce_answers,
-        overwrite=overwrite,
-        notify=notify,
-        division=None if shares is None else Division(parse_shares(shares), seed, together),
-    )
+    division = None if shares is None else Division(parse_shares(shares), seed, together)
+    report = convert_records(source, target, division=division, notify=notify, **options)
     emit(asdict(report), report.text(), as_json)
 
 
@@ -314,19 +299,7 @@ def convert(
     help="Add each question for this many augmented variants of its image.",
 )
 @JSON
-def data_prepare(
-    name: str,
-    folder: Path,
-    source: str | None,
-    revision: str | None,
-    format: str | None,
-    image_root: Path | None,
-    split: str | None,
-    seed: int | None,
-    duplicates: str | None,
-    num_variants: int,
-    as_json: bool,
-) -> None:
+def data_prepare(name: str, folder: Path, as_json: bool, **options: Any) -> None:
     """Make records and images of a dataset, cleaned and split.
 
     NAME is kvasir-vqa, kvasir-vqa-x1, endovis18-vqa, vqa-rad, slake or path-vqa, or a YAML file of your own
@@ -346,8 +319,7 @@ def data_prepare(
     from lookonce.datasets.prepare.build_records import next_steps, report_text
     from lookonce.datasets.prepare.run import Options, prepare
 
-    options = Options(source, revision, format, image_root, split, seed, duplicates, num_variants)  # type: ignore[arg-type]
-    prepared = prepare(name, folder, options, notify)
+    prepared = prepare(name, folder, Options(**options), notify)
     if not prepared.is_new:
         notify(f"{folder} is already prepared from the same source with the same settings; nothing was done")
     emit(prepared.report, report_text(prepared.report), as_json)

@@ -91,8 +91,7 @@ def evaluate(
     with only_results_on_stdout():
         from lookonce.eval.run import evaluate_run
 
-    if run_dir.is_file():
-        remember_run_file(run_dir, assignments)
+    remember_run_file(run_dir, assignments)
     from lookonce.eval.scores.metrics import read_metrics
     from lookonce.run.folder import RunFolder
 

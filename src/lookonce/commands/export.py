@@ -66,8 +66,7 @@ def export(
     from lookonce.run.records import read_split
     from lookonce.settings import read_settings
 
-    if run_dir.is_file():
-        remember_run_file(run_dir)
+    remember_run_file(run_dir)
     opened = open_run(run_dir, Needs("lookonce export", recorded=True))
     folder, run = opened.folder, opened.run
     with claimed_around(output, "lookonce export"):

@@ -94,8 +94,7 @@ def predict(
         from lookonce.eval.predict import predict as answer_all
         from lookonce.run.folder import claimed_around
 
-    if run_dir.is_file():
-        remember_run_file(run_dir)
+    remember_run_file(run_dir)
     if output:
         check_output(output, records, overwrite=overwrite)
     broken: Mapping[str, LookonceError] = {}

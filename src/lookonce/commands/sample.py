@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -51,17 +52,7 @@ NEXT = """next:
 @click.option("--tower-only", is_flag=True, help="Leave out the language model: enough to build and measure caches.")
 @click.option("--stages", is_flag=True, help="Ask in three stages: later answers follow from earlier ones.")
 @JSON
-def sample(
-    folder: Path,
-    family: str,
-    model: str,
-    tokenizer: Path | None,
-    num_images: int,
-    sizes: Path | None,
-    tower_only: bool,
-    stages: bool,
-    as_json: bool,
-) -> None:
+def sample(folder: Path, as_json: bool, **options: Any) -> None:
     """Write a small sample dataset, a model to try everything on, and a run file for both, DIR/run.yaml.
 
     Paths in the run file begin in the folder where this command runs. A model of a real size has no run file: it serves
@@ -77,16 +68,7 @@ def sample(
     """
     from lookonce.datasets.sample.write import write_sample
 
-    report = write_sample(
-        folder,
-        model=model,
-        tokenizer=tokenizer,
-        family=family,
-        num_images=num_images,
-        sizes=sizes,
-        tower_only=tower_only,
-        stages=stages,
-    )
+    report = write_sample(folder, **options)
     emit(asdict(report), report.text(), as_json)
     if report.run_file:
         notify(NEXT.format(run=shell(report.run_file), output=shell(f"runs/{folder.absolute().name}")))

@@ -278,13 +278,3 @@ def test_advice_names_the_run_file_that_was_given(run_file, monkeypatch, words):
     path = run_file.rename("my run.yaml").name
     result = run(*(path if word == "RUN" else word for word in words))
     assert "broken; run: lookonce cache repair 'my run.yaml', not my-RUN.yaml" in result.stderr
-
-
-def test_advice_for_several_run_files_names_none(run_file, monkeypatch):
-    def fail(*args, **kwargs):
-        raise CacheError("broken; run: lookonce cache repair RUN.yaml")
-
-    monkeypatch.setattr("lookonce.status.RunStatus.open", fail)
-    other = run_file.with_name("b.yaml")
-    other.write_text(run_file.read_text())
-    assert "lookonce cache repair RUN.yaml" in run("status", run_file, other).stderr
