@@ -19,7 +19,7 @@ from lookonce.workflow import train
 
 QUIET = {"notify": lambda note: None}
 NUM_BATCHES, NEVER = 11, 99
-COMMAND = "from lookonce.cli import main; from lookonce.eval.answers import engines; engines.BATCH_SIZE = 8; main()"
+COMMAND = "from lookonce.cli import main; main()"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -196,6 +196,7 @@ SHOWING = """
 import sys
 from lookonce.eval.answers import engines
 real = engines.greedy_answers
+engines.BATCH_SIZE = 8
 
 def shown(*arguments):
     print("answered a batch", file=sys.stderr)
