@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import click
 
-from lookonce.commands.options import JSON, PATH, SECONDS, SPLIT, emit, notify
+from lookonce.commands.options import JSON, PATH, SPLIT, emit, notify
 
 
 @click.command()
@@ -17,14 +16,12 @@ from lookonce.commands.options import JSON, PATH, SECONDS, SPLIT, emit, notify
 @click.option(
     "-o", "--output", type=PATH, metavar="FILE", default=Path("report.html"), show_default=True, help="Page to write."
 )
-@click.option("--watch", "interval_s", type=SECONDS, metavar="SECONDS", help="Write it again while a training runs.")
 @JSON
 def report(
     paths: tuple[Path, ...],
     split: str | None,
     baseline: Path | None,
     output: Path,
-    interval_s: float | None,
     as_json: bool,
 ) -> None:
     """Write one HTML page with all that is known of a run, or of several side by side.
@@ -52,7 +49,6 @@ def report(
     Examples:
       lookonce report runs/first
       lookonce report runs/first runs/second --split test -o comparison.html
-      lookonce report runs/first --watch 60
       lookonce report runs/first --json
     """
     from lookonce.files import write_text
@@ -63,14 +59,8 @@ def report(
     if baseline:
         paths = (baseline, *(path for path in paths if path.absolute() != baseline.absolute()))
     check_replaces_page(output)
-    while True:
-        with claimed_around(output, "lookonce report"):
-            runs = open_runs(paths, split)
-            found = Report.of(runs, with_first_only=baseline is not None)
-            write_text(output, found.to_page())
-        if interval_s is None or not any(run.is_training for run in runs):
-            break
-        notify(f"{output}: {'; '.join(run.training.line() for run in runs if run.training)}")
-        time.sleep(interval_s)
+    with claimed_around(output, "lookonce report"):
+        found = Report.of(open_runs(paths, split), with_first_only=baseline is not None)
+        write_text(output, found.to_page())
     notify(f"wrote the page to {output}")
     emit(found.to_json(), "\n".join(found.sentences()), as_json)

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar
 from lookonce.cache.format import BUILD_COMMAND
 from lookonce.cache.store.fingerprint import Fingerprint, Source
 from lookonce.cache.store.reader import VisionCache, find_cache
-from lookonce.datasets.curriculum import LessonOrder
 from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.records import Record
 from lookonce.environment import limit_cpu_threads
@@ -509,15 +508,17 @@ def records_identity(
     run: RunFile, fingerprint: Fingerprint, records: dict[str, list[Record]], key_of: Callable[[Path], str]
 ) -> dict[str, Any]:
     """The entries that do not need the model; every image must have a key."""
-    order, context = run.batch.lesson_order, run.data.context
-    found = {
+    order, context, train, val = run.batch.lesson_order, run.data.context, records["train"], records["val"]
+    found: dict[str, Any] = {
         "cache": fingerprint.sha256,
-        "records": {split: hash_records(records[split], key_of) for split in ("train", "val")},
+        "records": {"train": hash_records(train, key_of), "val": hash_records(val, key_of)},
     }
     if order:
-        found["lessons"] = hash_lessons(records["train"], order)
+        lessons = repr([order.lesson_of(record) for record in train])
+        found["lessons"] = hashlib.sha256(lessons.encode()).hexdigest()
     if context:
-        found["context"] = hash_context([*records["train"], *records["val"]], context)
+        stages = repr([context.stage_of(record) for record in [*train, *val]])
+        found["context"] = hashlib.sha256(stages.encode()).hexdigest()
     return found | answers_identity(context)
 
 
@@ -530,17 +531,7 @@ def hash_records(records: Iterable[Record], key_of: Callable[[Path], str]) -> st
     return digest.hexdigest()
 
 
-def hash_context(records: Iterable[Record], context: ContextSection) -> str:
-    """The sha256 over the stages of some records."""
-    return hashlib.sha256(repr([context.stage_of(record) for record in records]).encode()).hexdigest()
-
-
 def answers_identity(context: ContextSection | None) -> dict[str, list[str] | None]:
     """The recorded input of the predictions that contexts have: the hash of each file that exists; None without any."""
     files = context.given if context else []
     return {"answers": [hash_file(path) for path in files if path.exists()] or None}
-
-
-def hash_lessons(records: Iterable[Record], order: LessonOrder) -> str:
-    """The sha256 over the lessons of some records."""
-    return hashlib.sha256(repr([order.lesson_of(record) for record in records]).encode()).hexdigest()
