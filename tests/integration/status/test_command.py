@@ -48,7 +48,7 @@ def test_a_watch_prints_one_line_each_time_and_ends_when_all_is_done(site, run_f
         site.train()
 
     steps = iter([site.cache, site.begin, site.writes_progress, train])
-    monkeypatch.setattr("lookonce.commands.status.time.sleep", lambda seconds: next(steps)())
+    monkeypatch.setattr("lookonce.commands.train.time.sleep", lambda seconds: next(steps)())
     result = call(run_file, "--watch", 1)
     lines = result.stdout.splitlines()
     assert result.exit_code == 0 and len(lines) == 5 and next(steps, None) is None
@@ -60,7 +60,7 @@ def test_a_watch_prints_one_line_each_time_and_ends_when_all_is_done(site, run_f
 def test_a_watch_on_a_terminal_shows_the_whole_state(site, run_file, monkeypatch):
     site.finish()
     terminal = SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: True))
-    monkeypatch.setattr("lookonce.commands.status.sys", terminal)
+    monkeypatch.setattr("lookonce.commands.train.sys", terminal)
     assert call(run_file, "--watch", 1).stdout == call(run_file).stdout
 
 

@@ -252,7 +252,7 @@ def test_an_interrupted_prompt_is_an_interrupted_command(monkeypatch):
                 signal.raise_signal(signal.SIGINT)
             return 0
 
-    monkeypatch.setattr("lookonce.commands.init.is_terminal", lambda: True)
+    monkeypatch.setattr("lookonce.commands.prepare.is_terminal", lambda: True)
     result = CliRunner().invoke(main, ["init", "run.yaml"], input=io.BufferedReader(Interrupted()))
     assert result.exit_code == 130 and "Error: interrupted; run the same command again\n" in result.stderr
 
