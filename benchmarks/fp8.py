@@ -90,7 +90,7 @@ def draw_b_matrices(model: Any) -> None:
 
 
 def run_batches(model: Any, chat_tokenizer: Any, cache: VisionCache, batches: list[Any]) -> dict[str, torch.Tensor]:
-    collator = RowCollator(CachedFeatures(cache), chat_tokenizer.image_token_id, chat_tokenizer.tokenizer.pad_token_id)
+    collator = RowCollator.of(chat_tokenizer, CachedFeatures(cache))
     model.zero_grad()
     logits, losses = [], []
     for examples in batches:

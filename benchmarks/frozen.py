@@ -36,11 +36,11 @@ from lookonce.environment import best_device
 from lookonce.run.open import FROM_CACHE, TO_BUILD, OpenRun, open_run
 from lookonce.run.sections import UNQUANTISED
 from lookonce.selftest.model import Passes, ieee_float32
-from lookonce.train.data.batches import BatchMaker
-from lookonce.train.data.packing import padded_length
-from lookonce.train.model.compile import checkpointed, training_on_packs
+from lookonce.train.data.dataset import DataCollatorForPacks, PackBatchSampler, VQADataset
+from lookonce.train.model.compile import checkpointed
 from lookonce.train.model.frozen import check_frozen
 from lookonce.train.model.load import PRECISIONS, add_lora, load_weights, load_without_tower
+from lookonce.train.model.packs import packed_attention
 
 KINDS = ("fp8", "int8", "nf4")
 TRUTH, YARDSTICK, NEXT = "float32", "bfloat16", "next step"
@@ -105,8 +105,7 @@ def train_adapter(session: OpenRun, num_steps: int) -> Path:
     examples, adapter = session.examples("train")[0], session.run.output / "adapter"
     with TemporaryDirectory() as folder:
         model, trainer = set_up(VARIANTS["shared"], session, examples, num_steps, Path(folder), say)
-        with training_on_packs(model, compiled=is_compiled(session)):
-            trainer.train()
+        trainer.train()
     losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
     say(f"trained {num_steps} steps: loss {losses[0]:.3f} at first, {losses[-1]:.3f} at last")
     model.save_pretrained(str(adapter))
@@ -126,13 +125,15 @@ def steps_with(session: OpenRun, adapter: Path, precision: str, frozen: str, num
     model.to(device).train()
     examples, source = session.examples("train")[0], session.features
     batch = run.batch.model_copy(update={"mode": "shared"})
-    maker = BatchMaker.of(examples, session.chat_tokenizer, source, batch, device, run.train.seed)
-    longest = padded_length(batch.tokens_per_pack)
-    passes = Passes(model, PRECISIONS[precision], longest, device, flex=run.train.flex_attention)
-    on_packs = training_on_packs(model, compiled=is_compiled(session))
+    sampler = PackBatchSampler.of(VQADataset.of(examples, session.chat_tokenizer, source), batch, run.train.seed)
+    collator, passes = (
+        DataCollatorForPacks(sampler.dataset, device=device),
+        Passes(model, PRECISIONS[precision], device),
+    )
+    on_packs = packed_attention(model, compiled=is_compiled(session), flex=run.train.flex_attention)
     with ieee_float32(), on_packs, checkpointed(model, run.train.gradient_checkpointing):
-        for micro_batches in maker.sampler.steps(0, num_steps):
-            loss = sum(float(passes.run(maker.batch(one))) for one in micro_batches)
+        for packs in sampler.steps(0, num_steps):
+            loss = sum(float(passes.run(collator(sampler.dataset.__getitems__(one)))) for one in packs)
             yield loss, {name: one.grad.cpu() for name, one in model.named_parameters() if one.grad is not None}
             model.zero_grad(set_to_none=True)
 

@@ -33,7 +33,6 @@ from lookonce.run.config import RunFile
 from lookonce.run.open import FROM_CACHE, TO_BUILD, OpenRun, open_run
 from lookonce.train.loop.arguments import training_arguments
 from lookonce.train.loop.session import make_trainer
-from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.load import PRECISIONS, add_lora, load_without_tower
 
 ORDERS = {"random": 1, "4 an image": 4, "all of an image": None}
@@ -106,11 +105,10 @@ def train_one(run: RunFile) -> list[dict[str, float]]:
     model = add_lora(model, session.model_folder, run.lora, run.train.seed)
     arguments = training_arguments(run, Path(run.output), eval_strategy="no", save_strategy="no", logging_steps=1000)
     trainer = make_trainer(session, model, arguments, examples)
-    num_steps = round(len(trainer.batch_maker.sampler) * run.train.epochs)
+    num_steps = round(trainer.train_sampler.num_steps * run.train.epochs)
     marks = Marks(session, model, num_steps)
     trainer.add_callback(marks)
-    with training_on_packs(model, compiled=False):
-        trainer.train()
+    trainer.train()
     return marks.points
 
 

@@ -33,7 +33,6 @@ from lookonce.run.sections import UNQUANTISED
 from lookonce.text import table
 from lookonce.train.data.packing import padded_length
 from lookonce.train.loop.session import WarmUp
-from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.gpu_memory import CARDS_GB, SPARE
 
 LENGTHS = (2048, 8192, 4096)
@@ -63,8 +62,7 @@ def peak_of(options: Any, length: int, checkpointing: str, card_gb: float | None
     limit_memory(card_gb)
     with tempfile.TemporaryDirectory() as folder:
         model, trainer = set_up(VARIANTS["shared"], session, examples, 2, Path(folder), lambda note: None)
-        with training_on_packs(model, compiled=inputs.run.train.compile and torch.cuda.is_available()):
-            trainer.train()
+        trainer.train()
     trials = [one.trial for one in trainer.callback_handler.callbacks if isinstance(one, WarmUp) and one.trial]
     return (padded_length(trials[0].num_tokens), trials[0].peak_bytes / 1e9) if trials else (0, 0.0)
 

@@ -30,7 +30,8 @@ from lookonce.datasets.images import TICK_S
 from lookonce.datasets.sample.write import write_sample
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, open_run
-from lookonce.train.data.batches import BatchMaker, Prefetcher
+from lookonce.train.data.batches import Prefetcher
+from lookonce.train.data.dataset import DataCollatorForPacks, PackBatchSampler, VQADataset
 from lookonce.train.train import open_training
 
 ANSWERS = ("yes", "no", "none", "polyp", "2", "upper left", "pink; red", "more than 20")
@@ -88,13 +89,15 @@ def start(run: RunFile, num_steps: int) -> dict[str, float]:
         clock, (examples, _) = training.startup, training.examples["train"]
         with clock.timed("group records"):
             device = torch.device("cpu")
-            batches = BatchMaker.of(examples, session.chat_tokenizer, session.features, run.batch, device, seed=0)
+            dataset = VQADataset.of(examples, session.chat_tokenizer, session.features)
+            sampler, collator = PackBatchSampler.of(dataset, run.batch, seed=0), DataCollatorForPacks(dataset)
         with clock.timed("first step's batch"):
-            for micro_batch in next(batches.sampler.steps(0, 1)):
-                batches.batch(micro_batch)
+            for indices in next(sampler.steps(0, 1)):
+                collator(dataset.__getitems__(indices))
         grows = {f"{name}, step 1": number for name, number in holds().items()}
-        steps = batches.sampler.steps(1, num_steps)
-        with contextlib.closing(Prefetcher(steps, batches.batch, device, num_ahead=2)) as ahead:
+        steps = sampler.steps(1, num_steps)
+        make = lambda indices: collator(dataset.__getitems__(indices))  # noqa: E731
+        with contextlib.closing(Prefetcher(steps, make, device, num_ahead=2)) as ahead:
             for _ in range(1, num_steps):
                 for _batch in ahead.step():
                     pass

@@ -39,7 +39,6 @@ from lookonce.errors import LookonceError
 from lookonce.families.lookup import DEFAULT
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.text import first_line
-from lookonce.train.model.compile import training_on_packs
 
 OUTSIDE_GB = 1.75
 """Memory of a limited card that is left to CUDA itself and its graphs."""
@@ -147,9 +146,7 @@ def work(cell: Cell, options: Any) -> None:
                 flops=flops_of_epoch(session, model, examples, variant.mode) * share,
             )
             Turns(trainer, num_steps, replies)
-            compiled = session.run.train.compile and torch.cuda.is_available()
-            with training_on_packs(model, compiled=compiled) if variant.has_packs else contextlib.nullcontext():
-                trainer.train()
+            trainer.train()
     except (LookonceError, torch.OutOfMemoryError) as error:
         reply(replies, error=first_line(error))
 

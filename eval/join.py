@@ -134,9 +134,14 @@ def _folder_of(path: Path) -> RunFolder | None:
     return RunFolder(above) if (above / RECORD).exists() else None
 
 
-def _training_of(folder: RunFolder) -> tuple[str, int]:
-    """What determines the training of a run folder but its seed, and the seed."""
+def _training_of(folder: RunFolder) -> tuple[str, int | None]:
+    """What determines the training of a run folder but its seed, and the seed.
+
+    Of a training elsewhere nothing is known but the adapter, so no other run is a seed of it.
+    """
     run = folder.read_run()
+    if folder.was_trained_elsewhere:
+        return json.dumps(folder.read_trained().adapter, sort_keys=True), None
     ignored = run.keys_that_may_differ - {"eval.max_new_tokens"} | {SEED}
     settings = {name: value for name, value in flatten(run.model_dump(mode="json")).items() if name not in ignored}
     inputs = _before_the_draw(run, folder.recorded_inputs())

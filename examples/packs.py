@@ -1,4 +1,4 @@
-"""Train on packs in a loop of one's own, on one GPU: python packs.py MODEL train.jsonl ADAPTER"""
+"""Train on packs in a loop of one's own: accelerate launch packs.py MODEL train.jsonl ADAPTER, on one GPU or several"""
 
 import sys
 from pathlib import Path
@@ -20,21 +20,21 @@ from lookonce import (
 )
 
 model_path, records_path, adapter = sys.argv[1:]
-accelerator = Accelerator(mixed_precision="bf16" if torch.cuda.is_available() else "no")
+torch.manual_seed(42)
+on_gpu = torch.cuda.is_available()
+accelerator = Accelerator(cpu=not on_gpu, mixed_precision="bf16" if on_gpu else "no")
 records = read_records(Path(records_path))
 cache = build_cache([image for record in records for image in record.images], model_path, "caches")
 dataset = VQADataset(records, cache, model_path)
 sampler = PackBatchSampler(dataset, samples_per_step=16)
-loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=DataCollatorForPacks(dataset))
-model = load_without_tower(model_path, device=accelerator.device)
-model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
-optimizer = torch.optim.AdamW((weight for weight in model.parameters() if weight.requires_grad), lr=2e-4)
-with packed_attention(model, compiled=accelerator.device.type == "cuda"):
+loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=DataCollatorForPacks(dataset), pin_memory=on_gpu)
+tuned = get_peft_model(load_without_tower(model_path), LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
+model, optimizer = accelerator.prepare(tuned, torch.optim.AdamW(tuned.parameters(), lr=2e-4))  # the loader has ranks
+with packed_attention(model, compiled=on_gpu, captured=on_gpu and accelerator.num_processes == 1):
     for pack in loader:
-        with accelerator.autocast():
-            loss = pack_loss(model, pack)
-        accelerator.backward(loss)
+        accelerator.backward(pack_loss(model, pack))
         if pack["ends_step"]:
             optimizer.step()
             optimizer.zero_grad()
-model.save_pretrained(adapter)
+if accelerator.is_main_process:
+    tuned.save_pretrained(adapter)

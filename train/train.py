@@ -24,7 +24,7 @@ from lookonce.run.folder import RunFolder, Trained, adapter_hashes, step_of
 from lookonce.run.open import TO_TRAIN, OpenRun, open_run
 from lookonce.run.start_adapter import start_identity
 from lookonce.run.startup import Startup
-from lookonce.text import Notify, quiet
+from lookonce.text import Notify, quiet, shell
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.arguments import training_arguments
 from lookonce.train.loop.checkpoints import (
@@ -34,14 +34,12 @@ from lookonce.train.loop.checkpoints import (
     begin,
     checkpoint_bytes,
     kept,
-    numbers_only,
 )
 from lookonce.train.loop.distributed import RESUME_HINT, Ranks, StopAfterStep
 from lookonce.train.loop.log_files import CurvesFile, Heartbeat, MetricsLog
 from lookonce.train.loop.session import make_trainer, weights_fit
 from lookonce.train.loop.trackers import Trackers
 from lookonce.train.loop.trainer import Answer, Evaluations, check_can_answer
-from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.linear_attention import linear_layers
 from lookonce.train.model.load import (
     PRECISIONS,
@@ -124,7 +122,7 @@ class Training:
         log.attach(trainer)
         trainer.evaluations = evaluations
         with stop.recording_signals():
-            result = self._fit(trainer, model)
+            result = self._fit(trainer)
             self.ranks.disband()
             if not self.ranks.is_first:
                 return model
@@ -174,12 +172,9 @@ class Training:
             follow_umask(path)
         flush_files(folder.adapter)  # before trained.json says that it is there
 
-    def _fit(self, trainer: Any, model: Any) -> Any:
+    def _fit(self, trainer: Any) -> Any:
         checkpoint = self.start.checkpoint
-        is_compiled = self.opened.run.train.compile and torch.cuda.is_available()
-        on_packs = training_on_packs(model, compiled=is_compiled)
-        on_batches = on_packs if self.opened.run.batch.has_packs else contextlib.nullcontext()
-        with numbers_only(checkpoint), self._weights_fit(), on_batches:
+        with self._weights_fit():
             return trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
 
@@ -206,6 +201,8 @@ def open_training(
     arguments = training_arguments(run, folder.checkpoints)  # raises for wrong settings before anything is read
     check_can_answer(run, arguments.world_size)
     ranks = Ranks.of(arguments)
+    if not restart:
+        ranks.first_decides(lambda: _check_trains_here(folder))
     stays = not restart and ranks.first_decides(lambda: folder.is_finished and not folder.has_other_length(run))
     needs = replace(TO_TRAIN, writes=not stays, images="hashed" if verify_images else "cached")
     opened = open_run(run, needs, once=ranks.first_decides, timed=startup.timed, notify=notify)
@@ -220,6 +217,16 @@ def open_training(
         opened.__exit__()
         raise
     return Training(opened, arguments, ranks, start, startup, identity, examples)
+
+
+def _check_trains_here(folder: RunFolder) -> None:
+    """Check that the run in a folder, if there is one, has its training there."""
+    if folder.was_trained_elsewhere:
+        raise RunFolderError(
+            f"{folder.folder} holds an adapter that another program trained, so there is no training to continue; "
+            f"evaluate it with: {shell('lookonce', 'eval', folder.folder)}; or choose another `output`, or move that "
+            "run away and train with --restart"
+        )
 
 
 def _identity(opened: OpenRun, restart: bool) -> dict[str, Any]:

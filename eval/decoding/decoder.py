@@ -43,9 +43,9 @@ from lookonce.eval.decoding.waves import PADDING, Branches, Room, Spans, WaveLay
 from lookonce.train.data.batches import Batch, FeatureSource
 from lookonce.train.data.packing import BLOCK
 from lookonce.train.data.tokenize import ChatTokenizer
-from lookonce.train.model.cuda_graphs import Capture, cuda_graph_capture
 from lookonce.train.model.linear_attention import linear_layers
 from lookonce.train.model.load import text_model
+from lookonce.train.model.packs import Capture, cuda_graph_capture
 
 STEPS_BETWEEN_CHECKS = 4
 """Passes on a GPU after which the CPU asks which answers have ended; each time the GPU has to wait."""

@@ -56,10 +56,10 @@ from lookonce.train.data.packing import BLOCK, padded_length
 from lookonce.train.data.tokenize import ChatTokenizer
 from lookonce.train.model.attention import WHOLE_BLOCKS, PackMask, shared_prefix_attention
 from lookonce.train.model.compile import other_attention, training_on_packs
-from lookonce.train.model.cuda_graphs import Capture
 from lookonce.train.model.linear_attention import InPack, masks_with
 from lookonce.train.model.load import text_model
 from lookonce.train.model.loss import MASK_KEY
+from lookonce.train.model.packs import Capture
 
 PROMPTS = "shared_prefix_prompts"
 STEPS = "shared_prefix_steps"

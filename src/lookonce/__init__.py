@@ -16,25 +16,19 @@ from typing import TYPE_CHECKING, Any
 from lookonce.version import __version__
 
 if TYPE_CHECKING:
+    from lookonce.adapter.save import save_run
     from lookonce.cache.store.reader import VisionCache
     from lookonce.datasets.images import image_key
     from lookonce.datasets.records import Record, Turn, read_records, write_records
     from lookonce.errors import LookonceError
     from lookonce.eval.answerer import Answerer
     from lookonce.eval.decoding.dialogue import Answer
-    from lookonce.library import (
-        DataCollatorForPacks,
-        DataCollatorForRows,
-        PackBatchSampler,
-        VQADataset,
-        build_cache,
-        load_without_tower,
-        pack_loss,
-        packed_attention,
-        replace_tower,
-    )
+    from lookonce.library import build_cache, load_without_tower, replace_tower
     from lookonce.run.config import RunFile, read_run_file
+    from lookonce.train.data.dataset import DataCollatorForPacks, DataCollatorForRows, PackBatchSampler, VQADataset
+    from lookonce.train.loop.trainer import PackTrainer
     from lookonce.train.model.load import CachedVisionTower
+    from lookonce.train.model.packs import average_gradients, pack_loss, packed_attention
 
 __all__ = [
     "__version__",
@@ -45,11 +39,13 @@ __all__ = [
     "DataCollatorForRows",
     "LookonceError",
     "PackBatchSampler",
+    "PackTrainer",
     "Record",
     "RunFile",
     "Turn",
     "VQADataset",
     "VisionCache",
+    "average_gradients",
     "build_cache",
     "image_key",
     "load_without_tower",
@@ -58,21 +54,25 @@ __all__ = [
     "read_records",
     "read_run_file",
     "replace_tower",
+    "save_run",
     "write_records",
 ]
 _HOME = {
     "Answer": "lookonce.eval.decoding.dialogue",
     "Answerer": "lookonce.eval.answerer",
     "CachedVisionTower": "lookonce.train.model.load",
-    "DataCollatorForPacks": "lookonce.library",
-    "DataCollatorForRows": "lookonce.library",
-    "PackBatchSampler": "lookonce.library",
-    "VQADataset": "lookonce.library",
+    "DataCollatorForPacks": "lookonce.train.data.dataset",
+    "DataCollatorForRows": "lookonce.train.data.dataset",
+    "PackBatchSampler": "lookonce.train.data.dataset",
+    "PackTrainer": "lookonce.train.loop.trainer",
+    "VQADataset": "lookonce.train.data.dataset",
+    "average_gradients": "lookonce.train.model.packs",
     "build_cache": "lookonce.library",
     "load_without_tower": "lookonce.library",
-    "pack_loss": "lookonce.library",
-    "packed_attention": "lookonce.library",
+    "pack_loss": "lookonce.train.model.packs",
+    "packed_attention": "lookonce.train.model.packs",
     "replace_tower": "lookonce.library",
+    "save_run": "lookonce.adapter.save",
     "LookonceError": "lookonce.errors",
     "Record": "lookonce.datasets.records",
     "RunFile": "lookonce.run.config",

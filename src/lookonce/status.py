@@ -37,7 +37,7 @@ from lookonce.eval.answers.files import unfinished
 from lookonce.eval.scores.metrics import read_metrics
 from lookonce.eval.scores.prediction import Score
 from lookonce.run.config import LENGTH, RunFile
-from lookonce.run.folder import RunFolder, find_trainer
+from lookonce.run.folder import RunFolder, TrainedElsewhere, find_trainer
 from lookonce.run.log_file import read_progress
 from lookonce.run.open import Needs, OpenRun, open_run, records_identity
 from lookonce.run.records import UNUSABLE_ADVICE, without_fold
@@ -45,7 +45,9 @@ from lookonce.run.start_adapter import start_identity
 from lookonce.summary import Summary, question_of
 from lookonce.text import count, duration, rows, shell, size
 
-TrainingState = Literal["not begun", "running", "dead", "stopped", "failed", "trained", "finished", "another run"]
+TrainingState = Literal[
+    "not begun", "running", "dead", "stopped", "failed", "trained", "trained elsewhere", "finished", "another run"
+]
 
 
 @dataclass(frozen=True)
@@ -372,6 +374,8 @@ def find_training(folder: RunFolder, expiry_s: float) -> TrainingPhase:
     progress, last = read_progress(folder.progress), folder.last_checkpoint
     checkpoint = last.name if last else None
     trained = folder.read_trained() if folder.trained.exists() else None
+    if isinstance(trained, TrainedElsewhere):
+        return TrainingPhase("trained elsewhere")
     num_steps, startup_seconds = (trained.num_steps, trained.startup_seconds) if trained else (0, {})
     trainer = find_trainer(folder.folder, expiry_s)
     if trainer and (progress is None or progress.worker != trainer):  # it has not begun to write its progress
@@ -483,7 +487,7 @@ def next_command(run: RunFile, state: State, run_file: Path, assignments: tuple[
         return shell(SUBMIT, *arguments)
     if missing[0] in ("plan", "cache") or missing[0].startswith("cache "):
         return shell(program(), "cache", "build", *arguments)
-    if missing[0] == "eval" and state.training.state == "finished":
+    if missing[0] == "eval" and state.training.state in ("finished", "trained elsewhere"):
         return shell(program(), "eval", run.output, "--split", state.split)
     if state.training.state == "another run":
         is_longer = differs_in_length(RunFolder(run.output), run)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lookonce.environment import program, shorten
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.eval.statistics import Interval
-from lookonce.run.folder import RunFolder, read_form
+from lookonce.run.folder import RunFolder, Trained, read_form
 from lookonce.run.log_file import read_curves
 from lookonce.text import count, duration, rows, shell, size
 
@@ -128,6 +128,7 @@ def summarise(opened: OpenRun, evaluation: Evaluation | None) -> Summary:
     """Collect the figures of a trained run."""
     run, folder, images, cache = opened.run, opened.folder, opened.images, opened.cache
     trained = folder.read_trained()
+    assert isinstance(trained, Trained)  # `lookonce train` refuses a run that was trained elsewhere
     best_step, best_loss = read_curves(folder.log).best or (None, None)
     return Summary(
         run=str(run.output),

@@ -8,6 +8,7 @@ import runpy
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from lookonce import (
     DataCollatorForPacks,
     DataCollatorForRows,
     PackBatchSampler,
+    PackTrainer,
     VisionCache,
     VQADataset,
     build_cache,
@@ -37,11 +39,13 @@ from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.datasets.images import index_images
 from lookonce.errors import FeaturesMissing, ImageError, LookonceError, RecordsError, UsageError
 from lookonce.library import key_of
-from lookonce.train.data.batches import Pixels, RowCollator, StockCollator
+from lookonce.train.data.batches import Pixels
+from lookonce.train.model.packs import share_of_loss
 from lookonce.workflow import train
 
 LORA = LoraConfig(r=4, lora_alpha=8, target_modules=r".*language_model.*\.(q_proj|v_proj)")
 TOLERANCE = 1e-5
+NUM_STEPS = 4
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +89,7 @@ def test_a_batch_of_rows_has_the_loss_and_gradients_of_the_stock_model_with_its_
     index = index_images(records)
     pixels = Pixels(ImageProcessor(sample / "model"), index.path_of)
     chat = dataset.chat_tokenizer
-    with_pixels = StockCollator(RowCollator(pixels, chat.image_token_id, chat.tokenizer.pad_token_id))
+    with_pixels = DataCollatorForRows(VQADataset.of(dataset.examples(), chat, pixels))
     expected, wanted = gradients(stock, with_pixels(examples))
     loss, found = gradients(model, DataCollatorForRows(dataset)(examples))
     assert abs(loss - expected) / expected < TOLERANCE
@@ -186,15 +190,19 @@ def test_an_example_of_forty_lines_trains_an_adapter_of_the_sample(sample, tmp_p
 
 
 SIGNATURES = """
-DataCollatorForPacks(dataset, *, max_bytes_in_memory)
-DataCollatorForRows(dataset, *, max_bytes_in_memory)
+DataCollatorForPacks(dataset, *, device, pads_to_blocks)
+DataCollatorForRows(dataset)
 PackBatchSampler(dataset, *, samples_per_step, tokens_per_pack, seed, loss, shuffle, rank, num_ranks)
-VQADataset(records, cache, tokenizer, *, revision)
+PackTrainer(model, args, train_sampler, *, eval_dataset, callbacks, compiled, captured, flex, checkpointing, \
+num_ahead, optimizers)
+VQADataset(records, cache, tokenizer, *, revision, max_bytes_in_memory)
+average_gradients(model)
 build_cache(images, model, folder, *, revision, dtype, backend, min_pixels, max_pixels, shard_mb)
 load_without_tower(model, *, revision, dtype, device, attention)
 pack_loss(model, pack)
-packed_attention(model, *, compiled)
+packed_attention(model, *, compiled, captured, flex)
 replace_tower(model)
+save_run(adapter, run)
 """
 
 
@@ -219,7 +227,7 @@ def test_the_packs_of_a_step_have_the_loss_and_gradients_of_the_stock_model_on_t
         if pack["ends_step"]:
             steps.append([])
     assert len(steps) - 1 == sampler.num_steps == 2 and len(steps[0]) > 1
-    order = [[*indices] for indices in sampler._sampler.epoch(0)]
+    order = [[*indices] for indices in sampler.plan.epoch(0)]
     first = [index for one in order[0] for group in one.pack.groups for index in group.examples]
     model = load_without_tower(sample / "model", dtype=torch.float32, device="cpu")
     expected, wanted = gradients(model, DataCollatorForRows(dataset)([dataset[index] for index in first]))
@@ -253,36 +261,99 @@ def test_packs_that_cannot_be_made_are_named(sample, records, cache):
         next(iter(DataLoader(dataset, batch_size=2, collate_fn=DataCollatorForPacks(dataset))))
 
 
-def test_a_loop_of_ones_own_ends_with_the_adapter_of_lookonce_train_bit_for_bit(make_run, sample, built):
-    """Both are made of the same pieces."""
-    run = make_run(
+@pytest.fixture(scope="module")
+def trained(make_run_in, built, tmp_path_factory) -> dict[str, torch.Tensor]:
+    """The adapter of `lookonce train`."""
+    run = make_run_in(
+        tmp_path_factory.mktemp("trained"),
         cache={"dir": str(built.folder.parent)},
         data={"val": [], "test": []},
         batch={"tokens_per_pack": 256},
         train={"scheduler": "constant", "warmup": 0, "optimizer": "adamw_torch", "learning_rate": 0.01},
         lora={"targets": ["q_proj", "v_proj"]},
     )
+    assert run.train.steps == NUM_STEPS
     train(run, notify=lambda note: None)
-    theirs = load_file(run.output / "adapter" / "adapter_model.safetensors")
-    dataset = VQADataset(read_records(sample / "train.jsonl"), built, sample / "model")
+    return load_file(run.output / "adapter" / "adapter_model.safetensors")
+
+
+def to_train(sample, cache) -> tuple[Any, PackBatchSampler]:
+    """A model with a new adapter, and the packs that it is trained on."""
+    dataset = VQADataset(read_records(sample / "train.jsonl"), cache, sample / "model")
     sampler = PackBatchSampler(dataset, samples_per_step=8, tokens_per_pack=256, seed=0)
     model = load_without_tower(sample / "model", dtype=torch.float32, device="cpu")
     torch.manual_seed(0)
-    tuned = get_peft_model(model, LORA).train()
-    trained = [weight for weight in tuned.parameters() if weight.requires_grad]
-    optimizer, num_steps = torch.optim.AdamW(trained, lr=0.01, weight_decay=0), 0
-    with packed_attention(tuned):
-        for pack in DataLoader(dataset, batch_sampler=sampler, collate_fn=DataCollatorForPacks(dataset)):
+    return get_peft_model(model, LORA).train(), sampler
+
+
+def assert_is_adapter_of(tuned, trained) -> None:
+    mine = get_peft_model_state_dict(tuned)
+    assert mine.keys() == trained.keys() and all(torch.equal(mine[name], trained[name]) for name in trained)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_loop_of_ones_own_ends_with_the_adapter_of_lookonce_train_bit_for_bit(sample, built, trained, captured):
+    """Both are made of the same pieces; without a GPU, captured passes run again on the inputs of the capture."""
+    tuned, sampler = to_train(sample, built)
+    weights = [weight for weight in tuned.parameters() if weight.requires_grad]
+    optimizer, num_steps = torch.optim.AdamW(weights, lr=0.01, weight_decay=0), 0
+    collate = DataCollatorForPacks(sampler.dataset)
+    with packed_attention(tuned, captured=captured):
+        for pack in DataLoader(sampler.dataset, batch_sampler=sampler, collate_fn=collate):
             pack_loss(tuned, pack).backward()
             if pack["ends_step"]:
-                torch.nn.utils.clip_grad_norm_(trained, 1.0)
+                torch.nn.utils.clip_grad_norm_(weights, 1.0)
                 optimizer.step()
                 optimizer.zero_grad()
                 num_steps += 1
-            if num_steps == run.train.steps:
+            if num_steps == NUM_STEPS:
                 break
-    mine = get_peft_model_state_dict(tuned)
-    assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    if captured:  # padded to the shapes that are captured, so sums have another order
+        for name, weight in get_peft_model_state_dict(tuned).items():
+            torch.testing.assert_close(weight, trained[name], rtol=1e-4, atol=1e-5)
+    else:
+        assert_is_adapter_of(tuned, trained)
+
+
+def arguments(folder, **options: Any) -> TrainingArguments:
+    fixed: Any = {"lr_scheduler_type": "constant", "learning_rate": 0.01, "optim": "adamw_torch", "report_to": []}
+    return TrainingArguments(str(folder), **fixed | {"max_steps": NUM_STEPS, "seed": 0, "use_cpu": True} | options)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
+def test_pack_trainer_ends_with_the_adapter_of_lookonce_train_bit_for_bit(sample, built, trained, tmp_path):
+    """Also where it continues from a checkpoint, and validates."""
+    tuned, sampler = to_train(sample, built)
+    held_out = VQADataset(read_records(sample / "train.jsonl")[:9], built, sample / "model")
+    saved = {"save_steps": 2, "save_total_limit": 1, "eval_strategy": "steps", "eval_steps": 2}
+    trainer = PackTrainer(tuned, arguments(tmp_path, **saved), sampler, eval_dataset=held_out)
+    trainer.train()
+    assert_is_adapter_of(tuned, trained)
+    losses = [log["eval_loss"] for log in trainer.state.log_history if "eval_loss" in log]
+    assert losses[-1] < losses[0] and trainer.evaluate()["eval_loss"] == losses[-1]
+    [checkpoint] = tmp_path.glob("checkpoint-*")
+    resumed, sampler = to_train(sample, built)
+    saved["eval_strategy"] = "no"
+    PackTrainer(resumed, arguments(tmp_path, **saved), sampler).train(resume_from_checkpoint=True)
+    assert_is_adapter_of(resumed, trained)
+
+
+def test_pack_trainer_refuses_what_would_weigh_targets_wrong(sample, built, tmp_path):
+    tuned, sampler = to_train(sample, built)
+    with pytest.raises(UsageError, match=r"gradient_accumulation_steps is 4, .* set PackBatchSampler\("):
+        PackTrainer(tuned, arguments(tmp_path, gradient_accumulation_steps=4), sampler)
+    others = PackBatchSampler(sampler.dataset, rank=1, num_ranks=2)
+    with pytest.raises(UsageError, match="for 2 of 1 processes that train together; start them with torchrun"):
+        PackTrainer(tuned, arguments(tmp_path), others)
+
+
+def test_a_pack_needs_its_attention(sample, built):
+    tuned, sampler = to_train(sample, built)
+    pack = next(
+        iter(DataLoader(sampler.dataset, batch_sampler=sampler, collate_fn=DataCollatorForPacks(sampler.dataset)))
+    )
+    with pytest.raises(UsageError, match=r"write: with packed_attention\(model\): \.\.\. around the loop"):
+        pack_loss(tuned, pack)
 
 
 def test_the_packs_of_two_processes_have_the_gradients_of_one_when_they_are_averaged(
@@ -292,20 +363,20 @@ def test_the_packs_of_two_processes_have_the_gradients_of_one_when_they_are_aver
     dataset = VQADataset(records, cache, sample / "model")
     collate, gradients = DataCollatorForPacks(dataset), []
     for rank, num_ranks in ((0, 1), (0, 2), (1, 2)):
-        monkeypatch.setattr("lookonce.library._num_processes", lambda num_ranks=num_ranks: num_ranks)
+        monkeypatch.setattr("lookonce.train.model.packs._num_processes", lambda num_ranks=num_ranks: num_ranks)
         sampler = PackBatchSampler(
             dataset, samples_per_step=12, tokens_per_pack=192, shuffle=False, rank=rank, num_ranks=num_ranks
         )
         tuned = tuned_model(load_without_tower(sample / "model", dtype=torch.float32, device="cpu"))
         with packed_attention(tuned):
             for pack in DataLoader(dataset, batch_sampler=sampler, collate_fn=collate):
-                pack_loss(tuned, pack).backward()
+                (share_of_loss(tuned, pack) * num_ranks).backward()
                 if pack["ends_step"]:
                     break
         gradients.append(torch.cat([one.grad.flatten() for one in tuned.parameters() if one.requires_grad]))
         if num_ranks == 1:
-            monkeypatch.setattr("lookonce.library._num_processes", lambda: 2)
-            with pytest.raises(UsageError, match=r"for 1 of 2 processes .*; write: PackBatchSampler"):
+            monkeypatch.setattr("lookonce.train.model.packs._num_processes", lambda: 2)
+            with pytest.raises(UsageError, match=r"for 1 of 2 processes .*; make PackBatchSampler\(dataset\) after"):
                 pack_loss(tuned, pack)
     alone, first, second = gradients
     assert (alone - (first + second) / 2).norm() <= TOLERANCE * alone.norm()

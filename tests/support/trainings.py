@@ -20,12 +20,13 @@ from lookonce.run.config import RunFile
 from lookonce.run.open import OpenRun
 from lookonce.run.sections import BatchSection
 from lookonce.selftest.model import ieee_float32
-from lookonce.train.data.batches import Batch, BatchMaker
+from lookonce.train.data.batches import Batch
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.load import add_lora, load_without_tower
 from lookonce.train.model.loss import forward_loss
 from lookonce.workflow import train
+from support.batches import BatchMaker
 
 COMPILED_ON_GPU = [
     pytest.mark.gpu,
@@ -133,14 +134,19 @@ def random_lora() -> Callable[..., Any]:
 
     def make(inputs: OpenRun, load: Callable[..., Any] = load_without_tower, dtype: torch.dtype = torch.float32) -> Any:
         model = add_lora(load(inputs.model_folder, dtype), inputs.model_folder, inputs.run.lora, seed=1)
-        generator = torch.Generator().manual_seed(2)
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                drawn = torch.empty_like(parameter, device="cpu").normal_(0, 0.1, generator=generator)
-                parameter.data.copy_(drawn)  # to where quantised weights are loaded
+        draw_lora_b(model, seed=2)
         return model
 
     return make
+
+
+def draw_lora_b(model: Any, seed: int) -> None:
+    """Draw the B matrices of the adapter, also those that there are."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            drawn = torch.empty_like(parameter, device="cpu").normal_(0, 0.1, generator=generator)
+            parameter.data.copy_(drawn)  # to where quantised weights are loaded
 
 
 @pytest.fixture(scope="module")

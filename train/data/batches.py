@@ -40,7 +40,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain, repeat
 from pathlib import Path
 from typing import ClassVar, Generic, Protocol, TypeVar
@@ -53,9 +52,7 @@ from torch.nn.functional import pad
 from lookonce.cache.format import Grid
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.store.reader import VisionCache
-from lookonce.run.sections import BatchSection
-from lookonce.train.data.packing import Group, padded_length
-from lookonce.train.data.sampler import MicroBatch, Sampler
+from lookonce.train.data.packing import Group
 from lookonce.train.data.tokenize import ChatTokenizer, Example
 
 CPU = torch.device("cpu")
@@ -186,6 +183,11 @@ class RowCollator:
     image_token_id: int
     pad_token_id: int
 
+    @classmethod
+    def of(cls, chat: ChatTokenizer, source: FeatureSource) -> RowCollator:
+        """The collator of a model's tokens, whose images a source has."""
+        return cls(source, chat.image_token_id, chat.tokenizer.pad_token_id)
+
     def __call__(self, examples: Sequence[Example]) -> Batch:
         """A training batch with images, whose loss is the mean over its targets."""
         num_targets = sum(example.num_targets for example in examples)
@@ -227,21 +229,6 @@ class RowCollator:
         sides = [(length - len(row), 0) if left else (0, length - len(row)) for row in rows]
         tensors = [torch.from_numpy(row.astype(np.int64)) for row in rows]
         return torch.stack([pad(tensor, side, value=value) for tensor, side in zip(tensors, sides, strict=True)])
-
-
-@dataclass(frozen=True)
-class StockCollator:
-    """Batches for transformers' models: with labels of whole rows, from which the model computes its own loss."""
-
-    rows: RowCollator
-
-    def __call__(self, examples: Sequence[Example]) -> Batch:
-        batch = self.rows(examples)
-        del batch["logits_to_keep"], batch["targets"], batch["weights"]
-        length = batch["input_ids"].shape[1]
-        flags = [torch.from_numpy(example.expanded(self.rows.image_token_id)[1]) for example in examples]
-        supervised = torch.stack([pad(row, (0, length - len(row))) for row in flags])
-        return batch | {"labels": torch.where(supervised, batch["input_ids"], IGNORED)}
 
 
 def image_keys(examples: Sequence[Example]) -> list[str]:
@@ -351,62 +338,6 @@ class _PackBuilder:
             "targets": torch.from_numpy(np.concatenate(self._targets))[None],
             "weights": torch.from_numpy(np.concatenate(self._weights))[None],
         }
-
-
-@dataclass(frozen=True)
-class BatchMaker:
-    """A sampler, and what turns its micro-batches into batches."""
-
-    sampler: Sampler
-    chat_tokenizer: ChatTokenizer
-    source: FeatureSource
-    device: torch.device
-    pads_to_blocks: bool = False
-    """Whether packs are padded to whole blocks of FlexAttention."""
-
-    @classmethod
-    def of(
-        cls,
-        examples: Sequence[Example],
-        chat_tokenizer: ChatTokenizer,
-        source: FeatureSource,
-        batch: BatchSection,
-        device: torch.device,
-        seed: int,
-        **ranks: int,
-    ) -> BatchMaker:
-        """Batches of `examples` on a device; `ranks` are `rank` and `num_ranks`."""
-        sampler = Sampler.of(examples, chat_tokenizer.image_token_id, batch, seed, **ranks)
-        pads_to_blocks = batch.has_packs and device.type == "cuda"
-        return cls(sampler, chat_tokenizer, source, device, pads_to_blocks)
-
-    def batch(self, micro_batch: MicroBatch) -> Batch:
-        """The model's inputs, the targets and their weights. A pack has `seen_until` instead of a mask."""
-        collate = self._pack if self.sampler.batch.has_packs else self._rows
-        batch, shown = collate(micro_batch)
-        text = {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
-        return text | image_inputs(self.source, image_keys(shown), self.device)
-
-    def _rows(self, micro_batch: MicroBatch) -> tuple[Batch, list[Example]]:
-        """The texts as padded rows, and the examples whose images are shown."""
-        rows = [self.sampler.examples[index] for group in micro_batch.pack.groups for index in group.examples]
-        return self._row_collator.text_batch(rows, micro_batch.target_weights), rows
-
-    def _pack(self, micro_batch: MicroBatch) -> tuple[Batch, list[Example]]:
-        """The texts as a pack, and one example of each group, whose images are shown."""
-        pack, examples = micro_batch.pack, self.sampler.examples
-        length = padded_length(pack.num_tokens) if self.pads_to_blocks else pack.num_tokens
-        batch = self._pack_collator(pack.groups, examples, micro_batch.target_weights, length)
-        return batch, [examples[group.examples[0]] for group in pack.groups]
-
-    @cached_property
-    def _row_collator(self) -> RowCollator:
-        chat = self.chat_tokenizer
-        return RowCollator(self.source, chat.image_token_id, chat.tokenizer.pad_token_id)
-
-    @cached_property
-    def _pack_collator(self) -> PackCollator:
-        return PackCollator.of(self.chat_tokenizer, self.source)
 
 
 class Prefetcher(Generic[T]):

@@ -1,7 +1,8 @@
 """The training loop: transformers' Trainer, set up from the run file.
 
-session      what training and evaluation share: inputs, opened cache, trainer; a trial of the longest pack
-trainer      Trainer over whole optimizer steps; what is measured while training, and when
+trainer      PackTrainer: Trainer over whole optimizer steps; what is measured while training, and when
+warmup       the trial of the longest pack in front of a training
+session      the trainer of an open run; what to change if the model does not fit the GPU
 arguments    Trainer's settings from the run file, and its learning rate schedule
 log_files    one line per logging step in log.jsonl, curves.svg, and progress.json while a training runs
 trackers     the trackers of `train.track`: TensorBoard, W&B and MLflow

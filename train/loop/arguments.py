@@ -5,7 +5,7 @@ is loaded and the run folder is claimed. So the same function makes it here for 
 computed, as some errors appear only after the warm-up.
 
 Trainer's trackers are not set here: they are callbacks that a training adds (trackers.py), so that a measurement of
-training never tracks. Neither is the number of checkpoints: RunTrainer deletes old ones itself (checkpoints.py).
+training never tracks.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from transformers.trainer_utils import SchedulerType
 
 from lookonce.errors import UsageError
 from lookonce.run.config import RunFile
+from lookonce.run.folder import NUM_CHECKPOINTS
 from lookonce.run.sections import TrainSection
 from lookonce.text import first_line
 from lookonce.train.loop.trackers import check_trackers
@@ -130,7 +131,6 @@ def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> Training
         "lr_scheduler_kwargs": dict(options.scheduler_args),
         "warmup_steps": options.warmup,
         "optim": options.optimizer,
-        "weight_decay": options.weight_decay,
         "max_grad_norm": options.max_grad_norm,
         "bf16": options.precision == "bf16",
         "fp16": options.precision == "fp16",
@@ -147,6 +147,7 @@ def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> Training
         "eval_steps": options.eval_steps,
         "save_strategy": "epoch" if options.save_steps is None else "steps",
         "save_steps": options.save_steps or 500,
+        "save_total_limit": NUM_CHECKPOINTS,
         "load_best_model_at_end": options.best == "loss",
         "metric_for_best_model": options.best,
         "seed": options.seed,

@@ -37,7 +37,7 @@ from lookonce.disk_space import full_disk_named
 from lookonce.errors import RunFolderError, TrainingError
 from lookonce.files import flush, flush_files, hash_file, read_json, write_json
 from lookonce.run.config import LENGTH, RunFile
-from lookonce.run.folder import AGAIN, CHECKSUMS, STATE, RunClaim, RunFolder, is_complete, step_of
+from lookonce.run.folder import AGAIN, CHECKSUMS, STATE, RunClaim, RunFolder, Trained, is_complete, step_of
 from lookonce.run.open import OpenRun
 from lookonce.run.start_adapter import check_same_model, find_start
 from lookonce.text import Notify, count, listed, quiet, shown
@@ -349,9 +349,10 @@ class Start:
             if not run.train.has_steps:
                 yield f"nothing is trained: {adapter} answers as it is"
                 return
-            num_steps = self.other.read_trained().num_steps
+            trained = self.other.read_trained()
+            after = f"after its {count(trained.num_steps, 'step')}" if isinstance(trained, Trained) else "there"
             yield (
-                f"training starts with {adapter}, as it is after its {count(num_steps, 'step')}, and continues as an "
+                f"training starts with {adapter}, as it is {after}, and continues as an "
                 "adapter of its own, with a new optimizer and schedule; that run stays as it is, and nothing is merged"
             )
 

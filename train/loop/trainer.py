@@ -34,28 +34,36 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
 
 from lookonce.errors import TrainingError, UsageError
 from lookonce.run.config import RunFile
 from lookonce.run.folder import step_of
 from lookonce.run.sections import Checkpointing
-from lookonce.train.data.batches import Batch, BatchMaker, Prefetcher
-from lookonce.train.data.packing import padded_length
-from lookonce.train.data.sampler import MicroBatch
-from lookonce.train.loop.checkpoints import LOSSES, check_undamaged, checkpoint_bytes, delete_old, saving
-from lookonce.train.model.attention import PackMask
-from lookonce.train.model.compile import checkpointed
-from lookonce.train.model.cuda_graphs import CapturedPasses, Shape, cuda_graph_capture
+from lookonce.run.startup import Startup
+from lookonce.text import quiet
+from lookonce.train.data.batches import Batch, Prefetcher
+from lookonce.train.data.dataset import DataCollatorForPacks, PackBatchSampler, PackIndices, VQADataset
+from lookonce.train.loop.checkpoints import (
+    LOSSES,
+    check_undamaged,
+    checkpoint_bytes,
+    delete_old,
+    numbers_only,
+    saving,
+)
+from lookonce.train.loop.warmup import WarmUp
+from lookonce.train.model.compile import CompileCache, checkpointed
 from lookonce.train.model.gpu_memory import out_of_memory
-from lookonce.train.model.load import average_gradients, broadcast_trained, is_sharded
-from lookonce.train.model.loss import forward_loss
+from lookonce.train.model.linear_attention import linear_layers
+from lookonce.train.model.load import broadcast_trained, is_sharded, text_model
+from lookonce.train.model.packs import PackPasses, average_gradients, pack_loss, packed_attention, share_of_loss
 
 Answer = Callable[[Any], dict[str, float]]
 """Lets a model answer this rank's share of the questions; returns the numbers `right` and `questions`."""
@@ -99,6 +107,21 @@ class Evaluations(TrainerCallback):
         return {"eval_exact_match": right / questions, "eval_num_questions": questions, "eval_seconds": seconds}
 
 
+def _check_arguments(args: TrainingArguments, sampler: PackBatchSampler) -> None:
+    if args.gradient_accumulation_steps > 1:
+        raise UsageError(
+            f"gradient_accumulation_steps is {args.gradient_accumulation_steps}, but a step of packs has as many "
+            "passes as it needs; leave it out and set PackBatchSampler(dataset, samples_per_step=...)"
+        )
+    if sampler.plan.num_ranks != args.world_size:
+        raise UsageError(
+            f"the packs are for {sampler.plan.num_ranks} of {args.world_size} processes that train together; start "
+            "them with torchrun or accelerate launch, and leave rank and num_ranks of PackBatchSampler out"
+        )
+    if args.n_gpu > 1:
+        args._n_gpu = 1  # else Trainer uses DataParallel, which splits batches; features have no batch dimension
+
+
 def check_can_answer(run: RunFile, num_ranks: int) -> None:
     """Check that a training can answer questions, if it is asked to.
 
@@ -113,36 +136,70 @@ def check_can_answer(run: RunFile, num_ranks: int) -> None:
         )
 
 
-class RunTrainer(Trainer):
-    """Trainer over whole optimizer steps, which measures how long it waits for data."""
+class PackTrainer(Trainer):
+    """transformers' Trainer for packs: a step is one of its sampler, in as many passes as it needs.
+
+    Checkpoints are complete or do not count, and a resumed training has the steps, losses and weights of one that was
+    not interrupted.
+    """
 
     def __init__(
         self,
         model: Any,
-        arguments: TrainingArguments,
-        batch_maker: BatchMaker,
-        eval_batch_maker: BatchMaker | None = None,
-        num_ahead: int = 2,
-        callbacks: Sequence[Any] = (),
+        args: TrainingArguments,
+        train_sampler: PackBatchSampler,
         *,
-        uses_graphs: bool = False,
-        uses_flex: bool = True,
-        num_checkpoints: int = 2,
+        eval_dataset: VQADataset | None = None,
+        callbacks: Sequence[Any] = (),
+        compiled: bool | None = None,
+        captured: bool | None = None,
+        flex: bool = True,
         checkpointing: Checkpointing = False,
-        memory_hint: str = "",
+        num_ahead: int = 2,
+        optimizers: tuple[Any, Any] = (None, None),
     ) -> None:
-        """`uses_graphs`: passes over packs are captured and replayed after `capture_passes` has been called.
-        `uses_flex`: on a GPU, FlexAttention computes the attention over packs. `num_checkpoints` are kept.
-        `memory_hint`: what an error says if the GPU is out of memory."""
-        self.batch_maker, self.eval_batch_maker = batch_maker, eval_batch_maker
-        self.num_ahead, self.uses_graphs = num_ahead, uses_graphs
-        self.num_checkpoints, self.checkpointing, self.memory_hint = num_checkpoints, checkpointing, memory_hint
+        """A trainer of a model on the packs of a sampler, which validates on `eval_dataset`.
+
+        `args` says everything else, except batch sizes, which are the sampler's. On a GPU, decoder layers are
+        `compiled` and passes `captured` as CUDA graphs where they can be, unless these are False. `flex`: FlexAttention
+        computes the attention. `checkpointing`: activations of whole layers (True) or of MLPs ("selective") are
+        computed again in the backward pass. `num_ahead` packs are made ahead. `optimizers` are an optimizer and its
+        schedule, instead of those of `args`.
+
+        Raises:
+            UsageError: `args` accumulates gradients, or the sampler is for another number of processes.
+        """
+        _check_arguments(args, train_sampler)
+        on_gpu, has_packs = args.device.type == "cuda", train_sampler.batch.has_packs
+        self.train_sampler, self.num_ahead = train_sampler, num_ahead
+        self.memory_hint = ""
+        """What an error says at its end if the GPU is out of memory."""
+        self.startup = Startup(quiet)
+        """What times the warm-up and gets its notes."""
+        self.compile_cache: CompileCache | None = None
+        """Where compiled code is kept for other processes."""
+        self.collator = DataCollatorForPacks(
+            train_sampler.dataset, device=args.device, pads_to_blocks=has_packs and on_gpu
+        )
+        self.eval_sampler, self.eval_collator = None, self.collator
+        if eval_dataset:
+            whole = {"samples_per_step": len(eval_dataset), "order": "as_given"}
+            batch, plan = train_sampler.batch.model_copy(update=whole), train_sampler.plan
+            self.eval_sampler = PackBatchSampler.of(eval_dataset, batch, plan.seed, plan.rank, plan.num_ranks)
+            self.eval_collator = DataCollatorForPacks(
+                eval_dataset, device=args.device, pads_to_blocks=self.collator.pads_to_blocks
+            )
+        self.num_checkpoints, args.save_total_limit = args.save_total_limit, None  # Trainer's own order is by time
+        self.checkpointing, self._flex = checkpointing, flex
+        self.compiled = on_gpu if compiled is None else compiled and on_gpu
+        self.captured = captured is not False and self._can_capture(model, args)
+        self.passes: PackPasses | None = None
+        """How packs go through the model, while it trains or validates."""
         self._resumed_from = -1
         self._num_losses_before = 0
         """Steps before this training resumed, whose losses it continues."""
         self.captures_all = False
         """Whether passes of all shapes are captured before the first step, and not when a pack first has a shape."""
-        self._passes: CapturedPasses | None = None
         self.evaluations = Evaluations()
         self.seconds = 0.0
         """How long `train` took; Trainer's own figure is wrong if the clock is set meanwhile."""
@@ -151,44 +208,73 @@ class RunTrainer(Trainer):
         """Tokens of the steps so far, without padding; the other ranks are taken to have as many as this one."""
         self._tokens_ahead: deque[int] = deque()
         """This rank's tokens of the steps that the prefetch thread has begun."""
-        self._ahead: Prefetcher[MicroBatch] | None = None
+        self._ahead: Prefetcher[PackIndices] | None = None
         super().__init__(
             model=model,
-            args=arguments,
-            train_dataset=batch_maker.sampler.examples,
-            eval_dataset=eval_batch_maker.sampler.examples if eval_batch_maker else None,
+            args=args,
+            train_dataset=train_sampler.dataset,
+            eval_dataset=eval_dataset,
             callbacks=list(callbacks),
+            optimizers=optimizers,
         )
-        max_tokens = padded_length(batch_maker.sampler.batch.tokens_per_pack)
-        self.mask = PackMask(max_tokens, batch_maker.device, flex=uses_flex)
+        self.add_callback(WarmUp(self))
+
+    def _can_capture(self, model: Any, args: TrainingArguments) -> bool:
+        """Whether passes over packs can be captured as CUDA graphs: one shape is always the same work, on the GPU.
+
+        This is not so with a tower, whose shapes depend on its images, nor with linear attention, fp16 (loss scaling),
+        sharded weights, and gradient checkpointing outside of compiled code (random states), which involve the CPU.
+        """
+        if args.device.type != "cuda" or not self.train_sampler.batch.has_packs:
+            return False
+        needs_cpu = (self.checkpointing and not self.compiled) or args.fp16 or is_sharded(model)
+        return not (self.train_sampler.dataset.features.has_tower or needs_cpu or linear_layers(text_model(model)))
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """One item per step of an epoch, by which Trainer counts; the sampler decides what is in a step."""
-        examples: Any = range(len(self.batch_maker.sampler.examples))
+        examples: Any = range(len(self.train_sampler.dataset))
         generator = torch.Generator()  # else each epoch would change the random state that dropout uses
-        return DataLoader(examples, self.batch_maker.sampler.batch.samples_per_step, generator=generator)
+        return DataLoader(examples, self.train_sampler.batch.samples_per_step, generator=generator)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as Trainer does; then end the prefetch thread and free the captured passes.
 
         Raises:
-            TrainingError: the GPU is out of memory.
+            TrainingError: the GPU is out of memory, or a file of the checkpoint holds more than numbers.
         """
         began, checkpoint = time.perf_counter(), kwargs.get("resume_from_checkpoint")
+        if checkpoint is True:
+            checkpoint = kwargs["resume_from_checkpoint"] = get_last_checkpoint(str(self.args.output_dir))  # type: ignore[no-untyped-call]
         self._resumed_from = step_of(Path(checkpoint)) if checkpoint else -1
         try:
-            with checkpointed(self.model, self.checkpointing):
+            with (
+                numbers_only(Path(checkpoint) if checkpoint else None),
+                self._on_packs(),
+                checkpointed(self.model, self.checkpointing),
+            ):
                 return super().train(*args, **kwargs)
         except torch.OutOfMemoryError:
             raise TrainingError(self.out_of_memory()) from None
         finally:
             self.seconds = time.perf_counter() - began
             self.stop_prefetch()
-            self._passes = None
+
+    @contextlib.contextmanager
+    def _on_packs(self) -> Iterator[None]:
+        """Set the model up for packs within the block, unless it is."""
+        if self.passes or not self.train_sampler.batch.has_packs:
+            yield
+            return
+        options = {"compiled": self.compiled, "captured": self.captured, "flex": self._flex}
+        with packed_attention(self.model, **options) as self.passes:
+            try:
+                yield
+            finally:
+                self.passes = None
 
     def out_of_memory(self, num_tokens: int | None = None) -> str:
         """The message for a GPU out of memory; `num_tokens` is the length of the pack that did not fit, if known."""
-        gpu, batch = torch.cuda.get_device_properties(self.batch_maker.device), self.batch_maker.sampler.batch
+        gpu, batch = torch.cuda.get_device_properties(self.args.device), self.train_sampler.batch
         return out_of_memory(gpu.total_memory / 1e9, batch.tokens_per_pack, num_tokens) + self.memory_hint
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
@@ -199,17 +285,24 @@ class RunTrainer(Trainer):
             self.control.should_training_stop = True
             return [], None
         if not self._ahead:
-            steps = self.batch_maker.sampler.steps(self.state.global_step, self.state.max_steps)
-            self._ahead = Prefetcher(
-                self._counted(steps), self.batch_maker.batch, self.batch_maker.device, self.num_ahead
-            )
+            steps = self.train_sampler.steps(self.state.global_step, self.state.max_steps)
+            self._ahead = Prefetcher(self._counted(steps), self.batch_of, self.args.device, self.num_ahead)
         next(epoch_iterator)
         return [self._ahead.step()], None
 
-    def _counted(self, steps: Iterator[list[MicroBatch]]) -> Iterator[list[MicroBatch]]:
+    def batch_of(self, indices: PackIndices) -> Batch:
+        """The batch of a pack, on the device."""
+        return self.collator(self.train_sampler.dataset.__getitems__(indices))
+
+    def eval_batch_of(self, indices: PackIndices) -> Batch:
+        """The same for a pack of the validation."""
+        assert self.eval_sampler
+        return self.eval_collator(self.eval_sampler.dataset.__getitems__(indices))
+
+    def _counted(self, steps: Iterator[list[PackIndices]]) -> Iterator[list[PackIndices]]:
         """The steps, with their tokens noted; runs in the prefetch thread."""
         for step in steps:
-            packs = [micro_batch.pack for micro_batch in step if not micro_batch.pack.is_filler]
+            packs = [indices.micro_batch.pack for indices in step if not indices.micro_batch.pack.is_filler]
             self._tokens_ahead.append(sum(pack.num_tokens for pack in packs))
             yield step
 
@@ -223,14 +316,9 @@ class RunTrainer(Trainer):
         model.train()
         before = self._waited
         total = torch.zeros((), device=self.args.device)
-        if self._passes:
-            self._passes.begin_step()
         for batch, is_last in inputs:
-            if self._passes:
-                total += self._passes(batch)
-            else:
-                with contextlib.nullcontext() if is_last else self.accelerator.no_sync(model):
-                    total += self.forward_backward(model, batch)
+            with contextlib.nullcontext() if is_last else self.accelerator.no_sync(model):
+                total += self.forward_backward(model, batch)
         if self._averages_at_step_end(model):
             average_gradients(model)
         self.wait_seconds += self._waited - before
@@ -240,24 +328,14 @@ class RunTrainer(Trainer):
     def forward_backward(self, model: Any, batch: Batch) -> torch.Tensor:
         """Run forward and backward over one batch; returns its share of what `training_step` returns."""
         with self.compute_loss_context_manager():
-            loss = forward_loss(model, batch, self.mask) * self.args.world_size
+            loss = pack_loss(model, batch)
         self.accelerator.backward(loss)
         detached: torch.Tensor = loss.detach()
         return detached
 
-    def capture_passes(self, trained: Sequence[torch.Tensor], shapes: Sequence[Shape], like: Batch) -> None:
-        """Capture and replay passes from now on; `trained` are the weights that get gradients.
-
-        Packs of `shapes` are captured at once; `like` is a batch with the same keys as theirs.
-        """
-        run = partial(self.forward_backward, self.model_wrapped)
-        self._passes = CapturedPasses(run, trained, self.batch_maker.chat_tokenizer.merge_size, cuda_graph_capture())
-        for shape in shapes:
-            self._passes.prepare(shape, like)
-
     def _averages_at_step_end(self, model: Any) -> bool:
         """Whether gradients are exchanged at the end of a step, and not by DDP in the backward pass."""
-        return is_sharded(model) or (self.uses_graphs and self.args.world_size > 1)
+        return is_sharded(model) or (self.captured and self.args.world_size > 1)
 
     def _move_model_to_device(self, model: Any, device: torch.device) -> None:
         """Move the model as Trainer does, unless it is sharded and therefore in place."""
@@ -291,7 +369,8 @@ class RunTrainer(Trainer):
             self.accelerator.wait_for_everyone()  # until the first rank has made the folder
             super()._save_checkpoint(model, trial)
         if is_first:
-            delete_old(checkpoint, state.best_model_checkpoint, self.num_checkpoints)
+            if self.num_checkpoints:
+                delete_old(checkpoint, state.best_model_checkpoint, self.num_checkpoints)
 
     def _continue_losses(self) -> None:
         """Continue the sums of losses of the checkpoint, as if there had been no stop; Trainer starts with none."""
@@ -327,7 +406,7 @@ class RunTrainer(Trainer):
     @property
     def bytes_read(self) -> int:
         """Bytes of features read from disk so far; 0 for other sources."""
-        return int(getattr(self.batch_maker.source, "bytes_read", 0))
+        return int(getattr(self.train_sampler.dataset.features, "bytes_read", 0))
 
     @property
     def _waited(self) -> float:
@@ -343,7 +422,7 @@ class RunTrainer(Trainer):
     def validation_loss(self, batch: Batch) -> torch.Tensor:
         """A batch's share of the validation loss."""
         with self.compute_loss_context_manager():
-            return forward_loss(self.model, batch, self.mask)
+            return share_of_loss(self.model, batch)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Measure and log what is due."""
@@ -369,14 +448,15 @@ class RunTrainer(Trainer):
     @torch.no_grad()
     def _validate(self) -> dict[str, float]:
         """The validation loss over all samples, weighted as in training; it does not depend on how they are batched."""
-        assert self.eval_batch_maker
+        sampler = self.eval_sampler
+        assert sampler
         model: Any = self.model
         model.eval()
         total = torch.zeros((), device=self.args.device)
-        batch_maker = self.eval_batch_maker
-        with contextlib.closing(
-            Prefetcher(batch_maker.sampler.epoch(0), batch_maker.batch, batch_maker.device, self.num_ahead)
-        ) as ahead:
+        ahead = Prefetcher(
+            map(sampler.step_of, sampler.plan.epoch(0)), self.eval_batch_of, self.args.device, self.num_ahead
+        )
+        with self._on_packs(), contextlib.closing(ahead):
             for batch, _ in ahead.step():
                 total += self.validation_loss(batch)
         if is_sharded(model):

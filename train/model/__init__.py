@@ -10,5 +10,5 @@ linear_attention  layers of linear attention over packs: branches begin with the
 loss              the weighted loss of one micro-batch, and the last decoder layer for its targets alone
 compile           the decoder layers compiled, and set up for packs; gradient checkpointing; compiled code kept
 gpu_memory        how much GPU memory a training needs, from measurements
-cuda_graphs       forward and backward passes over packs, captured as CUDA graphs and replayed
+packs             the loss of a pack, and forward and backward passes captured as CUDA graphs and replayed
 """

@@ -62,7 +62,7 @@ class PackMask:
 
         Without `flex`, and always without a GPU, masks are dense.
         """
-        self.is_dense = device.type != "cuda" or not flex
+        self.is_dense, self.max_tokens = device.type != "cuda" or not flex, max_tokens
         buffer = torch.zeros(max_tokens, dtype=torch.int32, device=device)
 
         def pack_attends(batch: Any, head: Any, position_q: Any, position_k: Any) -> Any:

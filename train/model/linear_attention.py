@@ -43,13 +43,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn.functional import embedding, pad, softplus
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2FN
 
 from lookonce.families.kernels import CHUNKED, RECURRENT, computed_by_pytorch, in_rows
 from lookonce.families.lookup import family_of
-from lookonce.train.model.load import text_model
+from lookonce.train.model.load import text_model, without_ddp
 
 Column = NDArray[np.int64]
 SHORT = 60
@@ -187,7 +186,7 @@ def states_of_branches(model: Any, *, compiled: bool = False) -> Iterator[None]:
 
 def masks_of(model: Any, mask: Any, seen_until: torch.Tensor) -> Any:
     """The model's `attention_mask` for a pack: its `mask`, and its segments where there are layers that need them."""
-    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    inner = without_ddp(model)
     return masks_with(inner, mask, lambda: InPack.of(inner, seen_until))
 
 

@@ -294,6 +294,11 @@ def base_model(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def without_ddp(model: Any) -> Any:
+    """The model inside DistributedDataParallel, if it is in one."""
+    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+
+
 def shard_frozen(model: Any, device: torch.device) -> Any:
     """Move the trained weights and this rank's shards of the frozen weights to `device`; returns the model.
 
@@ -318,14 +323,3 @@ def broadcast_trained(model: Any) -> None:
 
 def is_sharded(model: Any) -> bool:
     return isinstance(model, FSDPModule)
-
-
-def average_gradients(model: Any) -> None:
-    """Replace the gradients of trained weights by their means over all ranks, in one message."""
-    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
-    together = torch.cat([gradient.flatten() for gradient in gradients])
-    distributed.all_reduce(together)
-    together /= distributed.get_world_size()
-    averages = torch.split(together, [gradient.numel() for gradient in gradients])
-    for gradient, averaged in zip(gradients, averages, strict=True):
-        gradient.copy_(averaged.view_as(gradient))

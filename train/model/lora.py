@@ -41,6 +41,7 @@ def lora_config(options: LoraSection) -> LoraConfig:
     return LoraConfig(
         r=options.rank,
         lora_alpha=options.alpha,
+        use_rslora=options.rslora,
         lora_dropout=options.dropout,
         target_modules=options.targets,
         modules_to_save=options.modules_to_save or None,

@@ -27,14 +27,13 @@ from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy, pad
-from torch.nn.parallel import DistributedDataParallel
 
 from lookonce.families.lookup import family_of
 from lookonce.train.data.batches import IGNORED, Batch
 from lookonce.train.data.packing import padded_length
 from lookonce.train.model.attention import Mask, PackMask, shared_prefix_attention
 from lookonce.train.model.linear_attention import masks_of
-from lookonce.train.model.load import is_sharded, text_model
+from lookonce.train.model.load import is_sharded, text_model, without_ddp
 
 Chosen = tuple[torch.Tensor, Mask]
 """Indices `[K]` of the tokens to predict from, and the mask of their attention."""
@@ -61,7 +60,7 @@ def short_last_layer(model: Any) -> Iterator[None]:
 def inputs_of(model: Any, mask: PackMask, logits_to_keep: torch.Tensor, seen_until: torch.Tensor) -> dict[str, Any]:
     """Arguments with which a model computes logits at the indices `logits_to_keep` `[K]` of a pack, and as little else
     as it can. Call `mask` first."""
-    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    inner = without_ddp(model)
     if not is_short(text_model(inner).layers[-1]):
         return {"logits_to_keep": logits_to_keep}
     num_chosen = len(logits_to_keep)
@@ -147,10 +146,10 @@ def weighted_loss(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Te
     return (each * weights[0]).sum()
 
 
-def forward_loss(model: Any, batch: Batch, mask: PackMask) -> torch.Tensor:
-    """A batch's share of the loss of its step, with gradients."""
+def forward_loss(model: Any, batch: Batch, mask: PackMask | None) -> torch.Tensor:
+    """The share of a batch in the loss of its step, with gradients; rows need no `mask`."""
     inputs: dict[str, Any] = {name: tensor for name, tensor in batch.items() if name not in (*LOSS_KEYS, MASK_KEY)}
-    if MASK_KEY in batch:
+    if mask is not None and MASK_KEY in batch:
         inputs["attention_mask"] = masks_of(model, mask(batch[MASK_KEY]), batch[MASK_KEY])
         inputs |= inputs_of(model, mask, batch["logits_to_keep"], batch[MASK_KEY])
     logits = model(**inputs, use_cache=False).logits

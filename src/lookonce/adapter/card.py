@@ -144,6 +144,10 @@ class CardFacts:
     gpu_hours: float | None
     """Training and answering; None on a CPU, or if it is not recorded."""
 
+    @property
+    def was_trained_elsewhere(self) -> bool:
+        return bool(self.trained.get("elsewhere"))
+
 
 def facts_of(folder: RunFolder, base: BaseModel, dataset: str | None = None) -> CardFacts:
     """The facts of a run; `dataset` is a known dataset, or a YAML file that defines one.
@@ -289,6 +293,7 @@ def card(
         template_path=str(TEMPLATE),
         title=repository.partition("/")[2],
         what=f"{kind} of {base}",
+        is_from_elsewhere=facts.was_trained_elsewhere,
         dataset=None if facts.dataset.title == UNKNOWN else _linked(facts.dataset),
         code=usage(facts, repository, revision, is_merged=is_merged),
         prompt=prompt(facts),
@@ -395,6 +400,10 @@ def _made(facts: CardFacts) -> Iterator[str]:
         yield f"Records: {'; '.join(f'{split}: {size}' for split, size in sizes.items())}"
     targets = run.lora.targets if isinstance(run.lora.targets, str) else ", ".join(run.lora.targets)
     yield f"LoRA: rank {run.lora.rank}, alpha {run.lora.alpha}, in {targets} of the language model"
+    if facts.was_trained_elsewhere:
+        yield "The vision tower is unchanged"
+        yield "Training: by another program than `lookonce train`, whose steps and settings are not recorded"
+        return
     yield "The vision tower is unchanged: its features were computed once and read from a cache"
     steps = count(facts.trained["num_steps"], "step")
     yield f"Training: {steps} of {count(run.batch.samples_per_step, 'sample')}, seed {run.train.seed}"

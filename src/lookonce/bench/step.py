@@ -18,7 +18,6 @@ training, and times are of all of them together.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib.util
 import math
@@ -42,14 +41,14 @@ from lookonce.run.open import OpenRun
 from lookonce.run.sections import UNQUANTISED, Frozen
 from lookonce.run.startup import Startup
 from lookonce.text import Notify, count, duration, table
-from lookonce.train.data.batches import CachedFeatures, FeatureSource, Pixels, StockCollator
+from lookonce.train.data.batches import CachedFeatures, FeatureSource, Pixels
+from lookonce.train.data.dataset import DataCollatorForRows, VQADataset
 from lookonce.train.data.sampler import Sampler
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.arguments import training_arguments
 from lookonce.train.loop.log_files import STOCK_PRINTERS
 from lookonce.train.loop.session import make_trainer
-from lookonce.train.loop.trainer import RunTrainer
-from lookonce.train.model.compile import training_on_packs
+from lookonce.train.loop.trainer import PackTrainer
 from lookonce.train.model.frozen import check_frozen
 from lookonce.train.model.load import PRECISIONS, add_lora, load_with_tower, load_without_tower
 
@@ -300,7 +299,7 @@ def _stock_trainer(
         **arguments | {CHECKPOINTING: bool(run.train.gradient_checkpointing)},
     )
     pixels = Pixels(opened.processor, opened.images.path_of)
-    collate = StockCollator(opened.row_collator(pixels))
+    collate = DataCollatorForRows(VQADataset.of(examples, opened.chat_tokenizer, pixels))
     trainer = Trainer(model, settings, data_collator=collate, train_dataset=examples)
     for printer in STOCK_PRINTERS:
         trainer.remove_callback(printer)
@@ -358,9 +357,7 @@ def _measure(
         model, trainer = set_up(variant, opened, examples, MAX_STEPS, Path(folder), notify)
         trainer.captures_all = True  # else the measured steps would capture
         clock = _Clock(trainer, num_steps, num_steps or in_epoch)
-        compiled = opened.run.train.compile and torch.cuda.is_available()
-        with training_on_packs(model, compiled=compiled) if variant.has_packs else contextlib.nullcontext():
-            trainer.train()
+        trainer.train()
     share_of_epoch = clock.num_steps / in_epoch
     flops = flops_of_epoch(opened, model, examples, variant.mode) * share_of_epoch
     measured = Measured(
@@ -401,7 +398,7 @@ class _Clock(TrainerCallback):
         """Duration of the measured steps, and how long they waited for data."""
         self._began = (time.perf_counter(), 0.0)
         self._trainer, self._waited = trainer, 0.0
-        if not isinstance(trainer, RunTrainer):
+        if not isinstance(trainer, PackTrainer):
             self._get, trainer.get_batch_samples = trainer.get_batch_samples, self._timed
         trainer.add_callback(self)
 

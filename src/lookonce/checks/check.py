@@ -30,7 +30,7 @@ from lookonce.run.folder import CLAIM, NUM_CHECKPOINTS, RunFolder
 from lookonce.run.sections import RECORDED, UNQUANTISED
 from lookonce.run.start_adapter import find_start, start_identity
 from lookonce.settings import explain, load_values, set_key
-from lookonce.text import size
+from lookonce.text import shell, size
 from lookonce.train.model.gpu_memory import BYTES, fits, measured_name, peak_gb, usable_gb
 
 if TYPE_CHECKING:
@@ -299,6 +299,9 @@ def _run_folder(run: RunFile, images: CheckedImages) -> Iterator[Result]:
     where = str(run.output)
     if folder.is_finished:
         yield Result("warning", "output", f"{where} holds this run, finished", "--restart trains it again")
+    elif folder.was_trained_elsewhere:
+        value = f"{where} holds an adapter that another program trained"
+        yield Result("warning", "output", value, f"{shell('lookonce', 'eval', where)}, or another `output`")
     elif folder.trained.exists() or folder.last_checkpoint:
         yield Result("warning", "output", f"{where} holds this run, unfinished", "lookonce train RUN.yaml --resume")
     else:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 def adapter() -> None:
     """Merge a trained adapter into its model, check it for other programs, and upload it to the Hub.
 
+    lookonce.save_run makes a run of an adapter that another program trained.
+
     \b
     Examples:
       lookonce adapter merge runs/kvasir models/kvasir-merged

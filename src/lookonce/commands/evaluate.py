@@ -70,9 +70,10 @@ def evaluate(
 
     Under torchrun the processes share the questions. An interrupted evaluation is continued by the same command.
 
-    RUN_DIR is a run folder, or a run file. A folder stands for the run as it was trained, which its run.json records;
-    its run.yaml is a copy for people. The paths and the section `eval` of a run file that is named count instead, and
-    --set replaces keys of either.
+    RUN_DIR is a run folder, or a run file; lookonce.save_run makes a run folder of an adapter that another program
+    trained. A folder stands for the run as it was trained, which its run.json records; its run.yaml is a copy for
+    people. The paths and the section `eval` of a run file that is named count instead, and --set replaces keys of
+    either.
 
     Predictions are written to `predictions` in the run folder, scores to `metrics`; those of a baseline have names such
     as test-untuned. With several baselines the model is loaded once, answers that are on disk are not given again, and
@@ -165,8 +166,8 @@ def predict(
     named, all others are answered, and the command exits with 1. An interrupted command with -o is continued by the
     same command.
 
-    RUN is a run folder or a run file. With --untuned it need not be trained, and may be a model folder or a model on
-    the Hub (owner/name).
+    RUN is a run folder or a run file; lookonce.save_run makes a run folder of an adapter that another program trained.
+    With --untuned it need not be trained, and may be a model folder or a model on the Hub (owner/name).
 
     \b
     Examples:

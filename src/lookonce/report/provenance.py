@@ -131,6 +131,7 @@ def _leak(run: ReportedRun, seen: dict[str, Any]) -> str:
 
 PROVENANCE = "Provenance and limits"
 UNKNOWN = "not recorded"
+ELSEWHERE = "by another program, saved with lookonce.save_run"
 DIGITS = 16
 """Digits of a hash that are shown; run.json has all."""
 
@@ -155,21 +156,26 @@ def _facts(run: ReportedRun) -> dict[str, str]:
     prepared = run.data.prepared
     return {
         "run folder": str(run.folder.folder.absolute()),
-        "trained": _dates(run),
+        "trained": ELSEWHERE if run.was_trained_elsewhere else _dates(run),
         "device": ", ".join(run.environment.get("gpus") or ["CPU"]) if run.environment else UNKNOWN,
         **{name: version or UNKNOWN for name, version in run.environment.get("libraries", {}).items()},
         "seed": str(run.settings.train.seed),
         "features (fingerprint)": str(run.inputs.get("cache", UNKNOWN))[:DIGITS],
         "language model (hash)": str(run.inputs.get("language_model", UNKNOWN))[:DIGITS],
         **{f"{split} records (hash)": str(value)[:DIGITS] for split, value in records.items()},
-        "commands": "; ".join(
-            (shell("lookonce", "train", run.folder.folder / "run.yaml"), shell("lookonce", "eval", run.folder.folder))
-        ),
+        "commands": "; ".join(_commands(run, run.folder.folder)),
         "data": str(prepared.get("title", UNKNOWN)),
         "licence of the data": str(prepared.get("licence", UNKNOWN)),
         "model": str(run.settings.model.path),
         "licence of the model": _licence(run.settings.model),
     }
+
+
+def _commands(run: ReportedRun, folder: Path) -> Iterator[str]:
+    """The commands that make the figures again."""
+    if not run.was_trained_elsewhere:
+        yield shell("lookonce", "train", folder / "run.yaml")
+    yield shell("lookonce", "eval", folder)
 
 
 def _dates(run: ReportedRun) -> str:
@@ -191,6 +197,11 @@ def _licence(model: ModelSection) -> str:
 
 def _limits(run: ReportedRun) -> Iterator[str]:
     """What the figures of a run do not show."""
+    if run.was_trained_elsewhere:
+        yield (
+            "another program trained the adapter: its steps, its time and its settings are not recorded, and "
+            "the sections batch and train are not those of its training"
+        )
     if run.answers is None or run.scores is None:
         return
     if run.scores.num_images < MIN_CLUSTERS:

@@ -279,6 +279,10 @@ class ReportedRun:
     def trained(self) -> dict[str, Any]:
         return asdict(self.folder.read_trained()) if self.folder and self.folder.trained.exists() else {}
 
+    @property
+    def was_trained_elsewhere(self) -> bool:
+        return bool(self.trained.get("elsewhere"))
+
     @cached_property
     def training(self) -> TrainingPhase | None:
         """How far the training is; None without a run folder, or if it is this process that has just trained."""

@@ -20,7 +20,7 @@ from lookonce.files import read_object
 from lookonce.page import key, table
 from lookonce.plots import Line, Panel, line_plot, node
 from lookonce.report.runs import Part, ReportedRun
-from lookonce.run.folder import RunFolder
+from lookonce.run.folder import RunFolder, Trained
 from lookonce.run.log_file import Curve, Curves, smoothed
 from lookonce.text import duration, faster, size
 
@@ -108,8 +108,9 @@ def measured(run: ReportedRun) -> dict[int, float]:
     found = {}
     for folder in (*run.folder.folder.glob("steps-*"), run.folder.folder):
         results = RunFolder(folder)
-        if results.trained.exists() and (metrics := read_metrics(results, run.split)):
-            found[results.read_trained().num_steps] = metrics["overall"]["exact_match"]
+        trained = results.read_trained() if results.trained.exists() else None
+        if isinstance(trained, Trained) and (metrics := read_metrics(results, run.split)):
+            found[trained.num_steps] = metrics["overall"]["exact_match"]
     return dict(sorted(found.items()))
 
 

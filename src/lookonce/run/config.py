@@ -40,16 +40,16 @@ REMOVED = {
     "data.skip_unusable": "let this leave out such records: lookonce data clean RECORDS OUT",
     "eval.batch_size": "`generate` answers 16 questions together; leave it out",
     "eval.frozen": "answers are computed with the weights of `train.frozen`, of fp8 with unrounded ones; leave it out",
-    "lora.rslora": "set `lora.alpha` to alpha * sqrt(rank), which has the same scale",
     "train.compile_cache": "compiled code is in `compiler` in `cache.dir`; leave it out",
     "train.host_cache_gb": "the page cache keeps features in memory; leave it out, or copy the cache: cache.stage",
     "train.prefetch": "two batches are made ahead; leave it out",
     "train.save_total_limit": "two checkpoints are kept; leave it out",
     "train.tf32": "TensorFloat-32 is used where the GPU has it, unless `train.precision` is fp32; leave it out",
+    "train.weight_decay": "the adapter's weights do not decay; leave it out, or use `lora.dropout`",
 }
 """Keys of earlier versions, and what to write instead."""
 ONLY = {"data.coerce_answers": False, "data.context.dropout": 0, "data.format": None, "data.skip_unusable": False}
-ONLY |= {"lora.rslora": False, "train.tf32": True}
+ONLY |= {"train.weight_decay": 0, "train.tf32": True}
 """The values of such keys with which a recorded run can still be read; of the others any value."""
 
 

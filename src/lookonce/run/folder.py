@@ -11,7 +11,8 @@ checkpoints/        Trainer's checkpoints, each with the checksums of its files
 tensorboard/, wandb/, mlruns/, trackers.json
                     files of the trackers in `train.track`, and the run's names there
 adapter/            the trained adapter, as PEFT saves it
-trained.json        figures of the training, written after the adapter: a folder that has it is trained
+trained.json        figures of the training, written after the adapter: a folder that has it is trained. Of an adapter
+                    that another program trained (`lookonce.save_run`) none are known, and there is no environment.json
 predictions/        one JSONL file per split; while it is evaluated SPLIT.partial-RANK.jsonl
 metrics/            one JSON file per split
 answering/          one JSON file per split: how long it took to answer, and with how much memory
@@ -33,7 +34,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -43,8 +44,8 @@ from lookonce.differences import Difference, differences
 from lookonce.disk_space import free_bytes
 from lookonce.environment import library_version, library_versions
 from lookonce.errors import FolderInUse, RunFolderError
-from lookonce.files import TEMPORARY_MARK, hash_file, is_full, read_json, write_json, write_text
-from lookonce.run.config import LENGTH, RunFile, read_run_file, with_absolute_paths
+from lookonce.files import TEMPORARY_MARK, hash_file, is_full, read_json, read_object, write_json, write_text
+from lookonce.run.config import LENGTH, RunFile, keys, read_run_file, with_absolute_paths
 from lookonce.run.sections import RECORDED
 from lookonce.text import listed, located, shell, shown, size
 from lookonce.version import commit
@@ -95,6 +96,15 @@ class Trained:
     """The xxh3 of each file of the adapter, by name."""
     startup_seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of each piece of work before `first_step`."""
+
+
+@dataclass(frozen=True)
+class TrainedElsewhere:
+    """The content of trained.json where another program trained the adapter: nothing is known of the training."""
+
+    adapter: dict[str, str]
+    """The same as of a training."""
+    elsewhere: Literal[True] = True
 
 
 class RunFolder:
@@ -154,7 +164,7 @@ class RunFolder:
 
     def has_other_length(self, run: RunFile) -> bool:
         """Whether the folder holds a training of another number of epochs or steps."""
-        if not (self.holds_work and self._record.exists()):
+        if not (self.holds_work and self._record.exists()) or self.was_trained_elsewhere:
             return False
         return _length(self.read_run()) != _length(run)
 
@@ -183,8 +193,13 @@ class RunFolder:
             raise RunFolderError(f"{self.folder} is not empty and does not hold a run; choose another `output`")
 
     def differences(self, run: RunFile, identity: dict[str, Any], may_differ: Iterable[str] = ()) -> list[Difference]:
-        """What tells this run from the recorded one, without what may change; the arguments are those of `check`."""
+        """What tells this run from the recorded one, without what may change; the arguments are those of `check`.
+
+        Of an adapter that another program trained the record has the options, and the length is not known.
+        """
         ignored = {f"run.{name}" for name in (*run.keys_that_may_differ, *may_differ)}
+        if self.was_trained_elsewhere:
+            ignored |= {f"run.{name}" for name in keys() if name in LENGTH or name.startswith("lora.")}
         recorded: dict[str, Any] = {"inputs": {name: self.recorded_inputs().get(name) for name in identity}}
         recorded["run"] = self.read_run().model_dump(mode="json")  # with defaults for newer keys
         found = differences(_identity(run, identity), recorded)
@@ -215,9 +230,10 @@ class RunFolder:
         recorded, found = self.read_trained().adapter, adapter_hashes(self.adapter)
         changed = [name for name in ADAPTER_FILES if found.get(name) != recorded.get(name, "")]
         if changed:
+            again = "save it into another `output` with lookonce.save_run" if self.was_trained_elsewhere else AGAIN
             raise RunFolderError(
                 f"{self.adapter} is not the adapter that was trained in {self.folder}: missing, damaged or replaced: "
-                f"{listed(changed)}; restore it from a copy, or {AGAIN}"
+                f"{listed(changed)}; restore it from a copy, or {again}"
             )
 
     def recorded_inputs(self) -> dict[str, Any]:
@@ -252,12 +268,19 @@ class RunFolder:
         self.folder.rename(target)
         return target
 
-    def read_trained(self) -> Trained:
-        """The figures of the training; the adapter must be trained.
+    @property
+    def was_trained_elsewhere(self) -> bool:
+        """Whether another program trained the adapter (`lookonce.save_run`)."""
+        return read_object(self.trained).get("elsewhere") is True
+
+    def read_trained(self) -> Trained | TrainedElsewhere:
+        """The figures of the training, if it took place here; the adapter must be trained.
 
         Raises:
             RunFolderError: the file is broken.
         """
+        if self.was_trained_elsewhere:
+            return read_form(self.trained, TrainedElsewhere, AGAIN)
         return read_form(self.trained, Trained, AGAIN)
 
     def read_run(self) -> RunFile:
@@ -282,6 +305,11 @@ def _no_run(folder: Path) -> str:
     if (folder / "predictions").is_dir():
         return (
             f"{folder} has answers and no adapter, as a routed arm of a study has; name the runs that it is routed to"
+        )
+    if (folder / ADAPTER_FILES[1]).exists():
+        return (
+            f"{folder} holds an adapter and no run; make a run of it with: lookonce.save_run({str(folder)!r}, "
+            "'run.yaml'), or name the run folder that it is in"
         )
     return f"{located(folder)} is not a run folder; make one with: lookonce train RUN.yaml"
 

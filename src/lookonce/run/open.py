@@ -218,8 +218,7 @@ class OpenRun:
         """What makes batches of padded rows, with features of the cache or of another `source`."""
         from lookonce.train.data.batches import RowCollator
 
-        chat = self.chat_tokenizer
-        return RowCollator(source or self.features, chat.image_token_id, chat.tokenizer.pad_token_id)
+        return RowCollator.of(self.chat_tokenizer, source or self.features)
 
     def examples(self, split: str) -> tuple[list[Example], int]:
         """The examples of a split, and how many records were left out as too long."""

@@ -244,6 +244,8 @@ class LoraSection(Section):
     """LoRA scale: the adapter's output is multiplied by alpha / rank."""
     dropout: Same[Fraction] = 0.0
     """Fraction of the adapter's inputs that are randomly set to zero in training; 0 disables dropout."""
+    rslora: Same[bool] = False
+    """Scale by alpha / sqrt(rank) instead of alpha / rank (https://arxiv.org/abs/2312.03732)."""
     targets: Same[Annotated[list[str] | str, BeforeValidator(_name_as_list)]] = [
         "q_proj",
         "k_proj",
@@ -408,8 +410,6 @@ class TrainSection(Section):
     warmup_stable_decay."""
     warmup: Same[Annotated[float, Field(ge=0, le=MAX_COUNT)]] = 0.03
     """Steps in which the learning rate rises from 0 to its peak; a value below 1 is a fraction of all steps."""
-    weight_decay: Same[Annotated[float, Field(ge=0, le=1000)]] = 0.0
-    """Weight decay of the optimizer; 0 disables it."""
     max_grad_norm: Same[Annotated[float, Field(ge=0, le=1_000_000)]] = 1.0
     """Gradients are scaled down to at most this norm; 0 disables clipping."""
     gradient_checkpointing: Same[Checkpointing] = False

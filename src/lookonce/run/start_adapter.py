@@ -19,7 +19,7 @@ from lookonce.run.folder import RECORD, RunFolder
 from lookonce.run.sections import SCHEME, LoraSection, hub_adapter
 from lookonce.text import located, shell
 
-SHAPE = ("rank", "alpha", "targets", "experts", "modules_to_save")
+SHAPE = ("rank", "alpha", "rslora", "targets", "experts", "modules_to_save")
 """Keys of `lora` that both runs must share; dropout may differ."""
 MODEL = "language_model"
 """The recorded input that both runs must share."""

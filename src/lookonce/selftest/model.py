@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -35,16 +35,18 @@ from lookonce.datasets.sample.model import make_config, random_model
 from lookonce.run.sections import BatchSection, LoraSection
 from lookonce.selftest.attention import Heads
 from lookonce.selftest.report import Check, Way, failed, within_spread
-from lookonce.train.data.batches import CPU, Batch, BatchMaker, RowCollator, StockCollator
-from lookonce.train.data.packing import padded_length
-from lookonce.train.data.sampler import MicroBatch, Sampler
+from lookonce.train.data.batches import CPU, Batch
+from lookonce.train.data.dataset import (
+    DataCollatorForPacks,
+    DataCollatorForRows,
+    PackBatchSampler,
+    PackIndices,
+    VQADataset,
+)
 from lookonce.train.data.tokenize import Example
-from lookonce.train.model.attention import PackMask
-from lookonce.train.model.compile import training_on_packs
-from lookonce.train.model.cuda_graphs import Capture, CapturedPasses, cuda_graph_capture
 from lookonce.train.model.load import replace_tower, text_model
 from lookonce.train.model.lora import lora_config
-from lookonce.train.model.loss import forward_loss
+from lookonce.train.model.packs import packed_attention, share_of_loss
 
 SPECIAL = ("<|endoftext|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 IDS = {token: number for number, token in enumerate(SPECIAL)}
@@ -113,29 +115,27 @@ def _words(rng: random.Random, number: int) -> list[int]:
     return [rng.randrange(30, VOCABULARY) for _ in range(number)]
 
 
-def make_batches(questions: Questions, hidden: int, device: torch.device) -> BatchMaker:
-    """What makes batches of the questions; packs are padded to whole blocks."""
+def make_sampler(questions: Questions, hidden: int) -> PackBatchSampler:
+    """Packs of the questions."""
     batch = BatchSection(samples_per_step=questions.samples_per_step, tokens_per_pack=questions.tokens_per_pack)
     tokenizer = SimpleNamespace(pad_token_id=IDS["<|endoftext|>"])
     chat: Any = SimpleNamespace(image_token_id=IDS["<|image_pad|>"], merge_size=MERGE_SIZE, tokenizer=tokenizer)
-    sampler = Sampler.of(random_examples(questions), chat.image_token_id, batch, seed=1)
-    return BatchMaker(sampler, chat, RandomFeatures(hidden), device, pads_to_blocks=True)
+    return PackBatchSampler.of(VQADataset.of(random_examples(questions), chat, RandomFeatures(hidden)), batch, seed=1)
 
 
-def stock_rows(batch_maker: BatchMaker, micro_batch: MicroBatch, rows_per_pass: int) -> Iterator[Batch]:
+def stock_rows(dataset: VQADataset, indices: PackIndices, rows_per_pass: int, device: torch.device) -> Iterator[Batch]:
     """The questions of a pack as padded rows with labels, in random order, as stock training has them.
 
     `num_items_in_batch` is the number of targets of the whole step, by which transformers divides the sum of losses.
     """
-    examples = [batch_maker.sampler.examples[index] for group in micro_batch.pack.groups for index in group.examples]
+    examples = [dataset[index] for index in indices]
     random.Random(0).shuffle(examples)
-    chat = batch_maker.chat_tokenizer
-    collate = StockCollator(RowCollator(batch_maker.source, chat.image_token_id, chat.tokenizer.pad_token_id))
-    num_targets = torch.tensor(1 / micro_batch.target_weights[0])
+    collate = DataCollatorForRows(dataset)
+    num_targets = torch.tensor(1 / indices.micro_batch.target_weights[0])
     for start in range(0, len(examples), rows_per_pass):
         batch = collate(examples[start : start + rows_per_pass]) | {"num_items_in_batch": num_targets}
         kept = ("image_grid_thw",)  # on the CPU, where it is read without a host-device sync
-        yield {name: tensor if name in kept else tensor.to(batch_maker.device) for name, tensor in batch.items()}
+        yield {name: tensor if name in kept else tensor.to(device) for name, tensor in batch.items()}
 
 
 LORA_STD = 0.1
@@ -203,24 +203,25 @@ class Outcome:
 class Passes:
     """Forward and backward passes of a model in one precision, with autocast as in training."""
 
-    def __init__(
-        self, model: Any, dtype: torch.dtype, max_tokens: int, device: torch.device, *, flex: bool = True
-    ) -> None:
+    def __init__(self, model: Any, dtype: torch.dtype, device: torch.device) -> None:
         self.model, self.dtype, self.device = model, dtype, device
-        self.mask = PackMask(max_tokens, device, flex=flex)
 
     @property
     def trained(self) -> list[torch.Tensor]:
         return [weight for weight in self.model.parameters() if weight.requires_grad]
 
-    def run(self, batch: Batch) -> torch.Tensor:
-        """Run a pack, or rows with target weights, forward and backward; returns the loss."""
+    def loss(self, batch: Mapping[str, Any]) -> torch.Tensor:
+        """The loss of a pack, or of rows with target weights."""
         with self._autocast():
-            loss = forward_loss(self.model, batch, self.mask)
+            return share_of_loss(self.model, batch)
+
+    def run(self, batch: Mapping[str, Any]) -> torch.Tensor:
+        """Run a pack, or rows with target weights, forward and backward; returns the loss."""
+        loss = self.loss(batch)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    def outcome(self, batches: Iterable[Batch]) -> Outcome:
+    def outcome(self, batches: Iterable[Mapping[str, Any]]) -> Outcome:
         """The outcome of some packs together."""
         total = torch.zeros((), device=self.device)
         for batch in batches:
@@ -237,16 +238,6 @@ class Passes:
                 loss.backward()  # type: ignore[no-untyped-call]
                 total += loss.detach()
         return self.taken(total)
-
-    def captured(self, merge_size: int) -> CapturedPasses:
-        """Passes that are captured and replayed; without a GPU they run again on the buffers of the capture."""
-        capture = cuda_graph_capture() if self.device.type == "cuda" else _run_again
-        return CapturedPasses(self.run, self.trained, merge_size, capture)
-
-    def replayed(self, captured: CapturedPasses, batch: Batch) -> Outcome:
-        """The outcome of one pack in a captured pass."""
-        captured.begin_step()
-        return self.taken(captured(batch))
 
     def taken(self, loss: torch.Tensor) -> Outcome:
         """The loss with the gradients, which are then cleared."""
@@ -268,9 +259,6 @@ class Passes:
             config._attn_implementation = before
 
 
-_run_again: Capture = lambda function: function  # noqa: E731
-
-
 @contextlib.contextmanager
 def ieee_float32() -> Iterator[None]:
     """Multiply float32 matrices without TensorFloat-32, which would hide small faults."""
@@ -288,8 +276,8 @@ def ieee_float32() -> Iterator[None]:
 RESULTS = ("loss", "gradient")
 SEVERAL = 4
 """Rows of a forward pass of the reference."""
-EPOCHS = 2
-"""Epochs of packs that a captured pass is replayed for."""
+EPOCHS = 3
+"""Epochs of packs, the first of which are launched where others are captured."""
 
 
 class ModelChecks:
@@ -299,11 +287,12 @@ class ModelChecks:
         self, size: ModelSize, questions: Questions, dtype: torch.dtype, name: str, device: torch.device
     ) -> None:
         self.name, self.dtype = name, dtype
-        self.batch_maker = make_batches(questions, size.hidden, device)
-        self.micro_batches = [micro_batch for step in self.batch_maker.sampler.epoch(0) for micro_batch in step]
+        sampler = make_sampler(questions, size.hidden)
+        self.dataset, self.packs = sampler.dataset, [*sampler]
+        self.collator = DataCollatorForPacks(sampler.dataset, device=device, pads_to_blocks=True)
         self.model, self.device = small_model(size, dtype, device), device
         exact = small_model(size, torch.float32, device)
-        self.expected = self._rows(Passes(exact, torch.float32, 0, device), SEVERAL)
+        self.expected = self._rows(Passes(exact, torch.float32, device), SEVERAL)
         self.spread = self._spread()
 
     def checks(self, way: Way) -> list[Check]:
@@ -323,21 +312,16 @@ class ModelChecks:
 
     def _compute(self, way: Way) -> list[tuple[Outcome, Outcome]]:
         """Each pack's outcome, beside the expected one."""
-        max_tokens = padded_length(self.batch_maker.sampler.batch.tokens_per_pack)
-        passes = Passes(self.model, self.dtype, max_tokens, self.device, flex=way.flex)
-        with training_on_packs(self.model, compiled=way.compiled):
-            launched = [passes.outcome([self.batch_maker.batch(micro_batch)]) for micro_batch in self.micro_batches]
-            if not way.recorded:  # otherwise they have compiled what is captured now: a capture cannot compile
-                return list(zip(launched, self.expected, strict=True))
-            captured = passes.captured(self.batch_maker.chat_tokenizer.merge_size)
+        passes = Passes(self.model, self.dtype, self.device)
+        with packed_attention(self.model, compiled=way.compiled, captured=way.recorded, flex=way.flex):
             return [
-                (passes.replayed(captured, self.batch_maker.batch(self.micro_batches[number])), self.expected[number])
-                for number in _orders(len(self.micro_batches))
+                (passes.outcome([self.collator(self.dataset.__getitems__(self.packs[number]))]), self.expected[number])
+                for number in _orders(len(self.packs))
             ]
 
     def _spread(self) -> list[tuple[float, float]]:
         """Distances of exact computations of rows from the reference."""
-        passes = Passes(self.model, self.dtype, 0, self.device)
+        passes = Passes(self.model, self.dtype, self.device)
         computed = [self._rows(passes, 1), self._rows(passes, 1, "eager"), self._rows(passes, SEVERAL)]
         return [
             outcome.distance(expected)
@@ -347,8 +331,8 @@ class ModelChecks:
 
     def _rows(self, passes: Passes, rows_per_pass: int, attention: str = "sdpa") -> list[Outcome]:
         return [
-            passes.stock(stock_rows(self.batch_maker, micro_batch, rows_per_pass), attention)
-            for micro_batch in self.micro_batches
+            passes.stock(stock_rows(self.dataset, indices, rows_per_pass, self.device), attention)
+            for indices in self.packs
         ]
 
 

@@ -33,6 +33,7 @@ from lookonce.checks.inputs import (
 from lookonce.datasets.records import Record
 from lookonce.errors import LookonceError, RecordsError, UsageError
 from lookonce.run.config import RunFile
+from lookonce.run.folder import TrainedElsewhere
 from lookonce.study.file import StudyRun, expand, read_study
 from lookonce.study.pool import Job, schedule
 from lookonce.study.state import RoutedRun, find_outdated, in_chains, read_state, routed_runs
@@ -257,6 +258,8 @@ def _rates(runs: Mapping[str, StudyRun], workloads: Mapping[str, Workload]) -> d
     for one in runs.values():
         if one.folder.trained.exists() and workloads[one.arm].num_samples:
             trained = one.folder.read_trained()
+            if isinstance(trained, TrainedElsewhere):
+                continue
             num_samples = trained.num_samples - trained.first_step * one.run.batch.samples_per_step
             if num_samples > 0:
                 found[one.arm] = max(1000 * trained.seconds / num_samples, found.get(one.arm, 0.0))

@@ -38,6 +38,7 @@ from lookonce.report.report import Report
 from lookonce.report.runs import Part, ReportedRun, open_runs
 from lookonce.report.training import NUM_COLOURS
 from lookonce.run.config import read_run_file
+from lookonce.run.folder import TrainedElsewhere
 from lookonce.run.log_file import read_lines
 from lookonce.run.records import read_splits
 from lookonce.study.figures import (
@@ -113,9 +114,9 @@ def _phases(arm: str, study: StudyFile) -> list[str]:
 
 def _measured(run: ReportedRun) -> dict[int, Measured]:
     """What a run has logged, by step, and at its last step where the next phase begins."""
-    if run.folder is None:
+    if run.folder is None or isinstance(trained := run.folder.read_trained(), TrainedElsewhere):
         return {}
-    trained, lines = run.folder.read_trained(), list(read_lines(run.folder.log))
+    lines = list(read_lines(run.folder.log))
     end = lines[-1].get("time") if lines and not trained.first_step else None
     found: dict[int, Measured] = {}
     for line in lines:

@@ -286,7 +286,7 @@ class StudyStatus:
 def _row(name: str, state: RunState, is_outdated: bool) -> tuple[str, ...]:
     training = state.training
     steps = f"{training.step:,} of {training.num_steps:,}" if training.num_steps else ""
-    steps = f"{training.num_steps:,}" if state.is_trained else steps
+    steps = f"{training.num_steps:,}" if state.is_trained and training.state != "trained elsewhere" else steps
     return name, "outdated" if is_outdated else training.state, steps, *_figures(state.score)
 
 

@@ -40,7 +40,7 @@ def check(run: Path, *options: str) -> Any:
     return CliRunner().invoke(main, ["adapter", "check", str(run), *options])
 
 
-@pytest.mark.parametrize("lora", [{}, {"targets": "all-linear"}], ids=str)
+@pytest.mark.parametrize("lora", [{}, {"rslora": True}, {"targets": "all-linear"}], ids=str)
 def test_an_adapter_of_linear_layers_passes_and_gets_its_command(trained, lora):
     result = check(trained(**lora))
     assert result.exit_code == 0, result.output

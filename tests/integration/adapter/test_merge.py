@@ -118,7 +118,7 @@ def set_in_config(folder: Path, **values: Any) -> None:
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.model_type)
 def test_the_merged_model_has_the_logits_of_peft(site, family):
     model = site.copy(family)
-    lora: dict[str, Any] = {"targets": "all-linear"}
+    lora: dict[str, Any] = {"targets": "all-linear", "rslora": True}
     run = site.trained(model, **lora, experts=bool(family.experts))
     merged = site.merge(run)
     assert_same_logits(model, run, merged.folder)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.batches import BatchMaker
 from torch.utils.flop_counter import FlopCounterMode
 
 from lookonce.bench.flops import num_flops, num_pairs
 from lookonce.run.open import TO_BUILD, open_run
-from lookonce.train.data.batches import BatchMaker
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.load import add_lora, load_without_tower, text_model

@@ -3,7 +3,12 @@
 In bfloat16 no two computations are equal, so the measure is the distance of rows by PyTorch's functions from float32.
 In this small model it is large, as the norm after the rule divides by numbers near zero. So the kernels also get
 float32, which training does not give them, and multiply in TensorFloat-32. The measure is then the distance of rows by
-the same kernels, 3 percent of the gradient on an H200; a fault of sharing changes it by 18 percent or more.
+the same kernels, 0.2 to 7 percent of the gradient on an H100. The distance of packs is 0.80 to 1.25 times that,
+depending on the adapter, and 0.99 to 1.03 times on average over ten adapters. A fault of sharing makes it 78 times as
+large or more on average.
+
+The package times tens of forms of each kernel at its first call, which takes minutes for each size of heads. Here it
+takes the first form that runs. Random forms gave the same distances of gradients to three digits.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.trainings import COMPILED_ON_GPU, MAX_TOKENS, batches
+from support.trainings import COMPILED_ON_GPU, MAX_TOKENS, batches, draw_lora_b
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
 
@@ -39,6 +44,8 @@ TF32, BFLOAT16 = 2**-11, 2**-8
 """The largest relative differences between a number and it rounded."""
 OF_KERNEL = 0.02
 """The largest relative distance of a kernel's result from PyTorch's: some forty roundings to TensorFloat-32."""
+ADAPTERS = range(2, 12)
+"""Seeds. The least and the largest distances above are of these."""
 MODULES = (modeling_qwen3_5, modeling_qwen3_5_moe)
 MODES = ("shared", "packed", "separate")
 of_families = pytest.mark.parametrize("site", LINEAR, ids=lambda family: family.model_type, indirect=True)
@@ -48,6 +55,29 @@ of_families = pytest.mark.parametrize("site", LINEAR, ids=lambda family: family.
 def kernels_are_there() -> None:
     """Else transformers would take PyTorch's functions, and they would be compared with themselves."""
     assert without_kernels() is None
+
+
+@pytest.fixture(autouse=True)
+def first_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the first form of each kernel that runs, and keep that from the files in which Triton notes the fastest."""
+    from triton.runtime.autotuner import Autotuner
+
+    measure, ran = Autotuner._bench, {}
+
+    def measure_until_one_ran(self: Any, *args: Any, **options: Any) -> list[float]:
+        if ran.get(self) is self.nargs:  # the arguments of this call
+            return [float("inf")] * 3
+        times: list[float] = measure(self, *args, **options)
+        if times[0] < float("inf"):
+            ran[self] = self.nargs
+        return times
+
+    def without_file(self: Any, key: Any, configs: Any, measure_all: Callable[[], None]) -> bool:
+        measure_all()
+        return False
+
+    monkeypatch.setattr(Autotuner, "_bench", measure_until_one_ran)
+    monkeypatch.setattr(Autotuner, "check_disk_cache", without_file)
 
 
 @pytest.fixture
@@ -142,16 +172,25 @@ def test_packs_by_kernels_are_as_near_to_float32_as_rows_by_pytorch(session, ran
 def test_in_float32_packs_by_kernels_are_as_near_to_pytorch_as_rows_by_them_and_a_fault_would_be_noticed(
     session, random_lora, backward
 ):
+    """On average over adapters: for one, which of two roundings is nearer is chance."""
     exact = Computation(session, "fp32", random_lora)
-    expected = by_pytorch(exact, "separate")
-    with replaced(CHUNKED, of_package):
-        found = {mode: exact.of(mode).distance(expected) for mode in MODES}
-    with replaced(CHUNKED, without_gradient):
-        _, faulty = exact.of("shared").distance(expected)
-    rows = found["separate"]
-    for packs in found["shared"], found["packed"]:
-        assert all(one <= 1.25 * max(measure, TF32) for one, measure in zip(packs, rows, strict=True)), found
-    assert faulty > 3 * max(*rows, TF32), (faulty, found)
+    ratios, faulty = [], []
+    for seed in ADAPTERS:
+        draw_lora_b(exact.passes.model, seed)
+        expected = by_pytorch(exact, "separate")
+        with replaced(CHUNKED, of_package):
+            shared, packed, rows = (exact.of(mode).distance(expected) for mode in MODES)
+        with replaced(CHUNKED, without_gradient):
+            _, gradient = exact.of("shared").distance(expected)
+        allowed = [max(measure, TF32) for measure in rows]
+        ratios.append(
+            [one / measure for packs in (shared, packed) for one, measure in zip(packs, allowed, strict=True)]
+        )
+        faulty.append(gradient / max(allowed))
+    print(ratios, faulty)
+    for of_result in zip(*ratios, strict=True):
+        assert mean(of_result) <= 1.15 and max(of_result) <= 1.5, ratios
+    assert mean(faulty) > 10, faulty
 
 
 @torch.no_grad()

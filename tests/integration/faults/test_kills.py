@@ -42,7 +42,7 @@ main(sys.argv[4:])
 PLAIN = "from lookonce.cli import main; main()"
 RESUME = ("train", "run.yaml", "--resume")
 CHECKPOINTS = "lookonce.train.loop.checkpoints"
-TRAINER = "lookonce.train.loop.trainer:RunTrainer"
+TRAINER = "lookonce.train.loop.trainer:PackTrainer"
 
 IN_THE_START = "a random moment before the first step"
 IN_A_STEP = "a random moment in a step or soon after it"

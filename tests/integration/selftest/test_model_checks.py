@@ -7,19 +7,19 @@ from collections import Counter
 import pytest
 import torch
 
-import lookonce.selftest.model as passes
 from lookonce.selftest.attention import Heads
-from lookonce.selftest.model import ModelChecks, ModelSize, Questions, make_batches
+from lookonce.selftest.model import ModelChecks, ModelSize, Questions, make_sampler
 from lookonce.selftest.report import ON_CPU
 from lookonce.selftest.run import cpu_sizes, gpu_sizes
 from lookonce.train.data import batches
-from lookonce.train.model import attention, cuda_graphs, loss
-from lookonce.train.model.cuda_graphs import FEATURES, GRIDS, CapturedPasses, shape_of_batch
+from lookonce.train.data.dataset import DataCollatorForPacks
+from lookonce.train.model import attention, loss, packs
+from lookonce.train.model.packs import FEATURES, GRIDS, CapturedPasses, shape_of_batch
 
 CPU = torch.device("cpu")
 QUESTIONS = Questions(((3, 4), (6, 5), (2, 3)), (4, 3, 2, 2), 300, 4)
 REPLAYED, LAUNCHED = ON_CPU
-copy_into, dense_mask, weighted_loss = cuda_graphs.copy_into, attention.dense_mask, loss.weighted_loss
+copy_into, dense_mask, weighted_loss = packs.copy_into, attention.dense_mask, loss.weighted_loss
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +39,9 @@ def test_what_is_right_passes(small, way):
 
 @pytest.mark.parametrize("sizes", [gpu_sizes(), cpu_sizes()], ids=["GPU", "CPU"])
 def test_several_packs_have_one_shape_so_that_buffers_are_used_again(sizes):
-    batches = make_batches(sizes.questions, 8, CPU)
-    packs = [batches.batch(micro_batch) for step in batches.sampler.epoch(0) for micro_batch in step]
+    sampler = make_sampler(sizes.questions, 8)
+    collator = DataCollatorForPacks(sampler.dataset, pads_to_blocks=True)
+    packs = [collator(sampler.dataset.__getitems__(indices)) for indices in sampler]
     assert Counter(map(shape_of_batch, packs)).most_common(1)[0][1] >= 3
     assert all(FEATURES in pack for pack in packs)
 
@@ -98,12 +99,12 @@ def test_a_replay_with_an_old_input_is_found(small, monkeypatch, stale):
             inputs["weights"].copy_(before)
         seen.add(id(inputs))
 
-    monkeypatch.setattr(cuda_graphs, "copy_into", forgetful)
+    monkeypatch.setattr(packs, "copy_into", forgetful)
     assert False in passed(small, REPLAYED)
 
 
 def test_launched_passes_have_no_buffers(small, monkeypatch):
-    monkeypatch.setattr(cuda_graphs, "copy_into", lambda inputs, batch: pytest.fail("a buffer was used"))
+    monkeypatch.setattr(packs, "copy_into", lambda inputs, batch: pytest.fail("a buffer was used"))
     assert passed(small, LAUNCHED) == [True, True]
 
 
@@ -113,23 +114,20 @@ def test_targets_that_an_earlier_pack_left_are_found(small, monkeypatch):
             if name != GRIDS:
                 inputs[name][tuple(slice(size) for size in tensor.shape)].copy_(tensor)
 
-    monkeypatch.setattr(cuda_graphs, "copy_into", without_clearing)
+    monkeypatch.setattr(packs, "copy_into", without_clearing)
     assert passed(small, REPLAYED) == [False, False]
 
 
-def test_gradients_that_are_not_set_to_zero_are_found(small, monkeypatch):
-    begin_step = CapturedPasses.begin_step
-    monkeypatch.setattr(CapturedPasses, "begin_step", lambda self: None)
-    monkeypatch.setattr(passes.Passes, "taken", _without_clearing)
-    found = passed(small, REPLAYED)
-    monkeypatch.setattr(CapturedPasses, "begin_step", begin_step)
-    small.model.zero_grad(set_to_none=True)
-    assert found[1] is False
+def test_gradients_of_an_earlier_pass_are_found(small, monkeypatch):
+    add_gradients = CapturedPasses.add_gradients
 
+    def twice(self, number, times):
+        add_gradients(self, number, times)
+        for weight, gradient in zip(self._trained, self._gradients, strict=True):
+            weight.grad += gradient
 
-def _without_clearing(self: passes.Passes, loss: torch.Tensor) -> passes.Outcome:
-    gradient = torch.cat([weight.grad.flatten().double() for weight in self.trained])
-    return passes.Outcome(loss.double(), gradient)
+    monkeypatch.setattr(CapturedPasses, "add_gradients", twice)
+    assert passed(small, REPLAYED) == [True, False]
 
 
 def test_a_replay_that_returns_its_first_result_is_found(small, monkeypatch):
@@ -137,7 +135,7 @@ def test_a_replay_that_returns_its_first_result_is_found(small, monkeypatch):
         first = function()
         return lambda: first
 
-    monkeypatch.setattr(passes, "_run_again", once)
+    monkeypatch.setattr(packs, "run_again", once)
     assert False in passed(small, REPLAYED)
 
 
@@ -145,7 +143,7 @@ def test_a_way_that_cannot_be_computed_is_a_mismatch_with_its_error(small, monke
     def refuse(function):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(passes, "_run_again", refuse)
+    monkeypatch.setattr(packs, "run_again", refuse)
     [check] = small.checks(REPLAYED)
     assert not check.ok and "TrainingError: a pass over a pack cannot be captured" in check.error
     assert check.to_json()["difference"] is None

@@ -12,14 +12,14 @@ from lookonce.selftest.attention import Heads, Layout, Lengths, attention_checks
 from lookonce.selftest.model import ModelChecks
 from lookonce.selftest.report import ON_GPU, VARIABLE, Way, combination, is_noted_exact
 from lookonce.selftest.run import gpu_sizes, run_selftest
-from lookonce.train.model import attention, cuda_graphs
+from lookonce.train.model import attention, packs
 from lookonce.workflow import check_exact
 
 pytestmark = COMPILED_ON_GPU
 
 DEVICE = torch.device("cuda")
 LAYOUTS = (Layout((Lengths(600, (33, 20, 260), (0, 9, 19)), Lengths(129, (5,)))), random_layout(random.Random(1), 900))
-BLOCK_INDICES, COPY_INTO = attention._block_indices, cuda_graphs.copy_into
+BLOCK_INDICES, COPY_INTO = attention._block_indices, packs.copy_into
 
 
 def wrong_results() -> list[str]:
@@ -91,6 +91,6 @@ def test_a_graph_that_is_replayed_with_an_old_input_is_found(checks, monkeypatch
         seen.add(id(inputs))
 
     seen: set[int] = set()
-    monkeypatch.setattr(cuda_graphs, "copy_into", forgetful)
+    monkeypatch.setattr(packs, "copy_into", forgetful)
     assert not all(check.ok for check in checks.checks(Way()))
     assert all(check.ok for check in checks.checks(Way(recorded=False)))

@@ -8,19 +8,21 @@ from typing import Any
 
 import pytest
 import torch
+from support.batches import BatchMaker
 
-from lookonce.errors import TrainingError
+from lookonce.errors import TrainingError, UsageError
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.run.sections import BatchSection
-from lookonce.train.data.batches import Batch, BatchMaker
+from lookonce.train.data.batches import Batch
 from lookonce.train.data.sampler import Sampler
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import training_on_packs
-from lookonce.train.model.cuda_graphs import MIN_TARGETS, CapturedPasses, padded_num_targets, shape_of_batch
 from lookonce.train.model.loss import forward_loss
+from lookonce.train.model.packs import MIN_TARGETS, CapturedPasses, padded_num_targets, shape_of_batch
 
 CPU = torch.device("cpu")
+Step = tuple[torch.Tensor, list[torch.Tensor]]
 
 
 class Passes:
@@ -31,27 +33,27 @@ class Passes:
         self.trained = [weight for weight in self.model.parameters() if weight.requires_grad]
         self.mask = PackMask(2048, CPU)
         self.num_captured = 0
-        self.captured = CapturedPasses(self.run, self.trained, session.chat_tokenizer.merge_size, self.capture)
+        self.captured = CapturedPasses(self.loss, self.trained, session.chat_tokenizer.merge_size, self.capture)
 
-    def run(self, batch: Batch) -> torch.Tensor:
-        loss = forward_loss(self.model, batch, self.mask)
-        loss.backward()
-        return loss.detach()
+    def loss(self, batch: Batch) -> torch.Tensor:
+        return forward_loss(self.model, batch, self.mask)
 
     def capture(self, function):
         self.num_captured += 1
         return function
 
-    def step(self, batches: list[Batch]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Loss and gradients from launched passes."""
+    def step(self, batches: list[Batch], loss_of: Callable[[Batch], torch.Tensor] | None = None) -> Step:
+        """Loss and gradients from launched passes, or from those of `loss_of`."""
         self.model.zero_grad(set_to_none=True)
-        loss = sum((self.run(batch) for batch in batches), torch.zeros(()))
-        return loss, [weight.grad.clone() for weight in self.trained]
+        total = torch.zeros(())
+        for batch in batches:
+            loss: Any = (loss_of or self.loss)(batch)
+            loss.backward()
+            total += loss.detach()
+        return total, [weight.grad.clone() for weight in self.trained]
 
-    def captured_step(self, batches: list[Batch]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        self.captured.begin_step()
-        loss = sum((self.captured(batch) for batch in batches), torch.zeros(()))
-        return loss, [weight.grad.clone() for weight in self.trained]
+    def captured_step(self, batches: list[Batch]) -> Step:
+        return self.step(batches, self.captured)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +77,7 @@ def steps(session: OpenRun, **batch: object) -> list[list[Batch]]:
     options = BatchSection(**{"tokens_per_pack": 700} | batch)
     examples, _ = session.examples("train")
     sampler = Sampler.of(examples, session.chat_tokenizer.image_token_id, options, seed=1)
-    batch_maker = BatchMaker(sampler, session.chat_tokenizer, session.features, CPU, pads_to_blocks=True)
+    batch_maker = BatchMaker(sampler, session.chat_tokenizer, session.features, CPU, pads=True)
     return [[batch_maker.batch(micro_batch) for micro_batch in step] for step in sampler.epoch(0)]
 
 
@@ -105,27 +107,33 @@ def test_passes_of_all_shapes_can_be_captured_from_one_batch(session, passes):
     batches = steps(session, samples_per_step=6) + steps(session, samples_per_step=40)
     batches.append([without_images(batch) for batch in batches[0]])
     shapes = {shape_of_batch(batch) for step in batches for batch in step}
-    captured = CapturedPasses(passes.run, passes.trained, session.chat_tokenizer.merge_size, passes.capture)
+    captured = CapturedPasses(passes.loss, passes.trained, session.chat_tokenizer.merge_size, passes.capture)
     for shape in shapes:
         captured.prepare(shape, like=batches[0][0])
     before = passes.num_captured
     for step in batches:
-        captured.begin_step()
-        loss = sum((captured(batch) for batch in step), torch.zeros(()))
-        gradients = [weight.grad.clone() for weight in passes.trained]
-        assert_same((loss, gradients), passes.step(step))
+        assert_same(passes.step(step, captured), passes.step(step))
     assert passes.num_captured == before and len(shapes) > 2
 
 
-def test_gradients_start_at_zero_in_the_same_tensors_even_if_they_were_dropped(passes, session):
-    [first, second, *_] = steps(session, samples_per_step=6)
-    passes.captured_step(first)
-    addresses = [weight.grad.data_ptr() for weight in passes.trained]
-    passes.model.zero_grad(set_to_none=True)
-    assert_same(passes.captured_step(second), passes.step(second))
-    passes.captured.begin_step()
-    assert [weight.grad.data_ptr() for weight in passes.trained] == addresses
-    assert not any(weight.grad.any() for weight in passes.trained)
+def test_the_gradient_of_a_loss_scales_with_that_of_what_is_made_of_it(passes, session):
+    [batch] = steps(session, samples_per_step=6)[0]
+    loss, expected = passes.step([batch])
+    scaled, found = passes.step([batch], lambda batch: 3 * passes.captured(batch))
+    assert_same((scaled / 3, [gradient / 3 for gradient in found]), (loss, expected))
+
+
+def test_a_loss_whose_gradients_are_gone_is_refused(passes, session):
+    """Those of a pass are there until the next pass, and are used once."""
+    [first, second] = [batches[0] for batches in steps(session, samples_per_step=6)[:2]]
+    loss: Any = passes.captured(first)
+    passes.captured(second)
+    with pytest.raises(UsageError, match="call backward once for each loss of pack_loss, before the next"):
+        loss.backward()
+    loss = passes.captured(first)
+    loss.backward(retain_graph=True)
+    with pytest.raises(UsageError, match="once they are used"):
+        loss.backward()
 
 
 @pytest.mark.parametrize(
@@ -140,7 +148,7 @@ def test_a_failed_capture_says_how_to_continue_without_cuda_graphs(passes, sessi
     def refuse(function):
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
-    captured = CapturedPasses(passes.run, passes.trained, session.chat_tokenizer.merge_size, refuse)
+    captured = CapturedPasses(passes.loss, passes.trained, session.chat_tokenizer.merge_size, refuse)
     with pytest.raises(
         TrainingError, match=r"\(operation not permitted .* capturing\); .* --resume --set train.cuda_graphs=false"
     ):

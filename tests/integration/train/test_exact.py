@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from support.batches import BatchMaker
 
 from lookonce.datasets.images import image_size
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.run.sections import BatchSection
-from lookonce.train.data.batches import IGNORED, Batch, BatchMaker, Pixels, RowCollator
+from lookonce.train.data.batches import IGNORED, Batch, Pixels, RowCollator
 from lookonce.train.data.tokenize import to_messages
 from lookonce.train.model.load import PRECISIONS, load_with_tower, load_without_tower
 from lookonce.train.model.loss import LOSS_KEYS, weighted_loss

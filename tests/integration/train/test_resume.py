@@ -13,10 +13,9 @@ from safetensors.torch import load_file
 
 from lookonce.cache.store.reader import VisionCache
 from lookonce.errors import RunFolderError
-from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.sampler import Sampler
 from lookonce.train.loop.log_files import MetricsLog
-from lookonce.train.loop.session import PREFETCH
+from lookonce.train.loop.trainer import PackTrainer
 from lookonce.workflow import train
 
 MODES = ["shared", "separate"]
@@ -143,23 +142,23 @@ def test_resuming_neither_reads_nor_batches_the_steps_before(make_run, trainings
     train_until(run, 9, monkeypatch)
 
     read, made, samplers = [], [], []
-    get_many, batch = VisionCache.get_many, BatchMaker.batch
+    get_many, batch_of = VisionCache.get_many, PackTrainer.batch_of
 
     def counted_get_many(self, keys, **options):
         read.extend(keys)
         return get_many(self, keys, **options)
 
-    def counted_batch(self, micro_batch):
-        made.append(micro_batch)
-        samplers.append(self.sampler)
-        return batch(self, micro_batch)
+    def counted_batch(self, indices):
+        made.append(indices.micro_batch)
+        samplers.append(self.train_sampler.plan)
+        return batch_of(self, indices)
 
     monkeypatch.setattr(VisionCache, "get_many", counted_get_many)
-    monkeypatch.setattr(BatchMaker, "batch", counted_batch)
+    monkeypatch.setattr(PackTrainer, "batch_of", counted_batch)
     assert train(run, resume=True, **QUIET).first_step == 8
     steps = list(samplers[0].epoch(0))
     left = list(chain.from_iterable(steps[8:]))
-    assert len(steps[8]) <= len(made) <= len(steps[8]) + PREFETCH + 1 < sum(map(len, steps[:8]))
+    assert len(steps[8]) <= len(made) <= len(steps[8]) + 2 + 1 < sum(map(len, steps[:8]))
     assert made == left[: len(made)]
     shown = [
         key

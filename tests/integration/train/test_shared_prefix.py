@@ -7,7 +7,7 @@ import random
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.batches import BatchMaker
 
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.run.config import RunFile
 from lookonce.run.open import FROM_CACHE, TO_BUILD, OpenRun, open_run
 from lookonce.run.sections import BatchSection
-from lookonce.train.data.batches import BatchMaker
 from lookonce.train.data.packing import BLOCK
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import training_on_packs
@@ -111,9 +111,9 @@ class Bench:
         self.session, self.model, self.examples = session, model, session.examples("train")[0]
         self.expected = cache(self.separate)
 
-    def batch_maker(self, **batch: Any) -> BatchMaker:
+    def batch_maker(self, *, pads: bool = False, **batch: Any) -> BatchMaker:
         session, options = self.session, BatchSection(**batch)
-        return BatchMaker.of(self.examples, session.chat_tokenizer, session.features, options, CPU, seed=3)
+        return BatchMaker.of(self.examples, session.chat_tokenizer, session.features, options, CPU, seed=3, pads=pads)
 
     def separate(self, **batch: Any) -> list[Step]:
         """Steps in which every question is a padded row."""
@@ -208,7 +208,7 @@ def test_a_pack_may_be_full_to_the_last_token(bench):
 
 def test_padding_a_pack_changes_nothing(bench):
     batch_maker = bench.batch_maker(samples_per_step=ALL, tokens_per_pack=1000)
-    padded = replace(batch_maker, pads_to_blocks=True)
+    padded = bench.batch_maker(pads=True, samples_per_step=ALL, tokens_per_pack=1000)
     [step] = batch_maker.sampler.epoch(0)
     lengths = [padded.batch(micro_batch)["input_ids"].shape[1] for micro_batch in step]
     assert all(length % BLOCK == 0 for length in lengths) and lengths != batch_maker.sampler.pack_lengths(0)
@@ -231,6 +231,6 @@ def test_padded_rows_do_not_use_the_attention_of_packs(make_cached_run, monkeypa
     def refused(*_: Any, **__: Any) -> Iterator[None]:
         yield pytest.fail("it was used")
 
-    monkeypatch.setattr("lookonce.train.train.training_on_packs", refused)
+    monkeypatch.setattr("lookonce.train.loop.trainer.packed_attention", refused)
     run = make_cached_run(batch={"mode": "separate"}, train={"steps": 1})
     assert train(run, notify=lambda note: None).num_steps == 1

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.batches import BatchMaker, Replays
 from support.trainings import COMPILED_ON_GPU
 
 from lookonce.cache.model.model_folder import ModelFolder
@@ -25,12 +26,11 @@ from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.run.sections import BatchSection
 from lookonce.selftest.model import Outcome, Passes, stock_rows
-from lookonce.train.data.batches import Batch, BatchMaker
 from lookonce.train.data.packing import Pack, padded_length
 from lookonce.train.data.sampler import MicroBatch, Sampler
-from lookonce.train.model.compile import num_compiled_graphs, training_on_packs
-from lookonce.train.model.cuda_graphs import copy_into, shape_of_batch
+from lookonce.train.model.compile import num_compiled_graphs
 from lookonce.train.model.load import PRECISIONS, load_without_tower
+from lookonce.train.model.packs import packed_attention
 
 pytestmark = COMPILED_ON_GPU
 
@@ -75,7 +75,7 @@ def packs(sessions: list[OpenRun]) -> Iterator[tuple[BatchMaker, MicroBatch]]:
             tokens_per_pack=rng.choice(LIMITS),
         )
         sampler = Sampler.of(examples, session.chat_tokenizer.image_token_id, options, seed)
-        batch_maker = BatchMaker(sampler, session.chat_tokenizer, session.features, DEVICE, pads_to_blocks=True)
+        batch_maker = BatchMaker(sampler, session.chat_tokenizer, session.features, DEVICE, pads=True)
         yield batch_maker, rng.choice(next(sampler.epoch(0)))
 
 
@@ -89,26 +89,28 @@ class Computation(Passes):
 
     def __init__(self, session: OpenRun, precision: str, random_lora: Callable[..., Any]) -> None:
         dtype = PRECISIONS[precision]
-        super().__init__(random_lora(session, load_rounded, dtype).to(DEVICE), dtype, max(LIMITS), DEVICE)
+        super().__init__(random_lora(session, load_rounded, dtype).to(DEVICE), dtype, DEVICE)
 
     def shared(self, batch_maker: BatchMaker, micro_batch: MicroBatch) -> Outcome:
         """The pack as in training."""
-        return self._compiled([batch_maker.batch(micro_batch)])
+        return self._compiled([batch_maker.pack(micro_batch)])
 
     def alone(self, batch_maker: BatchMaker, micro_batch: MicroBatch) -> Outcome:
         """Each question in its own pack, also compiled."""
         groups = [group.subset([row]) for group in micro_batch.pack.groups for row in range(len(group.examples))]
         weights = micro_batch.target_weights
         alone = [MicroBatch(Pack((group,)), (weight,)) for group, weight in zip(groups, weights, strict=True)]
-        return self._compiled([batch_maker.batch(micro_batch) for micro_batch in alone])
+        return self._compiled([batch_maker.pack(micro_batch) for micro_batch in alone])
 
-    def _compiled(self, batches: list[Batch]) -> Outcome:
-        with training_on_packs(self.model, compiled=True):
-            return self.outcome(batches)
+    def _compiled(self, batches: list[dict[str, Any]]) -> Outcome:
+        with packed_attention(self.model, compiled=True):
+            return self.outcome(batch | {"tokens_per_pack": max(LIMITS)} for batch in batches)
 
     def rows(self, batch_maker: BatchMaker, micro_batch: MicroBatch) -> Outcome:
         """Each question as a padded row, as transformers computes it, in random order."""
-        return self.stock(stock_rows(batch_maker, micro_batch, NUM_ROWS))
+        return self.stock(
+            stock_rows(batch_maker.dataset, batch_maker.packs.step_of([micro_batch])[0], NUM_ROWS, DEVICE)
+        )
 
 
 @dataclass
@@ -177,16 +179,11 @@ def test_packs_of_all_lengths_use_the_graphs_compiled_for_the_first(measured):
 def test_replayed_passes_have_the_bits_of_launched_ones(sessions, session, random_lora):
     """With packs of many lengths in any order, each length several times."""
     rounded = Computation(session, "bf16", random_lora)
-    captured = rounded.captured(session.chat_tokenizer.merge_size)
-    with training_on_packs(rounded.model, compiled=True):
+    replays = Replays(rounded, session.chat_tokenizer.merge_size, max(LIMITS))
+    with packed_attention(rounded.model, compiled=True):
         for batch_maker, micro_batch in islice(packs(sessions), NUM_PACKS):
-            batch = batch_maker.batch(micro_batch)
-            rounded.outcome([batch])  # compile first: a capture cannot compile
-            _, inputs = captured.prepare(shape_of_batch(batch), batch)
-            copy_into(inputs, batch)
-            rounded.model.zero_grad(set_to_none=True)
-            launched = rounded.outcome([inputs])  # padded as well: products of other shapes are rounded differently
-            replayed = rounded.replayed(captured, batch)
+            pack = batch_maker.pack(micro_batch)
+            launched, replayed = replays.launched(pack), replays.replayed(pack)
             assert torch.equal(replayed.loss, launched.loss) and torch.equal(replayed.gradient, launched.gradient)
 
 
@@ -196,20 +193,16 @@ def test_replayed_passes_draw_new_dropout_and_the_same_from_the_same_random_stat
     session = session.changed(run=run)
     rounded = Computation(session, "bf16", random_lora)
     rounded.model.train()
-    captured = rounded.captured(session.chat_tokenizer.merge_size)
+    replays = Replays(rounded, session.chat_tokenizer.merge_size, max(LIMITS))
     batch_maker, micro_batch = next(packs(sessions))
-    batch = batch_maker.batch(micro_batch)
-
-    def replayed() -> torch.Tensor:
-        return rounded.replayed(captured, batch).gradient
-
-    with training_on_packs(rounded.model, compiled=True):
-        rounded.outcome([batch])  # compiles
-        replayed()
+    pack = batch_maker.pack(micro_batch)
+    with packed_attention(rounded.model, compiled=True):
+        replays.launched(pack)
+        replays.replayed(pack)
         torch.cuda.manual_seed(1)
-        first, second = replayed(), replayed()
+        first, second = (replays.replayed(pack).gradient for _ in range(2))
         torch.cuda.manual_seed(1)
-        again = replayed()
+        again = replays.replayed(pack).gradient
     assert torch.equal(first, again) and not torch.equal(first, second)
 
 
@@ -220,8 +213,8 @@ def test_a_wrong_mask_would_be_noticed(sessions, session, random_lora, measured)
         for batch_maker, micro_batch in packs(sessions)
         if max(len(group.examples) for group in micro_batch.pack.groups) > 4
     )
-    rounded, batch = Computation(session, "bf16", random_lora), batch_maker.batch(micro_batch)
-    with training_on_packs(rounded.model, compiled=True):
+    rounded, batch = Computation(session, "bf16", random_lora), batch_maker.pack(micro_batch)
+    with packed_attention(rounded.model, compiled=True):
         wrong = rounded.outcome(
             [batch | {"seen_until": torch.full_like(batch["seen_until"], len(batch["seen_until"]))}]
         )

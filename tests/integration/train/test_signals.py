@@ -202,16 +202,16 @@ def test_a_signal_during_evaluation_stops_at_once_and_resuming_evaluates_without
 
 SLOW_TRAINING = """
 import time
-from lookonce.train.loop.trainer import RunTrainer
+from lookonce.train.loop.trainer import PackTrainer
 from lookonce.cli import main
 
-training_step = RunTrainer.training_step
+training_step = PackTrainer.training_step
 
 def slowly(self, *arguments):
     time.sleep(0.1)
     return training_step(self, *arguments)
 
-RunTrainer.training_step = slowly
+PackTrainer.training_step = slowly
 main(["train", "run.yaml"])
 """
 

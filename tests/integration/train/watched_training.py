@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,15 +24,14 @@ from safetensors.torch import save_file
 import lookonce.train.train as train_module
 import lookonce.workflow as workflow
 from lookonce.cli import main
-from lookonce.train.data.batches import BatchMaker
-from lookonce.train.loop import session, trainer
+from lookonce.train.data.dataset import DataCollatorForPacks
+from lookonce.train.loop import trainer
 
 WATCH = json.loads(sys.argv[1])
 FOLDER, RANK = Path(WATCH["folder"]), int(os.environ.get("RANK", 0))
 WAIT_S = 20
 
 evaluate = workflow.evaluate
-make_batch_maker = BatchMaker.of
 
 
 def save(name: str, tensors: dict[str, torch.Tensor]) -> None:
@@ -87,13 +85,12 @@ def is_running(process_id: int) -> bool:
 def capture_on_cpu() -> None:
     """Do on a CPU what training does on a GPU, with passes that are launched instead of captured and replayed."""
 
-    def padded(*arguments: Any, **options: Any) -> BatchMaker:
-        return replace(make_batch_maker(*arguments, **options), pads_to_blocks=True)
+    def padded(*arguments: Any, **options: Any) -> DataCollatorForPacks:
+        return DataCollatorForPacks(*arguments, **options | {"pads_to_blocks": True})
 
     changes: list[tuple[Any, str, Any]] = [
-        (BatchMaker, "of", padded),
-        (session, "can_capture", lambda *_: True),
-        (trainer, "cuda_graph_capture", lambda: lambda function: function),
+        (trainer, "DataCollatorForPacks", padded),
+        (trainer.PackTrainer, "_can_capture", lambda *_: True),
         (torch.random, "fork_rng", lambda devices: contextlib.nullcontext()),
         *((torch.cuda, name, lambda: None) for name in ("synchronize", "empty_cache", "reset_peak_memory_stats")),
         *((torch.cuda, name, lambda: 0) for name in ("max_memory_allocated", "memory_reserved")),

@@ -191,8 +191,8 @@ def test_a_key_that_was_removed_is_refused_with_what_to_write_instead(tmp_path, 
 def test_a_recorded_run_may_have_removed_keys_that_say_what_is_still_done(make_run):
     values = make_run().model_dump(mode="json")
     values["train"] |= {"prefetch": 3, "tf32": True}
-    values["lora"]["rslora"] = values["data"]["skip_unusable"] = False
+    values["data"]["skip_unusable"] = False
     assert RunFile.model_validate(values, context=RECORDED) == make_run()
-    values["lora"]["rslora"] = True
-    with pytest.raises(ValidationError, match=r"lora\.rslora"):
+    values["data"]["skip_unusable"] = True
+    with pytest.raises(ValidationError, match=r"data\.skip_unusable"):
         RunFile.model_validate(values, context=RECORDED)

@@ -33,7 +33,7 @@ def trained(make_run, tmp_path) -> RunFolder:
         ({"targets": ["v_proj", "q_proj"]}, []),
         ({"targets": "all-linear"}, ["lora.targets"]),
         ({"rank": 8, "alpha": 16}, ["lora.rank", "lora.alpha"]),
-        ({"alpha": 3, "modules_to_save": ["embed_tokens"]}, ["lora.alpha", "lora.modules_to_save"]),
+        ({"rslora": True, "modules_to_save": ["embed_tokens"]}, ["lora.rslora", "lora.modules_to_save"]),
     ],
     ids=str,
 )

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.batches import BatchMaker, Replays
 from support.trainings import COMPILED_ON_GPU, needs_bitsandbytes
 
 from lookonce.cache.store.reader import VisionCache
@@ -22,12 +23,11 @@ from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.run.sections import BatchSection
 from lookonce.selftest.model import Outcome, Passes, stock_rows
-from lookonce.train.data.batches import Batch, BatchMaker
 from lookonce.train.data.packing import Pack
 from lookonce.train.data.sampler import MicroBatch, Sampler
-from lookonce.train.model.compile import num_compiled_graphs, training_on_packs
-from lookonce.train.model.cuda_graphs import copy_into, shape_of_batch
+from lookonce.train.model.compile import num_compiled_graphs
 from lookonce.train.model.load import PRECISIONS, load_without_tower
+from lookonce.train.model.packs import packed_attention
 from lookonce.workflow import train
 
 pytestmark = COMPILED_ON_GPU
@@ -56,7 +56,7 @@ def packs(session: OpenRun) -> Iterator[tuple[BatchMaker, MicroBatch]]:
     for seed in range(NUM_PACKS):
         options = BatchSection(samples_per_step=(2, 12, 30, 60)[seed % 4], tokens_per_pack=TOKENS)
         sampler = Sampler.of(examples, tokenizer.image_token_id, options, seed)
-        batches = BatchMaker(sampler, tokenizer, session.features, DEVICE, pads_to_blocks=True)
+        batches = BatchMaker(sampler, tokenizer, session.features, DEVICE, pads=True)
         yield batches, next(sampler.epoch(0))[0]
 
 
@@ -66,10 +66,10 @@ class Computation(Passes):
     def __init__(self, session: OpenRun, random_lora: Callable[..., Any], frozen: str, precision: str) -> None:
         model = random_lora(session, partial(load_without_tower, frozen=frozen), PRECISIONS[precision])
         model = model.to(DEVICE) if frozen == "fp8" else model  # bitsandbytes' models are there
-        super().__init__(model, PRECISIONS[precision], TOKENS, DEVICE)
+        super().__init__(model, PRECISIONS[precision], DEVICE)
 
-    def compiled(self, batches: list[Batch]) -> Outcome:
-        with training_on_packs(self.model, compiled=True):
+    def compiled(self, batches: list[dict[str, Any]]) -> Outcome:
+        with packed_attention(self.model, compiled=True):
             return self.outcome(batches)
 
     def alone(self, batches: BatchMaker, micro_batch: MicroBatch) -> Outcome:
@@ -79,11 +79,11 @@ class Computation(Passes):
             MicroBatch(Pack((group,)), (weight,))
             for group, weight in zip(groups, micro_batch.target_weights, strict=True)
         ]
-        return self.compiled([batches.batch(one) for one in alone])
+        return self.compiled([batches.pack(one) for one in alone])
 
     def rows(self, batches: BatchMaker, micro_batch: MicroBatch) -> Outcome:
         """Each question as a padded row, as transformers computes it."""
-        return self.stock(stock_rows(batches, micro_batch, NUM_ROWS))
+        return self.stock(stock_rows(batches.dataset, batches.packs.step_of([micro_batch])[0], NUM_ROWS, DEVICE))
 
 
 @pytest.mark.parametrize("frozen", KINDS)
@@ -92,7 +92,7 @@ def test_sharing_differs_from_rows_no_more_than_each_question_alone_does(session
     sharing, spread, new_graphs = [], [], []
     for batches, micro_batch in packs(session):
         rows, before = computation.rows(batches, micro_batch), num_compiled_graphs()
-        sharing.append(computation.compiled([batches.batch(micro_batch)]).distance(rows))
+        sharing.append(computation.compiled([batches.pack(micro_batch)]).distance(rows))
         new_graphs.append(num_compiled_graphs() - before)
         spread.append(computation.alone(batches, micro_batch).distance(rows))
     for number, name in enumerate(("loss", "gradient")):
@@ -106,23 +106,18 @@ def test_sharing_differs_from_rows_no_more_than_each_question_alone_does(session
 def test_sharing_is_exact_in_float32(session, random_lora):
     computation = Computation(session, random_lora, "nf4", "fp32")
     for batches, micro_batch in islice(packs(session), 4):
-        found = computation.compiled([batches.batch(micro_batch)])
+        found = computation.compiled([batches.pack(micro_batch)])
         assert max(found.distance(computation.rows(batches, micro_batch))) < TOLERANCE
 
 
 @pytest.mark.parametrize("frozen", KINDS)
 def test_replayed_passes_have_the_bits_of_launched_ones(session, random_lora, frozen):
     computation = Computation(session, random_lora, frozen, "bf16")
-    captured = computation.captured(session.chat_tokenizer.merge_size)
-    with training_on_packs(computation.model, compiled=True):
+    replays = Replays(computation, session.chat_tokenizer.merge_size, TOKENS)
+    with packed_attention(computation.model, compiled=True):
         for batches, micro_batch in packs(session):
-            batch = batches.batch(micro_batch)
-            computation.outcome([batch])  # compile first: a capture cannot compile
-            _, inputs = captured.prepare(shape_of_batch(batch), batch)
-            copy_into(inputs, batch)
-            computation.model.zero_grad(set_to_none=True)
-            launched = computation.outcome([inputs])  # padded as well: products of other shapes are rounded differently
-            replayed = computation.replayed(captured, batch)
+            pack = batches.pack(micro_batch)
+            launched, replayed = replays.launched(pack), replays.replayed(pack)
             assert torch.equal(replayed.loss, launched.loss) and torch.equal(replayed.gradient, launched.gradient)
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.batches import BatchMaker
 from support.trainings import needs_bitsandbytes
 
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.run.sections import BatchSection
 from lookonce.selftest.model import Outcome, Passes
-from lookonce.train.data.batches import BatchMaker
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.load import load_without_tower
 

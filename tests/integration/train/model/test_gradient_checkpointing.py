@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.batches import BatchMaker
 from support.trainings import needs_bitsandbytes
 from torch import nn
 
 from lookonce.run.open import FROM_CACHE, open_run
 from lookonce.run.sections import UNQUANTISED, BatchSection
 from lookonce.selftest.model import Passes
-from lookonce.train.data.batches import BatchMaker
 from lookonce.train.model.compile import checkpointed, training_on_packs
 from lookonce.train.model.load import load_without_tower
 from lookonce.workflow import train

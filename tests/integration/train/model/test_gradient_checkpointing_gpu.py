@@ -5,17 +5,19 @@ from __future__ import annotations
 from functools import cache
 from itertools import pairwise
 from statistics import mean
+from typing import Any
 
 import pytest
 import torch
+from support.batches import Replays
 from support.trainings import COMPILED_ON_GPU
 
 from lookonce.run.sections import Checkpointing
 from lookonce.selftest.attention import Heads
-from lookonce.selftest.model import MERGE_SIZE, ModelSize, Outcome, Passes, Questions, make_batches, small_model
-from lookonce.train.data.batches import Batch
-from lookonce.train.model.compile import checkpointed, training_on_packs
-from lookonce.train.model.cuda_graphs import copy_into, shape_of_batch
+from lookonce.selftest.model import MERGE_SIZE, ModelSize, Outcome, Passes, Questions, make_sampler, small_model
+from lookonce.train.data.dataset import DataCollatorForPacks
+from lookonce.train.model.compile import checkpointed
+from lookonce.train.model.packs import packed_attention
 
 pytestmark = COMPILED_ON_GPU
 
@@ -28,9 +30,10 @@ HOW: tuple[Checkpointing, ...] = ("selective", True)
 
 
 @cache
-def packs() -> list[Batch]:
-    batches = make_batches(QUESTIONS, SIZE.hidden, DEVICE)
-    return [batches.batch(micro_batch) for step in batches.sampler.epoch(0) for micro_batch in step]
+def packs() -> list[dict[str, Any]]:
+    sampler = make_sampler(QUESTIONS, SIZE.hidden)
+    collator = DataCollatorForPacks(sampler.dataset, device=DEVICE, pads_to_blocks=True)
+    return [collator(sampler.dataset.__getitems__(indices)) for indices in sampler]
 
 
 def passes(dtype: torch.dtype, dropout: float = 0.0) -> Passes:
@@ -38,12 +41,12 @@ def passes(dtype: torch.dtype, dropout: float = 0.0) -> Passes:
     for module in model.modules() if dropout else ():
         if hasattr(module, "lora_dropout"):
             module.lora_dropout["default"] = torch.nn.Dropout(dropout)
-    return Passes(model, dtype, QUESTIONS.tokens_per_pack, DEVICE)
+    return Passes(model, dtype, DEVICE)
 
 
 def outcomes(passes: Passes, how: Checkpointing) -> list[Outcome]:
     """Each pack's outcome, with dropout from the same random state."""
-    with training_on_packs(passes.model, compiled=True), checkpointed(passes.model, how):
+    with packed_attention(passes.model, compiled=True), checkpointed(passes.model, how):
         passes.outcome(packs())  # compiles
         torch.cuda.manual_seed(1)
         return [passes.outcome([pack]) for pack in packs()]
@@ -73,7 +76,7 @@ def test_with_dropout_the_gradient_is_that_of_the_loss(how):
         torch.cuda.manual_seed(1)
         return exact.outcome([pack])
 
-    with training_on_packs(exact.model, compiled=True), checkpointed(exact.model, how):
+    with packed_attention(exact.model, compiled=True), checkpointed(exact.model, how):
         exact.outcome([pack])  # compiles
         first, again = outcome(0), outcome(0)
         assert torch.equal(first.loss, again.loss)
@@ -107,29 +110,25 @@ def test_in_bfloat16_it_is_as_near_to_float32_as_without(how):
 @pytest.mark.parametrize("how", HOW)
 def test_replayed_passes_have_the_bits_of_launched_ones(how):
     rounded = passes(torch.bfloat16)
-    captured = rounded.captured(MERGE_SIZE)
-    with training_on_packs(rounded.model, compiled=True), checkpointed(rounded.model, how):
+    replays = Replays(rounded, MERGE_SIZE, QUESTIONS.tokens_per_pack)
+    with packed_attention(rounded.model, compiled=True), checkpointed(rounded.model, how):
         for pack in packs():
-            rounded.outcome([pack])  # compile first: a capture cannot compile
-            _, inputs = captured.prepare(shape_of_batch(pack), pack)
-            copy_into(inputs, pack)
-            rounded.model.zero_grad(set_to_none=True)
-            launched, replayed = rounded.outcome([inputs]), rounded.replayed(captured, pack)
+            launched, replayed = replays.launched(pack), replays.replayed(pack)
             assert torch.equal(replayed.loss, launched.loss) and torch.equal(replayed.gradient, launched.gradient)
 
 
 @pytest.mark.parametrize("how", HOW)
 def test_replayed_passes_draw_new_dropout_and_the_same_from_the_same_random_state(how):
     rounded = passes(torch.bfloat16, dropout=0.3)
-    captured = rounded.captured(MERGE_SIZE)
+    replays = Replays(rounded, MERGE_SIZE, QUESTIONS.tokens_per_pack)
     [pack, *_] = packs()
-    with training_on_packs(rounded.model, compiled=True), checkpointed(rounded.model, how):
-        rounded.outcome([pack])
-        rounded.replayed(captured, pack)
+    with packed_attention(rounded.model, compiled=True), checkpointed(rounded.model, how):
+        replays.launched(pack)
+        replays.replayed(pack)
         torch.cuda.manual_seed(1)
-        first, second = (rounded.replayed(captured, pack).gradient for _ in range(2))
+        first, second = (replays.replayed(pack).gradient for _ in range(2))
         torch.cuda.manual_seed(1)
-        again = rounded.replayed(captured, pack).gradient
+        again = replays.replayed(pack).gradient
     assert torch.equal(first, again) and not torch.equal(first, second)
 
 
@@ -138,7 +137,7 @@ def test_the_more_is_computed_again_the_less_memory_a_pass_needs():
     peaks = {}
     for how in (False, *HOW):
         rounded = passes(torch.bfloat16)
-        with training_on_packs(rounded.model, compiled=True), checkpointed(rounded.model, how):
+        with packed_attention(rounded.model, compiled=True), checkpointed(rounded.model, how):
             rounded.outcome([longest])
             before = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()

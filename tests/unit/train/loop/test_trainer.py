@@ -1,7 +1,8 @@
-"""RunTrainer: steps and validation loss do not depend on how they are cut, and waiting is measured."""
+"""PackTrainer: steps and validation loss do not depend on how they are cut, and waiting is measured."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from types import SimpleNamespace
 
@@ -11,13 +12,12 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from lookonce.run.sections import BatchSection
-from lookonce.train.data.batches import BatchMaker
+from lookonce.train.data.dataset import DataCollatorForPacks, PackBatchSampler, VQADataset
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.arguments import training_arguments
-from lookonce.train.loop.trainer import RunTrainer
+from lookonce.train.loop.trainer import PackTrainer
 
-CPU = torch.device("cpu")
-VISION = SimpleNamespace(grid_thw=None)  # there are no images
+VISION = SimpleNamespace(grid_thw=None, has_tower=False)  # there are no images
 PROMPTER = SimpleNamespace(image_token_id=99, merge_size=2, tokenizer=SimpleNamespace(pad_token_id=0))
 
 SLOW_S = 0.12
@@ -42,22 +42,26 @@ def example(answer: list[int]) -> Example:
     return Example(np.array([1, *answer], np.int32), supervised, (), (), "")
 
 
-class SlowBatchMaker(BatchMaker):
-    def batch(self, micro_batch):
+class Slow(DataCollatorForPacks):
+    def __call__(self, packed):
         time.sleep(SLOW_S)
-        return super().batch(micro_batch)
+        return super().__call__(packed)
 
 
-def trainer_of(make_run, folder, train, held_out=(), kind=BatchMaker, **batch) -> RunTrainer:
-    def batch_maker(examples: list[Example], **changes: object) -> BatchMaker:
-        return kind.of(examples, PROMPTER, VISION, BatchSection(**batch | changes), CPU, seed=0)
+@pytest.fixture(autouse=True)
+def _without_attention(monkeypatch) -> None:
+    """The model has no layers to set up."""
+    monkeypatch.setattr("lookonce.train.model.packs.training_on_packs", lambda *_, **options: contextlib.nullcontext())
 
+
+def trainer_of(make_run, folder, train, held_out=(), **batch) -> PackTrainer:
     options = {"optimizer": "sgd", "scheduler": "constant", "warmup": 0, "learning_rate": 0.1, "max_grad_norm": 0}
     arguments = training_arguments(
         make_run(train=options | {"steps": 4}), folder, eval_strategy="no", save_strategy="no"
     )
-    whole = {"samples_per_step": max(len(held_out), 1)}
-    return RunTrainer(Constant(), arguments, batch_maker(train), batch_maker(held_out, **whole) if held_out else None)
+    train, held_out = (VQADataset.of(examples, PROMPTER, VISION) for examples in (train, held_out))
+    sampler = PackBatchSampler.of(train, BatchSection(**batch), seed=0)
+    return PackTrainer(Constant(), arguments, sampler, eval_dataset=held_out if len(held_out) else None)
 
 
 ROWS = [[0], [1, 2, 0, 0], [2], [0, 0], [1]]
@@ -99,9 +103,10 @@ def test_an_epoch_has_as_many_steps_as_its_samples_fill(make_run, tmp_path):
     assert (trainer.state.global_step, trainer.state.epoch) == (4, pytest.approx(4 / 3))
 
 
-def test_the_waiting_time_is_measured(make_run, tmp_path):
+def test_the_waiting_time_is_measured(make_run, tmp_path, monkeypatch):
     batch = {"mode": "separate", "samples_per_step": 4, "samples_per_forward": 2}
-    trainer = trainer_of(make_run, tmp_path, [example([0])] * 16, kind=SlowBatchMaker, **batch)
+    monkeypatch.setattr("lookonce.train.loop.trainer.DataCollatorForPacks", Slow)
+    trainer = trainer_of(make_run, tmp_path, [example([0])] * 16, **batch)
     trainer.train()
     trainer.stop_prefetch()
     assert 0.25 * 8 * SLOW_S < trainer.wait_seconds  # some batches are made while steps run, most on a busy machine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from lookonce.run.sections import BatchSection
 from lookonce.run.startup import Startup
 from lookonce.train.data.sampler import Sampler
 from lookonce.train.data.tokenize import Example
-from lookonce.train.loop.session import Trial, WarmUp, can_capture, largest, packs_by_shape
-from lookonce.train.model.cuda_graphs import shape_of
+from lookonce.train.loop.trainer import PackTrainer
+from lookonce.train.loop.warmup import Trial, WarmUp, largest, packs_by_shape
+from lookonce.train.model.packs import shape_of
 
 IMAGE = 98
 GIGABYTE = 10**9
@@ -54,11 +56,16 @@ def test_the_largest_shapes_have_the_most_tokens_and_the_most_targets():
     assert largest([(900, 64, True), (800, 64, True)]) == [(900, 64, True)]
 
 
+def trainer_of(pads_to_blocks: bool, startup: Startup, compile_cache: Any = None) -> Any:
+    collator = SimpleNamespace(pads_to_blocks=pads_to_blocks)
+    return SimpleNamespace(collator=collator, startup=startup, compile_cache=compile_cache)
+
+
 def test_the_trial_uses_compiled_code_that_is_kept_and_is_reported(monkeypatch):
     trial, notes = Trial(5416, 39.8, 0, 0.0, 47 * GIGABYTE, 150 * GIGABYTE), []
-    monkeypatch.setattr("lookonce.train.loop.session.run_trial", lambda trainer, startup: trial)
+    monkeypatch.setattr("lookonce.train.loop.warmup.run_trial", lambda trainer, startup: trial)
     kept = SimpleNamespace(load=lambda: notes.append("load"), save=lambda: notes.append("save"))
-    warm_up = WarmUp(SimpleNamespace(batch_maker=SimpleNamespace(pads_to_blocks=True)), Startup(notes.append), kept)
+    warm_up = WarmUp(trainer_of(True, Startup(notes.append), kept))
     warm_up.on_train_begin(None, SimpleNamespace(global_step=0, max_steps=9), None)
     assert notes == ["load", "load compiled code: 0.0 s", "save", "keep compiled code: 0.0 s", trial.text()]
     assert warm_up.trial is trial
@@ -66,7 +73,7 @@ def test_the_trial_uses_compiled_code_that_is_kept_and_is_reported(monkeypatch):
 
 def test_the_first_step_ends_the_start():
     notes, state = [], SimpleNamespace(global_step=0, max_steps=9)
-    warm_up = WarmUp(SimpleNamespace(batch_maker=SimpleNamespace(pads_to_blocks=False)), Startup(notes.append), None)
+    warm_up = WarmUp(trainer_of(False, Startup(notes.append)))
     warm_up.on_train_begin(None, state, None)
     assert notes == []
     for _ in range(2):
@@ -76,36 +83,37 @@ def test_the_first_step_ends_the_start():
 
 @pytest.mark.parametrize(("pads_to_blocks", "step"), [(False, 0), (True, 9)])
 def test_there_is_no_trial_without_padded_packs_or_when_no_step_is_left(pads_to_blocks, step):
-    trainer = SimpleNamespace(batch_maker=SimpleNamespace(pads_to_blocks=pads_to_blocks))
     state = SimpleNamespace(global_step=step, max_steps=9)
-    WarmUp(trainer, Startup(pytest.fail), None).on_train_begin(None, state, None)
+    WarmUp(trainer_of(pads_to_blocks, Startup(pytest.fail))).on_train_begin(None, state, None)
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({}, True),
-        ({"cuda_graphs": False}, False),
-        ({"gradient_checkpointing": True}, True),
-        ({"gradient_checkpointing": "selective"}, True),
-        ({"gradient_checkpointing": "selective", "compile": False}, False),
-        ({"compile": False}, True),
-        ({"fsdp": True}, True),
-        ({"fsdp": True, "world_size": 2}, False),
-        ({"world_size": 2}, True),
+        ({"checkpointing": True}, True),
+        ({"checkpointing": "selective"}, True),
+        ({"checkpointing": "selective", "compiled": False}, False),
+        ({"compiled": False}, True),
+        ({"is_sharded": True}, False),
         ({"fp16": True}, False),
         ({"has_tower": True}, False),
-        ({"mode": "separate"}, False),
-        ({"mode": "packed"}, True),
+        ({"has_linear_attention": True}, False),
+        ({"has_packs": False}, False),
         ({"device": "cpu"}, False),
     ],
     ids=str,
 )
-def test_passes_are_captured_where_they_are_always_the_same_work(make_run, changes, expected):
-    keys = ("cuda_graphs", "gradient_checkpointing", "compile", "fsdp")
-    train = {key: value for key, value in changes.items() if key in keys}
-    run = make_run(train=train, batch={"mode": changes.get("mode", "shared")})
-    device = torch.device(changes.get("device", "cuda"))
-    arguments = SimpleNamespace(world_size=changes.get("world_size", 1), fp16=changes.get("fp16", False), device=device)
-    source = SimpleNamespace(has_tower=changes.get("has_tower", False))
-    assert can_capture(run, arguments, source) is expected
+def test_passes_are_captured_where_they_are_always_the_same_work(monkeypatch, changes, expected):
+    monkeypatch.setattr("lookonce.train.loop.trainer.is_sharded", lambda model: changes.get("is_sharded", False))
+    layer = SimpleNamespace(**{"linear_attn": None} if changes.get("has_linear_attention") else {})
+    model = SimpleNamespace(model=SimpleNamespace(language_model=SimpleNamespace(layers=[layer])))
+    arguments = SimpleNamespace(fp16=changes.get("fp16", False), device=torch.device(changes.get("device", "cuda")))
+    dataset = SimpleNamespace(features=SimpleNamespace(has_tower=changes.get("has_tower", False)))
+    batch = SimpleNamespace(has_packs=changes.get("has_packs", True))
+    trainer: Any = SimpleNamespace(
+        train_sampler=SimpleNamespace(batch=batch, dataset=dataset),
+        checkpointing=changes.get("checkpointing", False),
+        compiled=changes.get("compiled", True),
+    )
+    assert PackTrainer._can_capture(trainer, model, arguments) is expected

@@ -7,7 +7,7 @@ import torch
 
 from lookonce.errors import TrainingError
 from lookonce.train.data.batches import Batch
-from lookonce.train.model.cuda_graphs import CapturedPasses, Replay
+from lookonce.train.model.packs import CapturedPasses, Replay
 
 NAMES = ("input_ids", "position_ids", "seen_until", "logits_to_keep", "targets", "weights")
 BATCH: Batch = {name: torch.zeros(1, 4) for name in NAMES}
@@ -38,22 +38,21 @@ def test_out_of_memory_stays_that(later):
         captured(torch.OutOfMemoryError(), *later)(BATCH)
 
 
-def test_passes_add_to_the_gradients_of_their_step_in_tensors_that_stay_in_place():
-    """Also those of weights that a pass does not use; the gradients of the step before are gone."""
+def test_passes_add_to_the_gradients_of_their_step():
+    """A weight that no pass of the step uses has no gradient; those of the step before are gone."""
     used, sometimes = (torch.nn.Parameter(torch.tensor([value])) for value in (2.0, 3.0))
+    numbers: list[float] = []
 
-    def forward_backward(batch: Batch) -> torch.Tensor:
+    def forward(batch: Batch) -> torch.Tensor:
         number = batch["targets"].sum()
-        loss = used * number + (sometimes * number**2 if number > 1 else 0)
-        loss.sum().backward()
-        return loss.detach().sum()
+        return (used * number + (sometimes * number**2 if numbers[-1] > 1 else 0)).sum()
 
-    passes = CapturedPasses(forward_backward, [used, sometimes], 2, lambda function: function)
-    places = set()
-    for numbers, expected in (((1, 2), (3, 4)), ((1,), (1, 0)), ((3, 1, 2), (6, 13))):
-        passes.begin_step()
-        losses = [passes(BATCH | {"targets": torch.tensor([[float(number), 0, 0, 0]])}) for number in numbers]
-        assert losses == [2 * number + (3 * number**2 if number > 1 else 0) for number in numbers]
+    for step, expected in (((1, 2), (3, 4)), ((1,), (1, None)), ((3, 1, 2), (6, 13))):
+        passes = CapturedPasses(forward, [used, sometimes], 2, lambda function: function)
+        used.grad = sometimes.grad = None
+        for number in step:
+            numbers.append(number)
+            loss = passes(BATCH | {"targets": torch.tensor([[float(number), 0, 0, 0]])})
+            assert loss == 2 * number + (3 * number**2 if number > 1 else 0)
+            loss.backward()
         assert (used.grad, sometimes.grad) == expected
-        places.add((used.grad.data_ptr(), sometimes.grad.data_ptr()))
-    assert len(places) == 1

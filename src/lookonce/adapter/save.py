@@ -1,0 +1,224 @@
+"""A run of an adapter that another program trained, which every command then takes: `lookonce.save_run`.
+
+Design: the run folder is that of a training, so `eval`, `predict`, `ask`, `compare`, `report` and `adapter` need no
+option for such an adapter. What is not known of the training is not recorded: no steps, no time, no versions. The
+section `lora` of the record is made of the adapter's own options.
+
+An adapter is taken if a run file could ask for it. Its options must be those that `lora_config` makes of the section
+`lora`, apart from what has no effect on a trained adapter. Its tensors must have the names and shapes that PEFT gives
+them on the stock model, which is on the meta device. PEFT loads an adapter of another shape without an error, and
+leaves weights random. The model must have the name or the content of the one that the adapter names. All this is
+checked before anything is written.
+"""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from peft import LoraConfig, PeftConfig, get_peft_model, get_peft_model_state_dict
+
+from lookonce.adapter.weights import WEIGHTS, Shape, TensorFile, empty_model
+from lookonce.cache.model.model_folder import ModelFolder
+from lookonce.cache.store.claims import note_use
+from lookonce.cache.store.fingerprint import Source
+from lookonce.disk_space import full_disk_named
+from lookonce.errors import ModelError, RunFolderError, UsageError
+from lookonce.files import flush_files, follow_umask, write_json
+from lookonce.hub import locate
+from lookonce.run.config import RunFile, read_run_file
+from lookonce.run.folder import ADAPTER_FILES, RunFolder, TrainedElsewhere, adapter_hashes
+from lookonce.run.open import Needs, OpenRun, open_run
+from lookonce.run.sections import LoraSection
+from lookonce.run.start_adapter import start_identity
+from lookonce.settings import checked
+from lookonce.text import count, first_line, listed, shell, shown
+from lookonce.train.model.lora import (
+    expert_tensors,
+    lora_config,
+    of_language_model,
+    refuse_tower_targets,
+    tower_module_names,
+)
+
+NEEDS = Needs("lookonce.save_run", writes=True, records="used", images="planned", model="open")
+WITHOUT_EFFECT = {
+    *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"),
+    *("megatron_core", "init_lora_weights"),
+}
+"""Options of PEFT that do not change what a trained adapter computes. The model is compared by itself."""
+NEW_WEIGHTS = (True, False, "gaussian", "orthogonal")
+"""Values of `init_lora_weights` that leave the model's own weights as they are."""
+
+
+def save_run(adapter: Path | str, run: RunFile | Path | str) -> Path:
+    """Make a run folder of an adapter that another program trained, and return it; all commands take it then.
+
+    `adapter` is the folder that `model.save_pretrained` of PEFT has written. `run` is a run file, by its path or as
+    `read_run_file` has it: its `output` is the new folder, `model.path` the adapter's model, and `data.train` the
+    records that it was trained on. The answers are given in `train.precision`, on weights of `train.frozen`. The
+    section `lora` and the length of the training do not count. No cache is needed, no weight is loaded. Of several
+    processes one calls it.
+
+    Raises:
+        UsageError: it is not a LoRA adapter, has weights in the vision tower or an option that a run file cannot give.
+        ModelError: it does not fit the model, or names another one.
+        RunFolderError: `output` holds a run or other files, or is in use.
+        LookonceError: a part of the run is missing or broken.
+    """
+    adapter, run = Path(adapter), run if isinstance(run, RunFile) else read_run_file(Path(run))
+    config = _read_config(adapter)
+    run = run.model_copy(update={"lora": _section(adapter, config)})
+    with TensorFile(adapter / WEIGHTS) as weights, open_run(run, NEEDS) as opened:
+        folder, model = opened.folder, opened.model_folder
+        if folder.trained.exists() or folder.log.exists() or folder.checkpoints.exists():
+            raise RunFolderError(f"{folder.folder} holds a run already; choose another `output`, or move it away")
+        shapes = {name: one.shape for name, one in weights.tensors.items() if not name.endswith(".base_layer.weight")}
+        _check_no_tower(adapter, shapes, model)
+        own = _own_config(run.lora, model)
+        _check_options(adapter, config, own)
+        _check_shapes(adapter, shapes, own, model)
+        _check_model(adapter, config, opened)
+        identity = opened.identity() | start_identity(run, {})
+        opened.owner.check()
+        folder.claim(run, identity)
+        (folder.folder / "environment.json").unlink()  # of this process, which has trained nothing
+        note_use(opened.cache_folder, folder.folder)
+        _write(adapter, own, folder)
+    return folder.folder
+
+
+def _read_config(adapter: Path) -> LoraConfig:
+    if absent := [name for name in ADAPTER_FILES if not (adapter / name).is_file()]:
+        raise UsageError(
+            f"{adapter} has no {absent[0]}; name the folder of an adapter, as PEFT writes it: "
+            "model.save_pretrained(folder)"
+        )
+    try:
+        config = PeftConfig.from_pretrained(str(adapter))
+    except Exception as error:  # whatever PEFT raises for a file that it has not written, or for a missing library
+        raise UsageError(f"{adapter / ADAPTER_FILES[1]} cannot be read ({first_line(error)}); save it again") from None
+    if not isinstance(config, LoraConfig):
+        raise UsageError(f"{adapter} holds an adapter of the type {shown(str(config.peft_type))}; expected LORA")
+    return config
+
+
+def _section(adapter: Path, config: LoraConfig) -> LoraSection:
+    """The section `lora` that asks for such an adapter."""
+    values = {
+        "rank": config.r,
+        "alpha": config.lora_alpha,
+        "dropout": config.lora_dropout,
+        "rslora": config.use_rslora,
+        "targets": _in_order(config.target_modules or []),
+        "experts": bool(config.target_parameters),
+        "modules_to_save": _in_order(config.modules_to_save or []),
+    }
+    return checked(values, LoraSection, f"the adapter in {adapter}, as the section `lora` of a run file,")
+
+
+def _in_order(value: Any) -> Any:
+    """A list of names, which PEFT has in no order; any other value as it is."""
+    return sorted(map(str, value)) if isinstance(value, list | set | tuple) else value
+
+
+def _own_config(section: LoraSection, model: ModelFolder) -> LoraConfig:
+    """The options with which `lookonce train` saves such an adapter; its targets are in the language model alone."""
+    own, in_tower = lora_config(section), tower_module_names(model)
+    own.target_parameters = expert_tensors(section, model.family)
+    in_text = [name for name, _ in empty_model(model.config).named_modules() if name not in in_tower]
+    own.target_modules = of_language_model(section.targets, in_text, in_tower)
+    refuse_tower_targets(in_tower, own)
+    own.base_model_name_or_path, own.inference_mode = str(model.folder.absolute()), True
+    return own
+
+
+def _check_no_tower(adapter: Path, shapes: Mapping[str, Shape], model: ModelFolder) -> None:
+    if inside := sorted(name for name in shapes if f".{model.family.tower}." in name):
+        raise UsageError(
+            f"the adapter in {adapter} has {count(len(inside), 'tensor')} in the vision tower, such as {inside[0]}, "
+            "and features are those of the tower as it was; train one in the language model alone, on "
+            "lookonce.load_without_tower(...)"
+        )
+
+
+def _check_options(adapter: Path, config: LoraConfig, own: LoraConfig) -> None:
+    theirs, mine = (_plain(asdict(one)) for one in (config, own))
+    theirs["target_modules"] = mine["target_modules"]  # of which a run's are made; shapes show that they are the same
+    unknown = [name for name in theirs if name not in WITHOUT_EFFECT and theirs[name] != mine.get(name)]
+    unknown += ["init_lora_weights"] if config.init_lora_weights not in NEW_WEIGHTS else []
+    if unknown:
+        named = listed([f"{name}={shown(repr(getattr(config, name, theirs[name])), 60)}" for name in unknown])
+        raise UsageError(
+            f"the adapter in {adapter} has options that a run cannot have: {named}. A run has r, lora_alpha, "
+            "lora_dropout, use_rslora, target_modules, modules_to_save and all experts; use this adapter with PEFT"
+        )
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options in which lists have no order, and an empty value is none."""
+    return {name: _in_order(one) or None for name, one in options.items()}
+
+
+def _check_shapes(adapter: Path, shapes: Mapping[str, Shape], own: LoraConfig, model: ModelFolder) -> None:
+    wanted = dict(_shapes_on(model, own))
+    wrong = sorted(name for name in shapes.keys() | wanted.keys() if shapes.get(name) != wanted.get(name))
+    if wrong:
+        found, needed = ([*one[wrong[0]]] if wrong[0] in one else "none" for one in (shapes, wanted))
+        raise ModelError(
+            f"the adapter in {adapter} does not fit {model.folder}: the shapes of "
+            f"{count(len(wrong), 'tensor')} differ, first of all {wrong[0]}: {found} in the adapter, {needed} on this "
+            "model; set `model.path` to the model that it was trained on"
+        )
+
+
+def _shapes_on(model: ModelFolder, own: LoraConfig) -> Iterator[tuple[str, Shape]]:
+    """The names and shapes of an adapter's tensors on a model; none if it has no such modules."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on tied embeddings
+        try:
+            wrapped = get_peft_model(empty_model(model.config), deepcopy(own), low_cpu_mem_usage=True)
+        except ValueError:
+            return
+        for name, weight in get_peft_model_state_dict(wrapped, save_embedding_layers=False).items():
+            yield name, tuple(weight.shape)
+
+
+def _check_model(adapter: Path, config: LoraConfig, opened: OpenRun) -> None:
+    """Compare the model that the adapter names, if it does, with the run's."""
+    named, mine, caches = str(config.base_model_name_or_path or ""), opened.run.model.path, opened.run.cache.dir
+    if not named or named == mine:
+        return
+    try:
+        folder = locate(named, config.revision, is_local=True)
+    except ModelError:
+        raise ModelError(
+            f"the adapter in {adapter} was trained on {shown(named)}, which is not on this machine to be compared with "
+            f"`model.path`, {mine}; if they are the same, write {shown(str(mine))!r} as base_model_name_or_path into "
+            f"{shell(adapter / ADAPTER_FILES[1])}"
+        ) from None
+    if folder.resolve() == opened.model_folder.folder.resolve():
+        return
+    theirs = Source.of(folder, opened.source.settings).language_model_hash(caches)
+    if theirs != opened.source.language_model_hash(caches):
+        raise ModelError(
+            f"the adapter in {adapter} was trained on {named}, whose weights differ from those of `model.path`, "
+            f"{mine}; set it to the model that the adapter was trained on"
+        )
+
+
+def _write(adapter: Path, own: LoraConfig, folder: RunFolder) -> None:
+    """Write the adapter as a training does, and then trained.json, which says that it is there."""
+    weights = adapter / WEIGHTS
+    room = weights.stat().st_size, str(folder.adapter)
+    with full_disk_named(folder.folder, *room, lambda: "Make room, then call lookonce.save_run again"):
+        own.save_pretrained(str(folder.adapter))
+        shutil.copyfile(weights, folder.adapter / WEIGHTS)
+    follow_umask(folder.adapter)
+    flush_files(folder.adapter)
+    write_json(folder.trained, asdict(TrainedElsewhere(adapter_hashes(folder.adapter))))
