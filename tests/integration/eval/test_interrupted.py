@@ -19,7 +19,6 @@ from lookonce.workflow import train
 
 QUIET = {"notify": lambda note: None}
 NUM_BATCHES, NEVER = 11, 99
-COMMAND = "from lookonce.cli import main; main()"
 
 
 @pytest.fixture(scope="module", autouse=True)
