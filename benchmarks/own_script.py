@@ -24,8 +24,7 @@ from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
 from lookonce import DataCollatorForPacks, PackBatchSampler, VQADataset, load_without_tower, pack_loss, packed_attention
-from lookonce.bench.step import VARIANTS, set_up
-from lookonce.bench.synthetic import make_run
+from lookonce.bench.step import VARIANTS, make_run, set_up
 from lookonce.environment import best_device
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.train.model.lora import lora_config

@@ -2,5 +2,4 @@
 
 step       how fast training variants are, side by side
 flops      FLOPs of a step, and FLOP/s that the device reaches in large matrix products
-synthetic  synthetic data and a model of real size
 """

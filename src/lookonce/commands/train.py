@@ -275,8 +275,7 @@ def bench_step(
         raise click.UsageError("name either a run file or a --model for synthetic data")
     run = read_existing(run_file, assignments) if run_file else None  # before slow imports
     from lookonce.bench.step import bench_step as measure
-    from lookonce.bench.step import find_variants
-    from lookonce.bench.synthetic import data_folder, make_run
+    from lookonce.bench.step import data_folder, find_variants, make_run
     from lookonce.run.open import TO_BUILD, TO_MEASURE, open_run
 
     chosen = find_variants(variants.split(","))
