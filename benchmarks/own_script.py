@@ -29,7 +29,7 @@ from lookonce.environment import best_device
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.train.model.lora import lora_config
 
-NUM_TURNS = 4
+NUM_TURNS = 3
 """Epochs of each, the first of which is not counted."""
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from lookonce.run.sections import BatchSection
-from lookonce.selftest.model import Outcome, Passes
-from lookonce.train.data.batches import Batch
+from lookonce.selftest.model import Outcome, Passes, Questions, make_sampler
+from lookonce.train.data.batches import CPU, Batch
 from lookonce.train.data.dataset import DataCollatorForPacks, PackBatchSampler, VQADataset
 from lookonce.train.data.sampler import MicroBatch, Sampler
 from lookonce.train.data.tokenize import Example
@@ -48,6 +48,13 @@ class BatchMaker:
     def batch(self, micro_batch: MicroBatch) -> Batch:
         """Its tensors."""
         return tensors_of(self.pack(micro_batch))
+
+
+def packs_of(questions: Questions, hidden: int, device: torch.device = CPU) -> list[dict[str, Any]]:
+    """The packs of an epoch of random questions, in whole blocks."""
+    sampler = make_sampler(questions, hidden)
+    collator = DataCollatorForPacks(sampler.dataset, device=device, pads_to_blocks=True)
+    return [collator(sampler.dataset.__getitems__(indices)) for indices in sampler]
 
 
 def tensors_of(pack: Mapping[str, Any]) -> Batch:

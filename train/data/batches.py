@@ -374,9 +374,9 @@ class Prefetcher(Generic[T]):
             if ready is not None:
                 stream = torch.cuda.current_stream(self._device)
                 stream.wait_event(ready)
-                for tensor in batch.values():
-                    if tensor.is_cuda:
-                        tensor.record_stream(stream)
+                for value in batch.values():
+                    if isinstance(value, torch.Tensor) and value.is_cuda:
+                        value.record_stream(stream)
             yield batch, is_last
 
     def close(self) -> None:

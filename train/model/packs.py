@@ -188,10 +188,11 @@ class PackPasses:
         mask = self._mask_for(tokens_per_pack, batch["input_ids"].device)
         if not self.is_captured or not torch.is_grad_enabled():
             return forward_loss(model, batch, mask)
+        passes = self._captured_passes(model, mask)
         if self._num_launched < NUM_LAUNCHED:
             self._num_launched += 1
-            return forward_loss(model, batch, mask)
-        return self._captured_passes(model, mask)(batch)
+            return passes.launched(batch)
+        return passes(batch)
 
     def prepare(self, model: Any, shapes: Sequence[Shape], like: Mapping[str, Any]) -> None:
         """Capture the passes over packs of some shapes; `like` is one with images."""
@@ -282,8 +283,21 @@ class CapturedPasses:
         """
         replay, inputs, self._used = self.prepare(shape_of_batch(batch), batch)
         copy_into(inputs, batch)
+        return self._with_gradients(replay())
+
+    def launched(self, batch: Batch) -> torch.Tensor:
+        """The same without capturing.
+
+        Its gradients are computed at once too. A graph of autograd that outlives its pass would tie the weights to the
+        stream that it ran on, and no pass could be captured.
+        """
+        used: list[int] = []
+        loss = self._pass(batch, used)
+        self._used = used
+        return self._with_gradients(loss)
+
+    def _with_gradients(self, loss: torch.Tensor) -> torch.Tensor:
         self._number += 1
-        loss = replay()
         replayed: Any = _Replayed
         found: torch.Tensor = replayed.apply(torch.zeros_like(loss, requires_grad=True), loss, self, self._number)
         return found
@@ -341,7 +355,8 @@ class CapturedPasses:
         """Forward and backward; puts the gradients into their tensors, and the indices of those that are there."""
         with torch.enable_grad():
             loss = self._forward(inputs)
-            found = torch.autograd.grad(loss, self._trained, allow_unused=True)
+            with torch.autocast(loss.device.type, enabled=False):  # as outside of the block that the forward pass is in
+                found = torch.autograd.grad(loss, self._trained, allow_unused=True)
         used[:] = [index for index, new in enumerate(found) if new is not None]
         torch._foreach_copy_([self._gradients[index] for index in used], [found[index] for index in used])
         return loss.detach()

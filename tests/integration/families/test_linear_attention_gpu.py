@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.trainings import COMPILED_ON_GPU, MAX_TOKENS, batches, draw_lora_b
+from support.trainings import COMPILED_ON_GPU, batch_maker, draw_lora_b
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
 
@@ -31,8 +31,8 @@ from lookonce.families.kernels import CHUNKED, RECURRENT, RULES, in_one_row, res
 from lookonce.families.lookup import FAMILIES
 from lookonce.run.open import OpenRun
 from lookonce.selftest.model import Outcome, Passes
-from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.load import PRECISIONS, base_model, load_without_tower
+from lookonce.train.model.packs import packed_attention
 
 pytestmark = [
     *COMPILED_ON_GPU,
@@ -97,11 +97,13 @@ class Computation:
 
         model = random_lora(session, load, dtype).to(DEVICE)
         base_model(model).set_experts_implementation("eager")  # one way to compute experts in both precisions
-        self.session, self.passes = session, Passes(model, dtype, MAX_TOKENS, DEVICE, flex=False)
+        self.session, self.passes = session, Passes(model, dtype, DEVICE)
 
     def of(self, mode: str) -> Outcome:
-        with training_on_packs(self.passes.model, compiled=False):
-            return self.passes.outcome(batches(self.session, mode, DEVICE))
+        maker = batch_maker(self.session, mode, DEVICE)
+        [micro_batches] = maker.sampler.epoch(0)
+        with packed_attention(self.passes.model, flex=False):
+            return self.passes.outcome(map(maker.pack, micro_batches))
 
 
 @contextmanager

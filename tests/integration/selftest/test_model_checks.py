@@ -6,13 +6,13 @@ from collections import Counter
 
 import pytest
 import torch
+from support.batches import packs_of
 
 from lookonce.selftest.attention import Heads
-from lookonce.selftest.model import ModelChecks, ModelSize, Questions, make_sampler
+from lookonce.selftest.model import ModelChecks, ModelSize, Questions
 from lookonce.selftest.report import ON_CPU
 from lookonce.selftest.run import cpu_sizes, gpu_sizes
 from lookonce.train.data import batches
-from lookonce.train.data.dataset import DataCollatorForPacks
 from lookonce.train.model import attention, loss, packs
 from lookonce.train.model.packs import FEATURES, GRIDS, CapturedPasses, shape_of_batch
 
@@ -39,9 +39,7 @@ def test_what_is_right_passes(small, way):
 
 @pytest.mark.parametrize("sizes", [gpu_sizes(), cpu_sizes()], ids=["GPU", "CPU"])
 def test_several_packs_have_one_shape_so_that_buffers_are_used_again(sizes):
-    sampler = make_sampler(sizes.questions, 8)
-    collator = DataCollatorForPacks(sampler.dataset, pads_to_blocks=True)
-    packs = [collator(sampler.dataset.__getitems__(indices)) for indices in sampler]
+    packs = packs_of(sizes.questions, 8)
     assert Counter(map(shape_of_batch, packs)).most_common(1)[0][1] >= 3
     assert all(FEATURES in pack for pack in packs)
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.batches import packs_of
 from torch.nn.attention.flex_attention import flex_attention
 
 from lookonce.selftest.attention import Heads
-from lookonce.selftest.model import ModelSize, Passes, Questions, make_batches, small_model
+from lookonce.selftest.model import ModelSize, Passes, Questions, small_model
 from lookonce.train.model import attention
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import num_compiled_graphs, training_on_packs
 from lookonce.train.model.load import text_model
 from lookonce.train.model.loss import inputs_of
+from lookonce.train.model.packs import packed_attention
 
 CPU = torch.device("cpu")
 COMPILE = torch.nn.Module.compile
@@ -48,12 +50,11 @@ def test_in_training_all_layers_share_one_graph(monkeypatch):
     """A second one would take as long to compile as the first: the first layer's input must have a gradient too."""
     monkeypatch.setattr(torch.nn.Module, "compile", eager)
     model = small_model(ModelSize(64, 5, Heads(4, 2, 16)), torch.float32, CPU)
-    batches = make_batches(Questions(((3, 4), (2, 3)), (2, 2, 2), 256, 6), 64, CPU)
-    passes, before = Passes(model, torch.float32, 256, CPU, flex=False), num_compiled_graphs()
-    pack = [batches.batch(next(iter(batches.sampler.epoch(0)))[0])]
-    with training_on_packs(model, compiled=False):
+    passes, before = Passes(model, torch.float32, CPU), num_compiled_graphs()
+    pack = packs_of(Questions(((3, 4), (2, 3)), (2, 2, 2), 256, 6), 64)[:1]
+    with packed_attention(model):
         expected = passes.outcome(pack)
-    with training_on_packs(model, compiled=True):
+    with packed_attention(model, compiled=True):
         assert max(passes.outcome(pack).distance(expected)) < 1e-6
         assert num_compiled_graphs() == before + 1
         assert max(passes.outcome(pack).distance(expected)) < 1e-6
@@ -69,10 +70,9 @@ def test_floats_of_modules_are_constants_of_the_graph(monkeypatch):
     tensors: list[object] = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda layer, **options: COMPILE(layer, backend=keep, **options))
     model = small_model(ModelSize(64, 2, Heads(4, 2, 16)), torch.float32, CPU)
-    batches = make_batches(Questions(((3, 4), (2, 3)), (2, 2, 2), 256, 6), 64, CPU)
-    passes = Passes(model, torch.float32, 256, CPU, flex=False)
-    with training_on_packs(model, compiled=True):
-        passes.outcome([batches.batch(next(iter(batches.sampler.epoch(0)))[0])])
+    passes, packs = Passes(model, torch.float32, CPU), packs_of(Questions(((3, 4), (2, 3)), (2, 2, 2), 256, 6), 64)
+    with packed_attention(model, compiled=True):
+        passes.outcome(packs[:1])
     sizes = [tensor.dim() for tensor in tensors if isinstance(tensor, torch.Tensor)]
     assert len(sizes) > 20 and 0 not in sizes
     assert not any(isinstance(tensor, (float, torch.SymFloat)) for tensor in tensors)

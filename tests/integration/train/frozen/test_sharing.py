@@ -16,8 +16,8 @@ from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.run.sections import BatchSection
 from lookonce.selftest.model import Outcome, Passes
-from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.load import load_without_tower
+from lookonce.train.model.packs import packed_attention
 
 QUANTISED = [pytest.param(kind, marks=needs_bitsandbytes) for kind in ("nf4", "int8")]
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="quantised weights are loaded onto the GPU")
@@ -40,14 +40,14 @@ class Steps:
     def __init__(self, session: OpenRun, random_lora: Callable[..., Any], frozen: str) -> None:
         self.session, self.examples = session, session.examples("train")[0]
         model = random_lora(session, partial(load_without_tower, frozen=frozen)).train()
-        self.passes = Passes(model, torch.float32, 2048, CPU)
+        self.passes = Passes(model, torch.float32, CPU)
 
     def outcomes(self, *, compiled: bool = False, **batch: Any) -> list[Outcome]:
         options = BatchSection(samples_per_step=30, samples_per_forward=30, tokens_per_pack=2048, **batch)
         source, tokenizer = self.session.features, self.session.chat_tokenizer
         batches = BatchMaker.of(self.examples, tokenizer, source, options, CPU, seed=3)
-        with training_on_packs(self.passes.model, compiled=compiled):
-            return [self.passes.outcome(map(batches.batch, step)) for step in batches.sampler.epoch(0)]
+        with packed_attention(self.passes.model, compiled=compiled):
+            return [self.passes.outcome(map(batches.pack, step)) for step in batches.sampler.epoch(0)]
 
 
 COMPILE = torch.nn.Module.compile

@@ -16,8 +16,9 @@ from torch import nn
 from lookonce.run.open import FROM_CACHE, open_run
 from lookonce.run.sections import UNQUANTISED, BatchSection
 from lookonce.selftest.model import Passes
-from lookonce.train.model.compile import checkpointed, training_on_packs
+from lookonce.train.model.compile import checkpointed
 from lookonce.train.model.load import load_without_tower
+from lookonce.train.model.packs import packed_attention
 from lookonce.workflow import train
 
 CPU = torch.device("cpu")
@@ -36,13 +37,13 @@ def test_compiled_layers_stay_one_graph_and_give_the_same(make_cached_run, rando
     monkeypatch.setattr(nn.Module, "compile", compile_whole)
     session = open_run(make_cached_run(), FROM_CACHE)
     model = random_lora(session, partial(load_without_tower, frozen=frozen)).train()
-    passes, options = Passes(model, torch.float32, 512, CPU), BatchSection(samples_per_step=4, tokens_per_pack=512)
+    passes, options = Passes(model, torch.float32, CPU), BatchSection(samples_per_step=4, tokens_per_pack=512)
     source, tokenizer = session.features, session.chat_tokenizer
     batches = BatchMaker.of(session.examples("train")[0], tokenizer, source, options, CPU, seed=3)
-    pack = batches.batch(next(batches.sampler.epoch(0))[0])
-    with training_on_packs(model, compiled=False):
+    pack = batches.pack(next(batches.sampler.epoch(0))[0])
+    with packed_attention(model, compiled=False):
         expected = passes.outcome([pack])
-    with training_on_packs(model, compiled=True), checkpointed(model, how):
+    with packed_attention(model, compiled=True), checkpointed(model, how):
         assert max(passes.outcome([pack]).distance(expected)) < 1e-5
 
 

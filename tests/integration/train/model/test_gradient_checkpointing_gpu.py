@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.batches import Replays
+from support.batches import Replays, packs_of
 from support.trainings import COMPILED_ON_GPU
 
 from lookonce.run.sections import Checkpointing
 from lookonce.selftest.attention import Heads
-from lookonce.selftest.model import MERGE_SIZE, ModelSize, Outcome, Passes, Questions, make_sampler, small_model
-from lookonce.train.data.dataset import DataCollatorForPacks
+from lookonce.selftest.model import MERGE_SIZE, ModelSize, Outcome, Passes, Questions, small_model
 from lookonce.train.model.compile import checkpointed
 from lookonce.train.model.packs import packed_attention
 
@@ -31,9 +30,7 @@ HOW: tuple[Checkpointing, ...] = ("selective", True)
 
 @cache
 def packs() -> list[dict[str, Any]]:
-    sampler = make_sampler(QUESTIONS, SIZE.hidden)
-    collator = DataCollatorForPacks(sampler.dataset, device=DEVICE, pads_to_blocks=True)
-    return [collator(sampler.dataset.__getitems__(indices)) for indices in sampler]
+    return packs_of(QUESTIONS, SIZE.hidden, DEVICE)
 
 
 def passes(dtype: torch.dtype, dropout: float = 0.0) -> Passes:
