@@ -28,9 +28,8 @@ from lookonce.datasets.sample.model import write_model
 from lookonce.errors import FolderInUse, LookonceError, ModelError, RunFolderError, UsageError
 from lookonce.eval.run import evaluate_run
 from lookonce.families.lookup import FAMILIES
-from lookonce.run.claim import RunClaim
 from lookonce.run.config import RunFile
-from lookonce.run.folder import RunFolder, TrainedElsewhere
+from lookonce.run.folder import RunClaim, RunFolder, TrainedElsewhere
 from lookonce.status import RunStatus
 from lookonce.workflow import train
 

@@ -89,7 +89,7 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, make_run, built) -> Site:
-    run = make_run(train={"steps": 1}, eval={"max_new_tokens": 1, "batch_size": 64})
+    run = make_run(train={"steps": 1}, eval={"max_new_tokens": 1})
     (tmp_path / "run.yaml").write_text(run.to_yaml())
     unused = shutil.ignore_patterns(USES, CLAIMS)
     cache = shutil.copytree(built.folder, tmp_path / "caches" / built.folder.name, ignore=unused)

@@ -85,7 +85,7 @@ def test_a_folder_that_may_not_be_written_to_is_named_with_the_command_that_allo
     [
         *((f"data convert PLACE/sample/test.jsonl PLACE/new/out{suffix}", f"out{suffix}") for suffix in SUFFIXES),
         (
-            "data clean PLACE/sample/test.jsonl PLACE/new/out.jsonl --image-root PLACE/sample --headers-only",
+            "data clean PLACE/sample/test.jsonl PLACE/new/out.jsonl --image-root PLACE/sample",
             "out.jsonl",
         ),
         ("data audit PLACE/sample/test.jsonl --html PLACE/new/out.html", "out.html"),

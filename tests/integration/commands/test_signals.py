@@ -24,7 +24,7 @@ def place(sample, built, make_run, tmp_path) -> Path:
     ("words", "number", "code", "message"),
     [
         ("status run.yaml --watch 30", signal.SIGHUP, 75, "stopped by SIGHUP"),
-        ("cache status run.yaml --set cache.dtype=bfloat16 --watch 30", signal.SIGINT, 130, "interrupted"),
+        ("status run.yaml --set cache.dtype=bfloat16 --watch 30", signal.SIGINT, 130, "interrupted"),
     ],
 )
 def test_a_signal_to_the_process_group_ends_a_command(preloaded, place, words, number, code, message):

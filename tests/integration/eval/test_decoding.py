@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import GenerationConfig
 
-from lookonce.bench.answers import bench_answers
 from lookonce.datasets.images import image_size
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.datasets.sample.model import write_model
@@ -168,12 +167,3 @@ def test_log_probabilities_are_those_of_the_whole_conversation_in_one_pass(asked
             logits = asked.model(**batch, use_cache=False).logits
         expected = logits.log_softmax(dim=-1).gather(2, targets[..., None]).sum()
         assert len(weights[0]) == NEW_TOKENS and answer.logprob == pytest.approx(float(expected), rel=1e-4)
-
-
-def test_the_measurement_has_both_engines_their_limits_and_equal_answers(asked):
-    records = asked.session.records["train"][:3]
-    first, report = bench_answers(asked.session, records, ["generate", "shared"])
-    assert [one.engine for one in report.measured] == ["generate", "shared"] and first.prompts_ms is None
-    assert report.same_answers == 1.0 and report.prompts_ms > 0 and report.weights_ms > 0
-    assert [line.split()[:2] for line in report.text().splitlines()[1:3]] == [["generate", "3"], ["shared", "3"]]
-    assert report.to_json()["measured"][1]["ms_per_question"] == pytest.approx(report.measured[1].seconds * 1e3 / 3)

@@ -19,7 +19,13 @@ from lookonce.workflow import train
 
 QUIET = {"notify": lambda note: None}
 NUM_BATCHES, NEVER = 11, 99
-COMMAND = "from lookonce.cli import main; main()"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_batches():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines, "BATCH_SIZE", 8)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +36,7 @@ def trained(make_run_in, sample, built, tmp_path_factory) -> RunFile:
         data={"val": [], "train": str(sample / "test.jsonl")},
         cache={"dir": str(built.folder.parent)},
         train={"steps": 30, "learning_rate": 0.01},
-        eval={"engine": "generate", "batch_size": 8, "max_new_tokens": 2},
+        eval={"engine": "generate", "max_new_tokens": 2},
     )
     train(run, **QUIET)
     evaluate_run(run.output, "test")
@@ -189,6 +195,7 @@ SHOWING = """
 import sys
 from lookonce.eval.answers import engines
 real = engines.greedy_answers
+engines.BATCH_SIZE = 8
 
 def shown(*arguments):
     print("answered a batch", file=sys.stderr)

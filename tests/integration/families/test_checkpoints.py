@@ -17,7 +17,7 @@ from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.fingerprint import hash_language_model
 from lookonce.errors import ModelError
 from lookonce.families.lookup import FAMILIES
-from lookonce.run.sections.lora import LoraSection
+from lookonce.run.sections import LoraSection
 from lookonce.train.model.load import add_lora, load_with_tower, load_without_tower
 
 Tensors = dict[str, torch.Tensor]

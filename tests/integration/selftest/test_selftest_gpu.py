@@ -35,7 +35,7 @@ def checks() -> ModelChecks:
 
 
 def test_all_ways_are_exact():
-    report = run_selftest(dense=True)
+    report = run_selftest()
     print(report.text())
     assert report.ok and report.exact == list(ON_GPU)
     assert report.seconds < 200

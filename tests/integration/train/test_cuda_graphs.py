@@ -13,7 +13,7 @@ from support.batches import BatchMaker
 from lookonce.errors import TrainingError, UsageError
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
-from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections import BatchSection
 from lookonce.train.data.batches import Batch
 from lookonce.train.data.sampler import Sampler
 from lookonce.train.model.attention import PackMask

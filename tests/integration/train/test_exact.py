@@ -14,7 +14,7 @@ from support.batches import BatchMaker
 from lookonce.datasets.images import image_size
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
-from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections import BatchSection
 from lookonce.train.data.batches import IGNORED, Batch, Pixels, RowCollator
 from lookonce.train.data.tokenize import to_messages
 from lookonce.train.model.load import PRECISIONS, load_with_tower, load_without_tower

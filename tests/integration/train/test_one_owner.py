@@ -40,7 +40,7 @@ EXTEND = ("train", "run.yaml", "--resume", "--set", "train.steps=3")
 
 @pytest.fixture(scope="module")
 def options(built) -> dict[str, dict[str, object]]:
-    few = {"max_new_tokens": 1, "batch_size": 64}
+    few = {"max_new_tokens": 1}
     steps = {"steps": 2, "save_steps": 1, "scheduler": "constant"}
     return {"cache": {"dir": str(built.folder.parent)}, "train": steps, "eval": few}
 

@@ -244,7 +244,7 @@ def test_on_gpus_two_ranks_differ_from_one_no_more_than_bfloat16_from_float32(ma
         "two": (2, {"precision": "bf16"}),
         "sharded": (2, {"precision": "bf16", "fsdp": True}),
     }
-    no_validation = {"steps": 1, "save_steps": 1, "best": None, "tf32": False}
+    no_validation = {"steps": 1, "save_steps": 1, "best": None}
     processes = {}
     for name, (num_ranks, train) in variants.items():
         run = make(name, train=no_validation | train, mode="shared", tokens_per_pack=1024)

@@ -20,7 +20,7 @@ from support.batches import BatchMaker
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.run.config import RunFile
 from lookonce.run.open import FROM_CACHE, TO_BUILD, OpenRun, open_run
-from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections import BatchSection
 from lookonce.train.data.packing import BLOCK
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import training_on_packs

@@ -24,7 +24,7 @@ from support.trainings import COMPILED_ON_GPU
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
-from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections import BatchSection
 from lookonce.selftest.model import Outcome, Passes, stock_rows
 from lookonce.train.data.packing import Pack, padded_length
 from lookonce.train.data.sampler import MicroBatch, Sampler

@@ -75,7 +75,7 @@ def test_an_interrupted_training_has_the_exact_match_of_an_uninterrupted_one(tra
 
 
 def test_the_checkpoint_with_the_most_right_answers_is_the_result(trainings, monkeypatch):
-    run = training(trainings, "best", {"every": 3}, save_steps=3, best="exact_match", save_total_limit=2)
+    run = training(trainings, "best", {"every": 3}, save_steps=3, best="exact_match")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         interrupt_after(20, patch)
         train(run, **QUIET)

@@ -14,7 +14,7 @@ from support.trainings import needs_bitsandbytes
 
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
-from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections import BatchSection
 from lookonce.selftest.model import Outcome, Passes
 from lookonce.train.model.load import load_without_tower
 from lookonce.train.model.packs import packed_attention

@@ -14,8 +14,7 @@ from support.trainings import needs_bitsandbytes
 from torch import nn
 
 from lookonce.run.open import FROM_CACHE, open_run
-from lookonce.run.sections.batch import BatchSection
-from lookonce.run.sections.train import UNQUANTISED
+from lookonce.run.sections import UNQUANTISED, BatchSection
 from lookonce.selftest.model import Passes
 from lookonce.train.model.compile import checkpointed
 from lookonce.train.model.load import load_without_tower

@@ -12,7 +12,7 @@ import torch
 from support.batches import Replays, packs_of
 from support.trainings import COMPILED_ON_GPU
 
-from lookonce.run.sections.train import Checkpointing
+from lookonce.run.sections import Checkpointing
 from lookonce.selftest.attention import Heads
 from lookonce.selftest.model import MERGE_SIZE, ModelSize, Outcome, Passes, Questions, small_model
 from lookonce.train.model.compile import checkpointed

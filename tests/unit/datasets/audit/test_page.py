@@ -113,5 +113,5 @@ def test_strict_exits_0_without_errors(sample: Path):
 
 
 def test_token_options_need_a_tokenizer(sample: Path):
-    result = run(sample / "train.jsonl", "--image-tokens", 400)
+    result = run(sample / "train.jsonl", "--max-pixels", 400)
     assert result.exit_code == 2 and "--tokenizer" in result.stderr

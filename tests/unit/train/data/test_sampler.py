@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections import BatchSection
 from lookonce.train.data.sampler import ENOUGH_PACKS, MicroBatch, Sampler
 from lookonce.train.data.tokenize import Example
 

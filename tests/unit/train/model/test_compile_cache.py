@@ -156,4 +156,4 @@ def test_a_folder_that_cannot_be_written_to_is_said(training, tmp_path):
     cache, _, notes = training(["a"])
     cache.load()
     cache.save()
-    assert notes[-1] == f"compiled code is not kept in {tmp_path}/compiler (File exists); see train.compile_cache"
+    assert notes[-1] == f"compiled code is not kept in {tmp_path}/compiler (File exists); it lies in `cache.dir`"

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lookonce.run.sections.train import UNQUANTISED
+from lookonce.run.sections import UNQUANTISED
 from lookonce.train.model.gpu_memory import (
     CARDS_GB,
     LEAST_TOKENS,

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from lookonce.cache.model.model_folder import ModelFolder
-from lookonce.run.sections.lora import LoraSection
-from lookonce.run.sections.train import Checkpointing
+from lookonce.run.sections import Checkpointing, LoraSection
 from lookonce.train.model import compile
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import checkpointed, training_on_packs

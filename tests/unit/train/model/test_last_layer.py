@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import create_mask, flex_attention
 
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.families.lookup import DEFAULT, FAMILIES
-from lookonce.run.sections.lora import LoraSection
+from lookonce.run.sections import LoraSection
 from lookonce.train.data.packing import BLOCK
 from lookonce.train.model import attention, loss
 from lookonce.train.model.attention import PackMask, dense_mask, shared_prefix_attention
