@@ -164,7 +164,7 @@ class RunFolder:
 
     def has_other_length(self, run: RunFile) -> bool:
         """Whether the folder holds a training of another number of epochs or steps."""
-        if not (self.holds_work and self._record.exists()) or self.was_trained_elsewhere:
+        if not (self.holds_work and self._record.exists()):
             return False
         return _length(self.read_run()) != _length(run)
 
