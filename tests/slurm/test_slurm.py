@@ -15,6 +15,11 @@ from typing import Any
 import pytest
 import yaml
 
+pytestmark = pytest.mark.guarantee(
+    "A cache build and a training that meet their time limit under Slurm, are requeued, preempted or lose a "
+    "node end with the same features and adapter."
+)
+
 ONE, TWO = "127.0.1.1", "127.0.1.2"
 TWO_NODES = "--nodes=2 --ntasks-per-node=1"
 Make = Callable[..., Any]

@@ -153,7 +153,7 @@ def test_all_pages_have_one_time_for_an_epoch(root):
         assert rows and epoch in rows[0], page
 
 
-def test_the_picture_is_what_the_attention_law_draws(root):
+def test_the_picture_is_what_the_attention_of_training_draws(root):
     drawn = load_script(root, "draw_pack").drawing()
     assert (root / "docs" / "pack.svg").read_text() == drawn, "run: make docs-pages"
     assert "<title" in drawn and "<desc" in drawn
@@ -162,6 +162,26 @@ def test_the_picture_is_what_the_attention_law_draws(root):
 def test_the_page_of_the_run_file_is_what_the_schema_says(root):
     page = load_script(root, "generate_run_file").page()
     assert (root / "docs" / "run-file.md").read_text() == page, "run: make docs-pages"
+
+
+def test_the_page_of_guarantees_is_what_the_markers_of_the_tests_say(root):
+    guarantees = load_script(root, "generate_guarantees")
+    page = guarantees.page(root)
+    before = (root / "docs" / "guarantees.md").read_text()
+    assert guarantees.lost(before, page) == [], "a guarantee of the page has no test any more"
+    assert before == page, "run: make docs-pages"
+
+
+def test_a_guarantee_whose_marker_is_gone_is_noticed(root, monkeypatch):
+    guarantees = load_script(root, "generate_guarantees")
+    before = (root / "docs" / "guarantees.md").read_text()
+    lost = "Shards are plain safetensors files."
+    markers = guarantees.marked
+    monkeypatch.setattr(guarantees, "marked", lambda source: [one for one in markers(source) if one != lost])
+    assert guarantees.lost(before, guarantees.page(root)) == [lost]
+    with pytest.raises(SystemExit, match=lost):
+        guarantees.main()
+    assert (root / "docs" / "guarantees.md").read_text() == before
 
 
 def test_every_key_of_the_run_file_has_a_meaning():

@@ -20,6 +20,11 @@ from lookonce.families.lookup import FAMILIES
 from lookonce.run.sections.lora import LoraSection
 from lookonce.train.model.load import add_lora, load_with_tower, load_without_tower
 
+pytestmark = pytest.mark.guarantee(
+    "A tensor that a checkpoint lacks, or has in another shape, is an error that names the tensor: in each "
+    "family, with published and newer names, in any number of files."
+)
+
 Tensors = dict[str, torch.Tensor]
 NUM_FILES = 3
 EXPERT = re.compile(r"\.experts\.\d+\.(\w+)\.weight$")

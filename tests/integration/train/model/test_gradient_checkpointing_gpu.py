@@ -49,6 +49,7 @@ def outcomes(passes: Passes, how: Checkpointing) -> list[Outcome]:
         return [passes.outcome([pack]) for pack in packs()]
 
 
+@pytest.mark.guarantee("Gradient checkpointing gives the bits of the same loss and gradients, with less stored.")
 @pytest.mark.parametrize(("how", "dropout"), [("selective", 0.0), (True, 0.0), ("selective", 0.3)])
 def test_in_float32_nothing_changes(how, dropout):
     exact = passes(torch.float32, dropout)
@@ -58,6 +59,10 @@ def test_in_float32_nothing_changes(how, dropout):
         assert loss < 1e-5 and gradient < 1e-4
 
 
+@pytest.mark.guarantee(
+    "With dropout, a compiled layer that is checkpointed as a whole draws other random numbers, and its "
+    "gradients are those of its loss."
+)
 @pytest.mark.parametrize("how", [False, *HOW])
 def test_with_dropout_the_gradient_is_that_of_the_loss(how):
     """By finite differences: the graph of a whole layer that is checkpointed draws other random numbers than without.

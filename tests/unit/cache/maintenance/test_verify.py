@@ -20,6 +20,8 @@ from lookonce.cache.store.claims import CLAIMS
 from lookonce.cache.store.metadata import Receipt, finished_shards, read_receipt, receipt_path, to_text
 from lookonce.cache.store.shards import shard_path
 
+pytestmark = pytest.mark.guarantee("Every flipped byte of a shard is found and named.")
+
 
 def rewrite(folder: Path, name: str, change: Callable[[Receipt], Receipt]) -> None:
     """Replace a receipt by a changed one that has a valid checksum."""

@@ -97,6 +97,9 @@ HELD: dict[str, tuple[st.SearchStrategy[list[Record]], list[tuple[FormatName, st
 """Records, and the formats and suffixes of files that hold them."""
 
 
+@pytest.mark.guarantee(
+    "What is written in a record format is recognised as that format and read back the same, or is refused."
+)
 @pytest.mark.parametrize(("held", "formats"), HELD.values(), ids=HELD.keys())
 def test_records_are_recognised_and_read_back_as_written(
     tmp_path_factory: pytest.TempPathFactory,
@@ -126,6 +129,9 @@ def is_same(found: Record, expected: Record) -> bool:
     return (found.images, found.turns, found.system) == (expected.images, expected.turns, expected.system)
 
 
+@pytest.mark.guarantee(
+    "What is written in a record format is recognised as that format and read back the same, or is refused."
+)
 @given(
     records=records((0, 3), 2, JSON, TEXT | st.just("a <image> b"), TEXT | st.just("<image>")),
     keys=st.lists(st.sampled_from(["turns", "images", "image", "messages", "question", "system", "tools", "output"])),
@@ -216,6 +222,9 @@ NOT_HELD: dict[str, tuple[Record, FormatName, str, str]] = {
 }
 
 
+@pytest.mark.guarantee(
+    "What is written in a record format is recognised as that format and read back the same, or is refused."
+)
 @pytest.mark.parametrize(("record", "format", "suffix", "expected"), NOT_HELD.values(), ids=NOT_HELD.keys())
 def test_a_record_that_a_format_cannot_hold_is_refused_and_named(
     tmp_path: Path, record: Record, format: FormatName, suffix: str, expected: str

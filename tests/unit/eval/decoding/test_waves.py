@@ -30,6 +30,13 @@ from lookonce.train.data.packing import BLOCK, Group, Pack
 from lookonce.train.data.tokenize import Example
 from lookonce.train.model.attention import dense_mask
 
+pytestmark = pytest.mark.guarantee(
+    "Answers with shared prefixes have the tokens of stock `generate` on the stock model with its tower, in "
+    "float32: for images of different sizes, 1 to 17 questions each, several images, several turns, a system "
+    "text, no image and answers that end at any token; in batches of any size; also through layers of linear "
+    "attention."
+)
+
 quick = settings(deadline=None, database=None, max_examples=40)
 START, IMAGE, END = 97, 98, 99
 GRIDS = {"a": (1, 4, 4), "b": (1, 2, 6)}
