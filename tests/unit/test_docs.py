@@ -21,6 +21,10 @@ from lookonce.version import __version__
 
 MAX_WORDS = 700
 """The longest that the README may be."""
+MAX_ARCHITECTURE = 12_000
+"""The most bytes that ARCHITECTURE.md may have."""
+MAX_GLOSSARY = 20
+"""The most words that need an explanation of their own."""
 FENCE = re.compile(r"^( *)(```+|~~~+)(.*?)^\1\2[ \t]*$", re.M | re.S)
 INLINE_CODE = re.compile(r"(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.S)
 LINK = re.compile(r"\]\(\s*<?([^()\s>]+(?:\([^()\s]*\)[^()\s>]*)?)>?(?:\s+\"[^\"]*\")?\s*\)")
@@ -96,6 +100,11 @@ def test_every_guide_is_named_in_the_index(root):
     index = (root / "docs" / "index.md").read_text()
     guides = {page.stem for page in (root / "docs").glob("*.md")} - {"index"}
     assert {name for name in guides if not re.search(rf"^{name}$", index, re.M)} == set()
+
+
+def test_architecture_and_glossary_are_short(root):
+    assert (root / "ARCHITECTURE.md").stat().st_size <= MAX_ARCHITECTURE
+    assert len(re.findall(r"^\| \*\*", (root / "docs" / "glossary.md").read_text(), re.M)) <= MAX_GLOSSARY
 
 
 def test_the_tree_in_architecture_is_the_repository(root):
