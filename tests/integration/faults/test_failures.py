@@ -25,6 +25,11 @@ from lookonce.train.loop.checkpoints import find_checkpoint
 from lookonce.train.loop.log_files import MetricsLog
 from lookonce.workflow import train
 
+FEW_STEPS_ARE_LOST = pytest.mark.guarantee(
+    "A full disk, a lost or damaged shard and a clock that is set, in the middle of a training, cost at most "
+    "the steps since the last checkpoint."
+)
+
 QUIET = {"notify": lambda note: None}
 FEW = {"steps": 12}
 """Trainings of 12 steps, with a checkpoint after every fourth."""
@@ -79,10 +84,7 @@ def flip(path: Path) -> None:
 # A full disk.
 
 
-@pytest.mark.guarantee(
-    "A full disk, a lost or damaged shard and a clock that is set, in the middle of a training, cost at most "
-    "the steps since the last checkpoint."
-)
+@FEW_STEPS_ARE_LOST
 @pytest.mark.parametrize(
     ("step", "leave", "what", "kept"),
     [
@@ -202,10 +204,7 @@ def flip_all(path: Path) -> None:
     path.write_bytes(bytes(byte ^ 1 for byte in path.read_bytes()))
 
 
-@pytest.mark.guarantee(
-    "A full disk, a lost or damaged shard and a clock that is set, in the middle of a training, cost at most "
-    "the steps since the last checkpoint."
-)
+@FEW_STEPS_ARE_LOST
 @pytest.mark.parametrize(
     ("damage", "how"),
     [(Path.unlink, "cannot be read"), (cut, "are truncated"), (flip_all, "do not have the checksum")],
@@ -246,10 +245,7 @@ def test_a_shard_that_fails_in_the_middle_of_an_epoch_stops_the_training(
 # A clock that is set.
 
 
-@pytest.mark.guarantee(
-    "A full disk, a lost or damaged shard and a clock that is set, in the middle of a training, cost at most "
-    "the steps since the last checkpoint."
-)
+@FEW_STEPS_ARE_LOST
 def test_a_clock_that_jumps_takes_nothing_over_and_makes_no_negative_time(trainings, meanwhile, monkeypatch):
     run, hours, real = unstarted(trainings), itertools.cycle([0, 5, -7, 26, -48]), time.time
     seen: list[str] = []

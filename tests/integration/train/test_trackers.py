@@ -241,10 +241,10 @@ def mlflow_runs(folder: Path):
     ]
 
 
-@pytest.mark.guarantee("All trackers get the scores, and write to the run folder alone.")
 @pytest.mark.guarantee(
-    "After a kill, Weights & Biases continues the same run, and has the steps since the checkpoint twice."
+    "Weights & Biases continues the same run; after a kill, it has the steps since the checkpoint twice."
 )
+@pytest.mark.guarantee("All trackers get the scores, and write to the run folder alone.")
 @OTHERS_WARN
 def test_wandb_offline(tracked):
     needs("wandb")

@@ -20,8 +20,6 @@ from lookonce.cache.store.claims import CLAIMS
 from lookonce.cache.store.metadata import Receipt, finished_shards, read_receipt, receipt_path, to_text
 from lookonce.cache.store.shards import shard_path
 
-pytestmark = pytest.mark.guarantee("Every flipped byte of a shard is found and named.")
-
 
 def rewrite(folder: Path, name: str, change: Callable[[Receipt], Receipt]) -> None:
     """Replace a receipt by a changed one that has a valid checksum."""
@@ -50,6 +48,7 @@ def test_an_intact_cache_has_no_problems_and_is_not_written_to(folder, level):
     json.dumps(asdict(report), default=str)
 
 
+@pytest.mark.guarantee("Every flipped byte of a shard is found and named.")
 def test_quick_finds_every_flipped_bit_of_a_header(folder, flip, found):
     [name, *_] = finished_shards(folder)
     size = read_receipt(folder, name).header_bytes
@@ -59,6 +58,7 @@ def test_quick_finds_every_flipped_bit_of_a_header(folder, flip, found):
         flip(shard_path(folder, name), at)
 
 
+@pytest.mark.guarantee("Every flipped byte of a shard is found and named.")
 @pytest.mark.parametrize("level", ["quick", "full"])
 def test_every_flipped_bit_of_a_receipt_is_found(folder, level, flip, found):
     [name, *_] = finished_shards(folder)

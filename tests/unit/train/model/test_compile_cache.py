@@ -11,6 +11,10 @@ import torch
 from lookonce.train.model import compile
 from lookonce.train.model.compile import MAX_FILES, CompileCache
 
+ONLY_WHAT_FITS = pytest.mark.guarantee(
+    "Files of compiled code that are damaged, or of another user, device, version or model, never reach the compiler."
+)
+
 
 class Compiler:
     """Stands in for torch.compiler: the content of a file is the names of its artifacts."""
@@ -75,9 +79,7 @@ def test_nothing_is_kept_if_nothing_was_compiled(training, files):
     assert files() == [] and notes == []
 
 
-@pytest.mark.guarantee(
-    "Files of compiled code that are damaged, or of another user, device, version or model, never reach the compiler."
-)
+@ONLY_WHAT_FITS
 @pytest.mark.parametrize(
     "damage", [lambda content: content[:-1], lambda content: b"X" + content[1:], lambda content: b""]
 )
@@ -94,9 +96,7 @@ def test_a_damaged_file_is_removed_and_never_given_to_the_compiler(training, fil
     assert files() == [path]
 
 
-@pytest.mark.guarantee(
-    "Files of compiled code that are damaged, or of another user, device, version or model, never reach the compiler."
-)
+@ONLY_WHAT_FITS
 @pytest.mark.parametrize(
     "other",
     [
@@ -116,9 +116,7 @@ def test_files_of_another_device_or_version_are_not_read(training, files, monkey
     assert len(files()) == 2
 
 
-@pytest.mark.guarantee(
-    "Files of compiled code that are damaged, or of another user, device, version or model, never reach the compiler."
-)
+@ONLY_WHAT_FITS
 def test_files_of_another_model_are_not_read(training, tmp_path):
     training(["a"])[0].save()
     (tmp_path / "other.json").write_text('{"hidden_size": 64}')
@@ -127,9 +125,7 @@ def test_files_of_another_model_are_not_read(training, tmp_path):
     assert compiler.found == []
 
 
-@pytest.mark.guarantee(
-    "Files of compiled code that are damaged, or of another user, device, version or model, never reach the compiler."
-)
+@ONLY_WHAT_FITS
 def test_files_of_another_user_are_not_read(training, monkeypatch):
     training(["a"])[0].save()
     user = os.getuid()
