@@ -2,8 +2,8 @@
 
     python benchmarks/own_script.py --tokenizer Qwen3-VL-tokenizer 2b 8b
 
-Both train the same packs of synthetic images with questions as in Kvasir-VQA, in turns of an epoch each. `trainer` is `PackTrainer` as `lookonce train` sets it up; `loop` reads its packs
-from a DataLoader with worker processes.
+Both train the same packs of synthetic images with questions as in Kvasir-VQA, in turns of an epoch each. `trainer` is
+`PackTrainer` as `lookonce train` sets it up; `loop` reads its packs from a DataLoader with worker processes.
 """
 
 from __future__ import annotations

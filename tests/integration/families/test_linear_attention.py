@@ -93,8 +93,9 @@ def some_session(request, session, odd_session) -> OpenRun:
 
 
 @pytest.mark.guarantee(
-    "In float32, packs through layers of linear attention differ from stock rows by 1e-5, or by no more than "
-    "stock rows differ from float64, also for images of odd sizes (2.6e-5 where stock rows are 3.4e-5 off)."
+    "In float32, packs through layers of linear attention differ from stock rows by at most 1e-5, or by no "
+    "more than stock rows differ from float64, also for images of odd sizes (2.6e-5 where stock rows are "
+    "3.4e-5 off)."
 )
 @pytest.mark.guarantee(
     "Packs through layers of linear attention have the same loss and LoRA gradients as stock rows, to 1e-10 in float64."
