@@ -41,11 +41,13 @@ NUMBERS = [
 ]
 
 
+@pytest.mark.guarantee("Every number in a file or an option has a lowest and a highest value.")
 def test_every_number_in_a_file_has_both_ends():
     assert len(NUMBERS) > 30
     assert [number for number in NUMBERS if None in number[3:]] == []
 
 
+@pytest.mark.guarantee("Every number in a file or an option has a lowest and a highest value.")
 def test_every_number_on_the_command_line_has_both_ends():
     numbers = {
         f"{name} {parameter.opts[0]}": parameter.type

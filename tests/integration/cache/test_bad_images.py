@@ -74,6 +74,9 @@ UNUSABLE = {
 }
 
 
+@pytest.mark.guarantee(
+    "`check`, `data audit` and `data clean` give the reason for which an image is quarantined, from its header."
+)
 @pytest.mark.parametrize("name", UNUSABLE)
 def test_check_audit_and_clean_give_the_reason_of_the_build_from_the_header(make_run, tmp_path, name):
     content, expected = UNUSABLE[name]

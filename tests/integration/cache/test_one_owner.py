@@ -23,6 +23,11 @@ from lookonce.errors import CacheError
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.workflow import train
 
+pytestmark = pytest.mark.guarantee(
+    "No command changes a cache that another live process uses, here or on another machine; a killed process "
+    "frees the cache."
+)
+
 USERS = {
     "build": "lookonce.cache.build.worker:_Build.run",
     "plan": "lookonce.cache.build.progress.ensure_plan",

@@ -40,6 +40,7 @@ def invoke(*words: object) -> Result:
     return result
 
 
+@pytest.mark.guarantee("A training accepts the lowest and highest values that `lookonce check` accepts.")
 @pytest.mark.parametrize("end", [0, 1], ids=["lowest", "highest"])
 def test_a_run_with_all_numbers_at_one_end_is_checked_and_trained(run_file, end):
     values = {name: ends[end] for name, ends in ENDS.items() if name not in OTHER_CACHE}

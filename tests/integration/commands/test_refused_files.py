@@ -81,6 +81,9 @@ def test_a_folder_that_may_not_be_written_to_is_named_with_the_command_that_allo
     assert said.endswith(f"allow it with: chmod u+w {place / name}") and ".tmp-" not in said
 
 
+@pytest.mark.guarantee(
+    "An error about a full disk names the file, what it needs and what is free, and leaves no partial file."
+)
 @pytest.mark.parametrize(
     ("words", "file"),
     [

@@ -20,6 +20,7 @@ def place(sample, built, make_run, tmp_path) -> Path:
     return tmp_path
 
 
+@pytest.mark.guarantee("A signal or Ctrl-C ends every command with a documented exit code and one line.")
 @pytest.mark.parametrize(
     ("words", "number", "code", "message"),
     [

@@ -17,6 +17,10 @@ from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
 from lookonce.workflow import train
 
+SAME_PREDICTIONS = pytest.mark.guarantee(
+    "An evaluation that is interrupted, or shared by ranks, ends with the same predictions and scores."
+)
+
 QUIET = {"notify": lambda note: None}
 NUM_BATCHES, NEVER = 11, 99
 
@@ -71,6 +75,7 @@ def interrupt_after(monkeypatch, num_batches: int) -> list[int]:
     return asked
 
 
+@SAME_PREDICTIONS
 def test_an_interrupted_evaluation_continues_and_ends_with_the_same_bytes(trained, run, monkeypatch):
     notes, expected = [], results(trained.output)
     for number, num_left in ((3, NUM_BATCHES), (4, 8)):
@@ -87,6 +92,7 @@ def test_an_interrupted_evaluation_continues_and_ends_with_the_same_bytes(traine
     assert len({json.loads(line)["predicted"] for line in path.read_text().splitlines()}) > 1
 
 
+@SAME_PREDICTIONS
 def test_so_does_one_in_waves(trained, run, monkeypatch):
     """Although a wave is answered while the prompts of the next are computed."""
     settings = trained.eval.model_copy(update={"engine": "shared", "tokens_per_wave": 600})
@@ -166,6 +172,7 @@ def test_a_training_that_is_killed_while_it_evaluates_continues_there(trained, t
     assert results(run.output) == found
 
 
+@SAME_PREDICTIONS
 @pytest.mark.parametrize("num_answered", [0, 4])
 def test_ranks_share_the_questions_and_the_first_writes(trained, run, preloaded, monkeypatch, num_answered):
     """Also those that are left of an evaluation by a single process."""

@@ -24,6 +24,11 @@ from lookonce.train.loop.checkpoints import find_checkpoint
 from lookonce.train.loop.log_files import MetricsLog
 from lookonce.workflow import train
 
+FEW_STEPS_ARE_LOST = pytest.mark.guarantee(
+    "A full disk, a lost or damaged shard and a clock that is set, in the middle of a training, cost at most "
+    "the steps since the last checkpoint."
+)
+
 QUIET = {"notify": lambda note: None}
 FEW = {"steps": 12}
 """Trainings of 12 steps, with a checkpoint after every fourth."""
@@ -78,6 +83,7 @@ def flip(path: Path) -> None:
 # A full disk.
 
 
+@FEW_STEPS_ARE_LOST
 @pytest.mark.parametrize(
     ("step", "leave", "what", "kept"),
     [
@@ -153,6 +159,10 @@ def interrupted(trainings, meanwhile, monkeypatch) -> RunFile:
     return run
 
 
+@pytest.mark.guarantee(
+    "A damaged checkpoint is never loaded: a flipped byte in any of its files is named, and the training "
+    "resumes from the checkpoint before."
+)
 def test_a_flipped_byte_in_any_file_of_a_checkpoint_is_named_and_the_one_before_is_taken(trainings, interrupted):
     folder, notes = RunFolder(interrupted.output), []
     last = folder.checkpoints / "checkpoint-8"
@@ -193,6 +203,7 @@ def flip_all(path: Path) -> None:
     path.write_bytes(bytes(byte ^ 1 for byte in path.read_bytes()))
 
 
+@FEW_STEPS_ARE_LOST
 @pytest.mark.parametrize(
     ("damage", "how"),
     [(Path.unlink, "cannot be read"), (cut, "are truncated"), (flip_all, "do not have the checksum")],
@@ -231,6 +242,7 @@ def test_a_shard_that_fails_in_the_middle_of_an_epoch_stops_the_training(
 # A clock that is set.
 
 
+@FEW_STEPS_ARE_LOST
 def test_a_clock_that_jumps_takes_nothing_over_and_makes_no_negative_time(trainings, meanwhile, monkeypatch):
     run, hours, real = unstarted(trainings), itertools.cycle([0, 5, -7, 26, -48]), time.time
     seen: list[str] = []

@@ -26,6 +26,11 @@ from lookonce.run.folder import CLAIM, RunFolder
 from lookonce.status import find_training
 from lookonce.workflow import train
 
+pytestmark = pytest.mark.guarantee(
+    "No command changes a run folder that another live process uses, here or on another machine; a killed "
+    "process frees the folder."
+)
+
 QUIET = {"notify": lambda note: None}
 AT_INPUTS = "lookonce.run.open:OpenRun.open_cache"
 AT_STEP = "lookonce.train.loop.log_files:MetricsLog.on_step_begin"

@@ -132,6 +132,7 @@ def make(make_cached_run, sample, tmp_path):
     return make
 
 
+@pytest.mark.guarantee("Two processes and one give the same gradient for the same step.")
 @pytest.mark.parametrize(
     ("batch", "val", "variant"),
     [

@@ -82,6 +82,7 @@ def test_contexts_are_checked_and_lengthen_the_records(checked, built, root, tmp
     assert "no predictions at" in found(answers=str(tmp_path / "none.jsonl")).one("records").value
 
 
+@pytest.mark.guarantee("`lookonce check` reports every planted mistake of a run at once.")
 def test_all_problems_are_reported_at_once(checked, own, monkeypatch):
     """One planted mistake of each kind."""
     monkeypatch.delenv("UNSET", raising=False)

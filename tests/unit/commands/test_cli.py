@@ -197,6 +197,7 @@ def stopped(names: tuple[str, ...], number: signal.Signals, monkeypatch) -> Resu
     return run(*names)
 
 
+@pytest.mark.guarantee("A signal or Ctrl-C ends every command with a documented exit code and one line.")
 @pytest.mark.parametrize(
     ("number", "code", "message"),
     [

@@ -51,6 +51,7 @@ STAGED = st.builds(
 )
 
 
+@pytest.mark.guarantee("The context of a question never has its own answer or one of a later stage.")
 @settings(max_examples=50)
 @given(st.lists(STAGED, max_size=12), st.sampled_from([FORM, TURNS]))
 def test_no_question_is_told_its_own_answer_or_one_of_a_later_stage(records, form):

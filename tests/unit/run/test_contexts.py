@@ -76,6 +76,10 @@ def rows_of(opened: OpenRun, records: list[Record]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
+@pytest.mark.guarantee(
+    "A run whose contexts have the answers of a predictions file names the images that the model of these "
+    "answers was trained on."
+)
 def test_it_is_said_which_images_the_models_were_trained_on_whose_answers_contexts_have(staged, sample, tmp_path):
     """Two models that were trained on other images than they answered; and one that answered its own."""
     plain = open_run(staged(), TO_LOOK)

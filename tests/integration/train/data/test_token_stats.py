@@ -36,6 +36,7 @@ def stats_of(path: Path, counter: TokenCounter, **batch: int) -> TokenStats:
     return count_tokens(Corpus.read([path]), counter, "a model", BatchSection(**batch))
 
 
+@pytest.mark.guarantee("The token counts of an audit equal those of training.")
 def test_the_tokens_of_an_epoch_are_those_that_training_processes(sample: Path, make_run, counter):
     inputs = open_run(make_run(), TO_BUILD)
     chat_tokenizer = ChatTokenizer(sample / "model", inputs.model_folder.config)

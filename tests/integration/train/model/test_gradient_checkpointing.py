@@ -27,6 +27,7 @@ COMPILED = [(UNQUANTISED, True), pytest.param("nf4", "selective", marks=needs_bi
 """Kinds of frozen weights and forms of checkpointing."""
 
 
+@pytest.mark.guarantee("Compiled layers with gradient checkpointing stay one graph, on quantised weights too.")
 @pytest.mark.filterwarnings("default")  # the compiler warns
 @pytest.mark.skipif(torch.cuda.is_available(), reason="quantised weights are loaded onto the GPU")
 @pytest.mark.parametrize(("frozen", "how"), COMPILED)

@@ -34,6 +34,7 @@ def hostile(tmp_path: Path) -> Corpus:
     return Corpus.read([path])
 
 
+@pytest.mark.guarantee("No text of a record or of an answer becomes markup.")
 def test_hostile_texts_stay_text(hostile):
     text = to_page(
         audit(hostile), [Section(HOSTILE[0], HOSTILE[1], [(HOSTILE, [HOSTILE])])], draw_contact_sheet(hostile)

@@ -54,6 +54,7 @@ def test_results_and_gradients_are_near_those_of_the_layer_it_replaces(bias):
     assert 0.005 < relative(of_fp8, of_plain) < 0.05
 
 
+@pytest.mark.guarantee("In fp8, a token's result and gradient do not depend on the tokens beside it.")
 def test_a_token_is_computed_alike_whatever_is_beside_it():
     """As packs and padded rows put different tokens beside it."""
     _, fp8 = layers()

@@ -79,6 +79,7 @@ def assert_the_same_from_less(model: Any) -> None:
         most = stored
 
 
+@pytest.mark.guarantee("Gradient checkpointing gives the bits of the same loss and gradients, with less stored.")
 def test_loss_and_gradients_are_the_same_and_less_is_stored(model):
     assert_the_same_from_less(model)
 

@@ -57,6 +57,9 @@ def loss_and_gradients(model: Any) -> list[torch.Tensor]:
     return [loss.detach(), *(weight.grad.clone() for weight in model.parameters() if weight.requires_grad)]
 
 
+@pytest.mark.guarantee(
+    "The last layer, computed for some tokens only, has the loss and gradients of the stock layer, in each family."
+)
 def test_loss_and_gradients_are_those_of_the_stock_layer(model, monkeypatch):
     seen = []
     text_model(model).norm.register_forward_hook(lambda *call: seen.append(call[-1].shape[1]))
