@@ -348,6 +348,7 @@ SHOWN = {
 }
 
 
+@pytest.mark.guarantee("An image's size is that of the picture as shown, read from the header.")
 @pytest.mark.parametrize("content", SHOWN.values(), ids=SHOWN)
 def test_the_size_is_that_of_the_image_as_shown(content: bytes) -> None:
     with Image.open(io.BytesIO(content)) as image:

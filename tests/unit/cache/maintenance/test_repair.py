@@ -58,6 +58,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.guarantee("Repair rebuilds only the damaged shard.")
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_only_the_damaged_shard_is_built_again(site, images, folder, before, damage, run_repair, flip):
     stamps = {path: stamp for path, stamp in site.stamps().items() if DAMAGED not in path.name}

@@ -64,6 +64,7 @@ def test_an_intact_cache_has_no_problems_and_is_not_written_to(folder, level):
     json.dumps(asdict(report), default=str)
 
 
+@pytest.mark.guarantee("Every flipped byte of a shard is found and named.")
 def test_quick_finds_every_flipped_bit_of_a_header(folder, flip, found):
     [name, *_] = finished_shards(folder)
     size = read_receipt(folder, name).header_bytes
@@ -73,6 +74,7 @@ def test_quick_finds_every_flipped_bit_of_a_header(folder, flip, found):
         flip(shard_path(folder, name), at)
 
 
+@pytest.mark.guarantee("Every flipped byte of a shard is found and named.")
 @pytest.mark.parametrize("level", ["quick", "full"])
 @pytest.mark.parametrize("part", ["receipt", "plan"])
 def test_every_flipped_bit_of_a_receipt_or_the_plan_is_found(folder, level, part, flip, found):
@@ -286,6 +288,7 @@ def test_a_cache_without_finished_shards_needs_no_plan(folder):
     assert verify(folder, "quick").problems == []
 
 
+@pytest.mark.guarantee("Every flipped byte of a shard is found and named.")
 def test_each_of_200_flipped_bits_is_found_and_traced_to_its_shard_and_image(folder, flip):
     rng = random.Random(0)
     names = finished_shards(folder)

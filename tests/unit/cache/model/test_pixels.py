@@ -45,6 +45,7 @@ def make_noise() -> Callable[..., Image.Image]:
     return noise
 
 
+STOCK_PATCHES = pytest.mark.guarantee("Patches made from 8-bit pixels have the bits of the stock processor's patches.")
 TOKEN_SIDE = 32
 """Width and height of a token in pixels."""
 MAX_TOKENS = 25
@@ -202,6 +203,7 @@ def assert_like_stock(processor: ImageProcessor, stock: Qwen2VLImageProcessorPil
         assert torch.equal(patches, expected.to(dtype))
 
 
+@STOCK_PATCHES
 @pytest.mark.parametrize("size", SIZES, ids="{0[0]}x{0[1]}".format)
 @pytest.mark.parametrize("limits", [(4_096, 25_600), (MIN_PIXELS, MAX_PIXELS)], ids=["tiny", "published"])
 def test_patches_of_resized_images_equal_those_of_the_stock_processor(noise, tmp_path, limits, size):
@@ -210,6 +212,7 @@ def test_patches_of_resized_images_equal_those_of_the_stock_processor(noise, tmp
 
 
 @given(st.integers(1, 500), st.integers(1, 500), st.integers(0, 2**32 - 1))
+@STOCK_PATCHES
 def test_patches_of_images_of_any_size_equal_those_of_the_stock_processor(noise, processor, width, height, seed):
     image = noise(size=(width, height), seed=seed)
     if max(width, height) > 200 * min(width, height):
@@ -239,6 +242,7 @@ OTHER_SETTINGS = {
 }
 
 
+@STOCK_PATCHES
 @pytest.mark.parametrize("changes", OTHER_SETTINGS.values(), ids=OTHER_SETTINGS)
 def test_patches_follow_all_settings_of_the_stock_processor(noise, sample, tmp_path, changes):
     value = json.loads((sample / "model" / "preprocessor_config.json").read_text())
@@ -248,6 +252,7 @@ def test_patches_follow_all_settings_of_the_stock_processor(noise, sample, tmp_p
         assert_like_stock(processor, stock, noise(size=size))
 
 
+@STOCK_PATCHES
 def test_without_resizing_only_images_of_whole_tokens_are_accepted(noise, sample, tmp_path):
     value = json.loads((sample / "model" / "preprocessor_config.json").read_text())
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(value | {"do_resize": False}))
@@ -258,6 +263,7 @@ def test_without_resizing_only_images_of_whole_tokens_are_accepted(noise, sample
             processor.resized(noise(size=size), Path("image.png"))
 
 
+@STOCK_PATCHES
 @pytest.mark.parametrize(("patch", "merge", "frames"), [(16, 2, 2), (14, 2, 2), (3, 3, 1), (1, 1, 1), (2, 4, 3)])
 def test_each_pixel_is_normalised_by_its_channel_and_put_into_its_patch(patch, merge, frames):
     generator = torch.Generator().manual_seed(0)
@@ -276,12 +282,14 @@ def test_each_pixel_is_normalised_by_its_channel_and_put_into_its_patch(patch, m
                     number += 1
 
 
+@STOCK_PATCHES
 def test_patches_of_several_images_are_concatenated(noise, processor):
     images = [processor.resized(noise(size=size), Path("image.png")) for size in [(90, 60), (33, 400), (64, 64)]]
     patcher = processor.patcher()
     assert torch.equal(patcher(images), torch.cat([patcher([image]) for image in images]))
 
 
+@STOCK_PATCHES
 @pytest.mark.skipif(find_spec("torchvision") is None, reason="no torchvision")
 @pytest.mark.parametrize("size", SIZES, ids="{0[0]}x{0[1]}".format)
 def test_patches_of_the_torchvision_backend_equal_those_of_its_stock_processor(noise, sample, size):

@@ -34,6 +34,7 @@ def hostile(tmp_path: Path) -> Corpus:
     return Corpus.read([path])
 
 
+@pytest.mark.guarantee("No text of a record or of an answer becomes markup.")
 def test_hostile_texts_stay_text(hostile):
     text = to_page(
         audit(hostile), [Section(HOSTILE[0], HOSTILE[1], [(HOSTILE, [HOSTILE])])], draw_contact_sheet(hostile)
@@ -113,5 +114,5 @@ def test_strict_exits_0_without_errors(sample: Path):
 
 
 def test_token_options_need_a_tokenizer(sample: Path):
-    result = run(sample / "train.jsonl", "--image-tokens", 400)
+    result = run(sample / "train.jsonl", "--max-pixels", 400)
     assert result.exit_code == 2 and "--tokenizer" in result.stderr

@@ -19,6 +19,10 @@ from lookonce.datasets.formats.registry import FORMAT_NAMES, FormatName
 from lookonce.datasets.records import Record, RecordsFile, Turn, read_records, write_records
 from lookonce.errors import RecordsError, UsageError
 
+READ_BACK_THE_SAME = pytest.mark.guarantee(
+    "What is written in a record format is recognised as that format and read back the same, or is refused."
+)
+
 AWKWARD = st.sampled_from(
     [
         " ",
@@ -97,6 +101,7 @@ HELD: dict[str, tuple[st.SearchStrategy[list[Record]], list[tuple[FormatName, st
 """Records, and the formats and suffixes of files that hold them."""
 
 
+@READ_BACK_THE_SAME
 @pytest.mark.parametrize(("held", "formats"), HELD.values(), ids=HELD.keys())
 def test_records_are_recognised_and_read_back_as_written(
     tmp_path_factory: pytest.TempPathFactory,
@@ -126,6 +131,7 @@ def is_same(found: Record, expected: Record) -> bool:
     return (found.images, found.turns, found.system) == (expected.images, expected.turns, expected.system)
 
 
+@READ_BACK_THE_SAME
 @given(
     records=records((0, 3), 2, JSON, TEXT | st.just("a <image> b"), TEXT | st.just("<image>")),
     keys=st.lists(st.sampled_from(["turns", "images", "image", "messages", "question", "system", "tools", "output"])),
@@ -216,6 +222,7 @@ NOT_HELD: dict[str, tuple[Record, FormatName, str, str]] = {
 }
 
 
+@READ_BACK_THE_SAME
 @pytest.mark.parametrize(("record", "format", "suffix", "expected"), NOT_HELD.values(), ids=NOT_HELD.keys())
 def test_a_record_that_a_format_cannot_hold_is_refused_and_named(
     tmp_path: Path, record: Record, format: FormatName, suffix: str, expected: str

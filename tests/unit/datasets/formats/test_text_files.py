@@ -113,6 +113,7 @@ FORMULAS = [
 PLAIN = ["-5", "+1.5e-3", "-.5", "a=b", "'quoted'", "5 - 3", "o'clock", "\u2212 5"]
 
 
+@pytest.mark.guarantee("No cell of a CSV file is a formula, and each cell reads back as the same text.")
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
 def test_a_cell_is_never_a_formula_and_reads_back_as_the_same_text(tmp_path: Path, suffix: str) -> None:
     """Through the commands: converted to a table and back, the records are the same; numbers stay numbers."""
