@@ -18,7 +18,7 @@ from pyarrow import parquet
 
 from lookonce.datasets import archives, images
 from lookonce.datasets.archives import find_archive
-from lookonce.datasets.images import ImageIndex, read_bytes, read_many
+from lookonce.datasets.images import read_bytes, read_many
 from lookonce.errors import ImageError
 
 MEGABYTE = 1_000_000
@@ -47,15 +47,8 @@ ARCHIVES: dict[str, tuple[str, str, dict[str, Any], bool]] = {
 
 @pytest.mark.parametrize(("name", "method", "options", "by_row"), ARCHIVES.values(), ids=ARCHIVES)
 def test_images_are_the_same_in_a_folder_and_in_archives(
-    tmp_path: Path,
-    name: str,
-    method: str,
-    options: dict[str, Any],
-    by_row: bool,
-    writer: Any,
-    named_images: dict[str, bytes],
-    index: Callable[..., ImageIndex],
-) -> None:
+    tmp_path, name, method, options, by_row, writer, named_images, index
+):
     archive = tmp_path / name
     archive.parent.mkdir(exist_ok=True)
     getattr(writer, method)(archive, named_images, **options)
@@ -67,7 +60,7 @@ def test_images_are_the_same_in_a_folder_and_in_archives(
     assert {path: read_bytes(path) for path in expected} == expected
 
 
-def test_an_archive_is_a_file_with_an_archive_name_that_a_path_leads_into(tmp_path: Path) -> None:
+def test_an_archive_is_a_file_with_an_archive_name_that_a_path_leads_into(tmp_path):
     for name in ("a.tar", "b.PARQUET", "c.tar.gz", ".tar", "d.zip", "tar"):
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "link.tar").symlink_to("a.tar")
@@ -90,7 +83,7 @@ def test_an_archive_is_a_file_with_an_archive_name_that_a_path_leads_into(tmp_pa
         assert find_archive(tmp_path / name) == (tmp_path / expected if expected else None), name
 
 
-def test_a_tar_file_may_be_an_image_file_itself(tmp_path: Path, writer: Any, named_images: dict[str, bytes]) -> None:
+def test_a_tar_file_may_be_an_image_file_itself(tmp_path, writer, named_images):
     writer.tar(tmp_path / "x.tar", named_images)
     assert read_bytes(tmp_path / "x.tar") == (tmp_path / "x.tar").read_bytes()
 
@@ -98,11 +91,7 @@ def test_a_tar_file_may_be_an_image_file_itself(tmp_path: Path, writer: Any, nam
 # Order.
 
 
-def test_files_by_key_come_first_then_archives_in_member_order_for_any_order_of_records(
-    tmp_path: Path,
-    writer: Any,
-    index: Callable[..., ImageIndex],
-) -> None:
+def test_files_by_key_come_first_then_archives_in_member_order_for_any_order_of_records(tmp_path, writer, index):
     members = {f"{name}.jpg": name.encode() for name in "zaymbx"}
     writer.tar(tmp_path / "b.tar", members)
     writer.struct(tmp_path / "a.parquet", {f"{name}.jpg": f"{name} in parquet".encode() for name in "kcj"})
@@ -121,9 +110,7 @@ def test_files_by_key_come_first_then_archives_in_member_order_for_any_order_of_
     assert [path for path, _ in read_many(found.path_of.values())] == expected
 
 
-def test_an_image_in_a_file_and_in_archives_is_read_from_the_file(
-    tmp_path: Path, writer: Any, index: Callable[..., ImageIndex]
-) -> None:
+def test_an_image_in_a_file_and_in_archives_is_read_from_the_file(tmp_path, writer, index):
     writer.folder(tmp_path, {"z.jpg": b"both"})
     writer.tar(tmp_path / "a.tar", {"a.jpg": b"both", "c.jpg": b"twice", "b.jpg": b"twice"})
     writer.tar(tmp_path / "b.tar", {"a.jpg": b"twice"})
@@ -133,9 +120,7 @@ def test_an_image_in_a_file_and_in_archives_is_read_from_the_file(
     assert (found.num_files, found.num_distinct) == (5, 2)
 
 
-def test_a_member_that_a_tar_file_has_twice_is_refused_and_of_rows_of_one_name_the_first_counts(
-    tmp_path: Path, writer: Any
-) -> None:
+def test_a_member_that_a_tar_file_has_twice_is_refused_and_of_rows_of_one_name_the_first_counts(tmp_path, writer):
     path = tmp_path / "x.tar"
     writer.tar(path, [("a.jpg", b"first"), ("./a.jpg", b"second"), ("b.jpg", b"b")])
     found = dict(read_many([path / "a.jpg", path / "b.jpg"]))
@@ -147,7 +132,7 @@ def test_a_member_that_a_tar_file_has_twice_is_refused_and_of_rows_of_one_name_t
     assert dict(read_many([tmp_path / "x.parquet/a.jpg"])) == {tmp_path / "x.parquet/a.jpg": b"first"}
 
 
-def test_a_row_is_found_by_number_or_by_name_and_a_number_is_a_row_first(tmp_path: Path, writer: Any) -> None:
+def test_a_row_is_found_by_number_or_by_name_and_a_number_is_a_row_first(tmp_path, writer):
     writer.struct(tmp_path / "x.parquet", {"a.jpg": b"a", "0": b"zero", "007": b"seven", "1.jpg": b"one"})
     expected = {"0": b"a", "a.jpg": b"a", "1": b"zero", "007": b"seven", "3": b"one", "1.jpg": b"one"}
     assert dict(read_many(tmp_path / "x.parquet" / name for name in expected)) == {
@@ -155,21 +140,19 @@ def test_a_row_is_found_by_number_or_by_name_and_a_number_is_a_row_first(tmp_pat
     }
 
 
-def test_of_several_image_columns_the_one_called_image_is_read(tmp_path: Path, writer: Any) -> None:
+def test_of_several_image_columns_the_one_called_image_is_read(tmp_path, writer):
     writer.table(tmp_path / "x.parquet", 1, a=pa.array([b"a"]), image=pa.array([b"b"]))
     assert read_bytes(tmp_path / "x.parquet" / "0") == b"b"
 
 
-def test_rows_with_bytes_and_no_path_are_found_by_number(tmp_path: Path, writer: Any) -> None:
+def test_rows_with_bytes_and_no_path_are_found_by_number(tmp_path, writer):
     kind = pa.struct([("bytes", pa.large_binary())])
     writer.table(tmp_path / "x.parquet", 1, frame=pa.array([{"bytes": b"a"}, {"bytes": b"b"}], kind))
     (data, error) = dict(read_many([tmp_path / "x.parquet" / "1", tmp_path / "x.parquet" / "a.jpg"])).values()
     assert data == b"b" and "the archive has no such member, or is cut off before it" in str(error)
 
 
-def test_archives_are_opened_lazily_once_each_and_one_after_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: Any
-) -> None:
+def test_archives_are_opened_lazily_once_each_and_one_after_the_other(tmp_path, monkeypatch, writer):
     opened, open_archive = [], archives._open
     members = [f"{number}.jpg" for number in range(6)]
     monkeypatch.setattr(archives, "_open", lambda path, wanted: (opened.append(path), open_archive(path, wanted))[1])
@@ -184,9 +167,7 @@ def test_archives_are_opened_lazily_once_each_and_one_after_the_other(
     assert given == [tmp_path / name / member for name in ("b.tar", "a.tar") for member in members]
 
 
-def test_the_members_of_a_tar_are_never_all_in_memory(
-    tmp_path: Path, writer: Any, index: Callable[..., ImageIndex]
-) -> None:
+def test_the_members_of_a_tar_are_never_all_in_memory(tmp_path, writer, index):
     files = {f"{number}.jpg": bytes([number]) * MEGABYTE for number in range(40)}
     writer.tar(tmp_path / "x.tar", files)
     paths = [tmp_path / "x.tar" / name for name in files]
@@ -199,7 +180,7 @@ def test_the_members_of_a_tar_are_never_all_in_memory(
         tracemalloc.stop()
 
 
-def test_one_row_group_of_a_parquet_file_is_in_memory(tmp_path: Path, writer: Any) -> None:
+def test_one_row_group_of_a_parquet_file_is_in_memory(tmp_path, writer):
     rng = random.Random(0)
     files = {str(number): rng.randbytes(MEGABYTE) for number in range(40)}
     writer.struct(tmp_path / "x.parquet", files, row_group_size=4)
@@ -393,16 +374,8 @@ BAD: dict[str, tuple[str, Callable[[Any, Path], Any], list[str], list[str], str]
 
 @pytest.mark.parametrize(("archive", "make", "wanted", "readable", "reason"), BAD.values(), ids=BAD)
 def test_unreadable_members_are_reported_with_the_reason_and_the_others_are_read(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    archive: str,
-    make: Callable[[Any, Path], Any],
-    wanted: list[str],
-    readable: list[str],
-    reason: str,
-    writer: Any,
-    index: Callable[..., ImageIndex],
-) -> None:
+    tmp_path, monkeypatch, archive, make, wanted, readable, reason, writer, index
+):
     monkeypatch.setattr(images, "MAX_IMAGE_BYTES", 4000)
     make(writer, tmp_path / archive)
     paths = [tmp_path / archive / name for name in wanted]
@@ -420,7 +393,7 @@ def test_unreadable_members_are_reported_with_the_reason_and_the_others_are_read
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 @pytest.mark.parametrize(("name", "method"), [("x.tar", "tar"), ("x.parquet", "plain")])
-def test_an_archive_without_read_permission_is_reported(tmp_path: Path, name: str, method: str, writer: Any) -> None:
+def test_an_archive_without_read_permission_is_reported(tmp_path, name, method, writer):
     getattr(writer, method)(tmp_path / name, GOOD)
     (tmp_path / name).chmod(0)
     with pytest.raises(ImageError, match=r"the archive cannot be read \(.*Permission denied"):
@@ -429,8 +402,8 @@ def test_an_archive_without_read_permission_is_reported(tmp_path: Path, name: st
 
 @pytest.mark.parametrize(("name", "method"), [("x.tar", "tar"), ("x.parquet", "struct")])
 def test_random_damage_of_an_archive_gives_bytes_or_an_error_for_each_path(
-    tmp_path: Path, name: str, method: str, writer: Any, named_images: dict[str, bytes]
-) -> None:
+    tmp_path, name, method, writer, named_images
+):
     archive = tmp_path / name
     getattr(writer, method)(archive, named_images)
     content, rng, paths = archive.read_bytes(), random.Random(0), [archive / name for name in named_images]
@@ -445,13 +418,8 @@ def test_random_damage_of_an_archive_gives_bytes_or_an_error_for_each_path(
 # Libraries, threads and memory.
 
 
-@pytest.mark.parametrize(
-    ("name", "method", "module"),
-    [("x.parquet", "plain", "pyarrow.parquet")],
-)
-def test_an_import_error_is_not_reported_as_a_damaged_archive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, method: str, module: str, writer: Any
-) -> None:
+@pytest.mark.parametrize(("name", "method", "module"), [("x.parquet", "plain", "pyarrow.parquet")])
+def test_an_import_error_is_not_reported_as_a_damaged_archive(tmp_path, monkeypatch, name, method, module, writer):
     getattr(writer, method)(tmp_path / name, GOOD)
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=module):

@@ -61,7 +61,7 @@ def without_origin(path: Path, *root: Path) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("format", FORMAT_NAMES)
 @pytest.mark.parametrize("name", ["data/out.jsonl", "out.jsonl", "data/deeper/out.json", "elsewhere/out.parquet"])
-def test_records_are_the_same_in_every_format_and_folder(data: Path, format: str, name: str) -> None:
+def test_records_are_the_same_in_every_format_and_folder(data, format, name):
     target = data.parent / name
     result = run(data / "train.jsonl", target, "--to", format)
     assert (result.exit_code, result.stderr) == (0, "")
@@ -75,7 +75,7 @@ def names(path: Path) -> list[str]:
     return [json.loads(line)["images"][0] for line in path.read_text().splitlines()]
 
 
-def test_image_paths_are_relative_to_the_new_file(data: Path) -> None:
+def test_image_paths_are_relative_to_the_new_file(data):
     root = data.parent
     for name, expected in {
         "data/out.jsonl": "images/a.png",
@@ -92,7 +92,7 @@ def test_image_paths_are_relative_to_the_new_file(data: Path) -> None:
     assert f"train.jsonl:1: image {data}/images/a.png lies outside {root}/other" in result.stderr
 
 
-def test_an_image_outside_its_root_is_refused(data: Path) -> None:
+def test_an_image_outside_its_root_is_refused(data):
     (data / "a.png").write_bytes(picture())
     for name in ("../a.png", f"{data}/a.png"):
         source = write(data / "in.jsonl", asked(images=[name]))
@@ -110,7 +110,7 @@ EMBEDDED = {
 
 
 @pytest.mark.parametrize("embed", EMBEDDED.values(), ids=EMBEDDED.keys())
-def test_embedded_images_are_written_byte_for_byte_under_their_key(tmp_path: Path, embed: Any) -> None:
+def test_embedded_images_are_written_byte_for_byte_under_their_key(tmp_path, embed):
     pictures = [picture("PNG"), picture("JPEG"), picture("PNG"), picture("GIF")]
     source = write(tmp_path / "in.jsonl", *(asked(images=[embed(data)]) for data in pictures))
     report = json.loads(run(source, tmp_path / "out" / "train.jsonl", "--json").stdout)
@@ -123,7 +123,7 @@ def test_embedded_images_are_written_byte_for_byte_under_their_key(tmp_path: Pat
     assert len(list((tmp_path / "out" / "images").iterdir())) == 3
 
 
-def test_existing_embedded_images_are_kept_and_damaged_ones_are_written_again(tmp_path: Path) -> None:
+def test_existing_embedded_images_are_kept_and_damaged_ones_are_written_again(tmp_path):
     pictures = [picture(color=color) for color in range(3)]
     source = write(tmp_path / "in.jsonl", *(asked(images=[EMBEDDED["data URL"](data)]) for data in pictures))
     assert "3 files written to" in run(source, tmp_path / "out.jsonl").stdout
@@ -135,14 +135,14 @@ def test_existing_embedded_images_are_kept_and_damaged_ones_are_written_again(tm
     assert (first.read_bytes(), second.stat().st_mtime_ns) == (content, before)
 
 
-def test_embedded_bytes_of_unknown_format_are_reported_and_stop_nothing(tmp_path: Path) -> None:
+def test_embedded_bytes_of_unknown_format_are_reported_and_stop_nothing(tmp_path):
     rows = [asked(images=[{"bytes": base64.b64encode(data).decode()}]) for data in (b"no image", picture())]
     result = run(write(tmp_path / "in.jsonl", *rows), tmp_path / "out.jsonl")
     assert result.exit_code == 0 and "2 files written to" in result.stdout and "1 of no known format" in result.stdout
     assert [record.images[0].suffix for record in read_records(tmp_path / "out.jsonl")] == [".bin", ".png"]
 
 
-def test_lists_of_embedded_images_become_files_and_a_column_of_images_stays_embedded(tmp_path: Path) -> None:
+def test_lists_of_embedded_images_become_files_and_a_column_of_images_stays_embedded(tmp_path):
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     rows = [{"bytes": picture(color=color), "path": None} for color in range(3)]
     said = [asked()["messages"]] * 3
@@ -159,7 +159,7 @@ def test_lists_of_embedded_images_become_files_and_a_column_of_images_stays_embe
     assert names(tmp_path / "column.jsonl") == [f"column.parquet/{row}" for row in range(3)]
 
 
-def test_the_report_counts_what_was_read_and_written(data: Path) -> None:
+def test_the_report_counts_what_was_read_and_written(data):
     write(data / "more.jsonl", asked(images=[]), asked(images=["images/a.png"] * 2), asked(images=["images/b.png"]))
     text = run(data / "more.jsonl", data / "out.jsonl").stdout
     for words in (
@@ -172,7 +172,7 @@ def test_the_report_counts_what_was_read_and_written(data: Path) -> None:
     assert "1 record without any" in text and "embedded" not in text
 
 
-def test_existing_files_are_never_lost(data: Path) -> None:
+def test_existing_files_are_never_lost(data):
     source = data / "train.jsonl"
     before = source.read_bytes()
     result = run(source, source, "--overwrite")
@@ -186,7 +186,7 @@ def test_existing_files_are_never_lost(data: Path) -> None:
     assert (source.read_bytes(), other.read_text()) == (before, "{}\n")
 
 
-def test_a_full_disk_is_not_reported_as_a_bad_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_not_reported_as_a_bad_file(tmp_path, monkeypatch):
     def fail(path: Path, data: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -197,7 +197,7 @@ def test_a_full_disk_is_not_reported_as_a_bad_file(tmp_path: Path, monkeypatch: 
     assert list((tmp_path / "images").iterdir()) == []
 
 
-def test_an_archive_that_holds_the_images_is_not_replaced(tmp_path: Path) -> None:
+def test_an_archive_that_holds_the_images_is_not_replaced(tmp_path):
     kind = pa.struct([("bytes", pa.binary())])
     columns = {"image": pa.array([{"bytes": picture()}], kind), "question": ["Q"], "answer": ["A"]}
     parquet.write_table(pa.table(columns), tmp_path / "x.parquet")
@@ -217,14 +217,14 @@ def test_an_archive_that_holds_the_images_is_not_replaced(tmp_path: Path) -> Non
         (("SOURCE", "OUT", "--to", "none"), 2, "'none' is not one of 'canonical', 'flat', 'llava'"),
     ],
 )
-def test_mistakes_are_messages(data: Path, words: tuple[str, ...], code: int, message: str) -> None:
+def test_mistakes_are_messages(data, words, code, message):
     paths = {"SOURCE": data / "train.jsonl", "FOLDER": data, "OUT": data / "out.jsonl", "OUT.csv": data / "out.csv"}
     result = run(*(paths.get(word, word) for word in words))
     assert result.exit_code == code and message in result.stderr and "Traceback" not in result.stderr
     assert not (data / "out.jsonl").exists() and not (data / "out.csv").exists()
 
 
-def test_real_questions_are_the_same_in_every_format(real_records: Path, tmp_path: Path) -> None:
+def test_real_questions_are_the_same_in_every_format(real_records, tmp_path):
     expected = without_origin(real_records, real_records.parent / "images")
     assert len(expected) == 56
     for format in FORMAT_NAMES:

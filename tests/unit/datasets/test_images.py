@@ -73,7 +73,7 @@ def peak_bytes(function: Callable[[], Any]) -> int:
 
 
 @pytest.mark.parametrize("content", [b"", b"pixels", bytes(3_000_000)], ids=["empty", "small", "large"])
-def test_key_is_the_sha256_of_the_bytes_in_full_width(tmp_path: Path, content: bytes) -> None:
+def test_key_is_the_sha256_of_the_bytes_in_full_width(tmp_path, content):
     path = file(tmp_path, "a.jpg", content)
     assert image_key(path) == sha256(content)
     assert read_bytes(path) == content
@@ -81,7 +81,7 @@ def test_key_is_the_sha256_of_the_bytes_in_full_width(tmp_path: Path, content: b
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["in order", "reversed"])
-def test_two_paths_with_the_same_bytes_are_one_image_at_the_first_path(tmp_path: Path, reverse: bool) -> None:
+def test_two_paths_with_the_same_bytes_are_one_image_at_the_first_path(tmp_path, reverse):
     names = sorted(("a.jpg", "b.jpg", "c.jpg"), reverse=reverse)
     index = index_images([record(file(tmp_path, name)) for name in names])
     key = sha256(b"pixels")
@@ -90,20 +90,20 @@ def test_two_paths_with_the_same_bytes_are_one_image_at_the_first_path(tmp_path:
     assert (index.num_files, index.num_distinct) == (3, 1)
 
 
-def test_link_and_its_target_are_one_image(tmp_path: Path) -> None:
+def test_link_and_its_target_are_one_image(tmp_path):
     target, link = file(tmp_path, "b.jpg"), tmp_path / "a.jpg"
     link.symlink_to(target)
     assert index_images([record(link, target)]).num_distinct == 1
 
 
-def test_file_of_many_records_is_counted_once(tmp_path: Path) -> None:
+def test_file_of_many_records_is_counted_once(tmp_path):
     a, b = file(tmp_path, "a.jpg", b"a"), file(tmp_path, "b.jpg", b"b")
     index = index_images([record(a), record(b, a), record(a)])
     assert list(index.key_of) == [a, b]
     assert index.num_distinct == 2
 
 
-def test_edited_file_is_another_image_even_with_name_size_and_time_unchanged(tmp_path: Path) -> None:
+def test_edited_file_is_another_image_even_with_name_size_and_time_unchanged(tmp_path):
     path = file(tmp_path, "a.jpg", b"before")
     before, stat = index_images([record(path)]).key_of[path], path.stat()
     path.write_bytes(b"edited")
@@ -111,12 +111,12 @@ def test_edited_file_is_another_image_even_with_name_size_and_time_unchanged(tmp
     assert index_images([record(path)]).key_of[path] != before
 
 
-def test_records_without_images_have_an_empty_index() -> None:
+def test_records_without_images_have_an_empty_index():
     assert index_images([record()]) == ImageIndex({}, {})
     assert index_images([]).num_files == 0
 
 
-def test_files_are_in_the_order_of_their_keys_for_any_order_of_records(tmp_path: Path) -> None:
+def test_files_are_in_the_order_of_their_keys_for_any_order_of_records(tmp_path):
     paths = [file(tmp_path, f"{number}.jpg", b"%d" % number) for number in range(20)]
     for seed in range(3):
         shuffled = random.Random(seed).sample(paths, len(paths))
@@ -193,9 +193,7 @@ HOSTILE: dict[str, tuple[str, Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize(("name", "make", "reason"), HOSTILE.values(), ids=HOSTILE)
-def test_unreadable_files_are_reported_with_the_reason_and_stop_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, make: Callable[[Path], Any], reason: str
-) -> None:
+def test_unreadable_files_are_reported_with_the_reason_and_stop_nothing(tmp_path, monkeypatch, name, make, reason):
     if make is unlocked and os.geteuid() == 0:
         pytest.skip("root may read everything")
     monkeypatch.setattr(images, "MAX_IMAGE_BYTES", 2000)
@@ -219,12 +217,12 @@ def test_unreadable_files_are_reported_with_the_reason_and_stop_nothing(
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file that no user can read")
-def test_file_with_an_io_error_is_unusable(tmp_path: Path) -> None:
+def test_file_with_an_io_error_is_unusable(tmp_path):
     index = index_images([record(Path("/proc/self/mem"), file(tmp_path, "a.jpg"))])
     assert index.unusable == {Path("/proc/self/mem"): "cannot read image /proc/self/mem: Input/output error"}
 
 
-def test_if_no_image_can_be_read_the_first_five_are_named_with_their_record(tmp_path: Path) -> None:
+def test_if_no_image_can_be_read_the_first_five_are_named_with_their_record(tmp_path):
     records = [record(tmp_path / f"{number}.jpg", origin=f"train.jsonl:{number}") for number in range(7, 0, -1)]
     with pytest.raises(ImageError) as refusal:
         index_images(records)
@@ -239,14 +237,14 @@ def test_if_no_image_can_be_read_the_first_five_are_named_with_their_record(tmp_
     assert "data.image_root" in advice
 
 
-def test_if_five_images_cannot_be_read_all_are_named(tmp_path: Path) -> None:
+def test_if_five_images_cannot_be_read_all_are_named(tmp_path):
     with pytest.raises(ImageError) as refusal:
         index_images([record(*(tmp_path / f"{number}.jpg" for number in range(5)))])
     assert all(f"{number}.jpg" in str(refusal.value) for number in range(5))
     assert " more" not in str(refusal.value)
 
 
-def test_unusable_image_is_named_once_with_its_first_record(tmp_path: Path) -> None:
+def test_unusable_image_is_named_once_with_its_first_record(tmp_path):
     missing = tmp_path / "a.jpg"
     with pytest.raises(ImageError) as refusal:
         index_images([record(missing, origin="train.jsonl:3"), record(missing, origin="val.jsonl:1")])
@@ -257,13 +255,13 @@ def test_unusable_image_is_named_once_with_its_first_record(tmp_path: Path) -> N
 # Reading many.
 
 
-def test_each_path_is_returned_once_and_files_keep_their_order(tmp_path: Path) -> None:
+def test_each_path_is_returned_once_and_files_keep_their_order(tmp_path):
     paths = [file(tmp_path, f"{number}.jpg", b"%d" % number) for number in range(60)]
     random.Random(0).shuffle(paths)
     assert list(read_many([*paths, *paths])) == [(path, path.read_bytes()) for path in paths]
 
 
-def test_only_a_few_files_are_prefetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_few_files_are_prefetched(tmp_path, monkeypatch):
     paths = [file(tmp_path, f"{number}.jpg") for number in range(100)]
     read, read_file = [], images._read_file
     monkeypatch.setattr(images, "_read_file", lambda path: (read.append(path), read_file(path))[1])
@@ -273,7 +271,7 @@ def test_only_a_few_files_are_prefetched(tmp_path: Path, monkeypatch: pytest.Mon
     assert 1 <= len(read) <= 2 * NUM_THREADS + 1
 
 
-def test_bytes_are_never_all_in_memory(tmp_path: Path) -> None:
+def test_bytes_are_never_all_in_memory(tmp_path):
     paths = [file(tmp_path, f"{number}.jpg", bytes(MEGABYTE)) for number in range(60)]
     assert peak_bytes(lambda: [None for _ in read_many(paths)]) < 25 * MEGABYTE
     assert peak_bytes(lambda: index_images([record(*paths)])) < 25 * MEGABYTE
@@ -306,9 +304,7 @@ SIZES = {
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow warns of some damage
 @pytest.mark.parametrize(("content", "size"), SIZES.values(), ids=SIZES)
-def test_size_is_read_from_the_header_or_is_none(
-    tmp_path: Path, content: bytes, size: tuple[int, int] | None, index: Callable[..., ImageIndex]
-) -> None:
+def test_size_is_read_from_the_header_or_is_none(tmp_path, content, size, index):
     assert image_size(content) == size
     (tmp_path / "a.jpg").write_bytes(content)
     assert index(tmp_path / "a.jpg").size_of == {hashlib.sha256(content).hexdigest(): size}
@@ -349,17 +345,17 @@ SHOWN = {
 
 
 @pytest.mark.parametrize("content", SHOWN.values(), ids=SHOWN)
-def test_the_size_is_that_of_the_image_as_shown(content: bytes) -> None:
+def test_the_size_is_that_of_the_image_as_shown(content):
     with Image.open(io.BytesIO(content)) as image:
         assert image_size(content) == ImageOps.exif_transpose(image).size
 
 
-def test_the_cases_are_turned_as_their_names_say() -> None:
+def test_the_cases_are_turned_as_their_names_say():
     turned = {name for name, content in SHOWN.items() if image_size(content) == (20, 30)}
     assert turned == {name for name in SHOWN if name.endswith(("5", "6", "8", "pixels", "XMP"))}
 
 
-def test_pixels_are_not_decoded_for_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pixels_are_not_decoded_for_a_size(monkeypatch):
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda image: pytest.fail("the pixels were decoded"))
     for content in (encoded("PNG"), png_with(chunk(b"tEXt", b"Software\0x"))):
         assert image_size(content) == (30, 20)
@@ -367,7 +363,7 @@ def test_pixels_are_not_decoded_for_a_size(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::PIL.Image.DecompressionBombWarning")
-def test_no_damage_to_a_header_stops_the_index() -> None:
+def test_no_damage_to_a_header_stops_the_index():
     rng = random.Random(0)
     for _ in range(300):
         content = bytearray(encoded(rng.choice(("JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM", "ICO"))))

@@ -43,7 +43,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, None])
-def test_rows_come_with_bytes_and_path_of_their_image(path: Path, num_rows: int | None) -> None:
+def test_rows_come_with_bytes_and_path_of_their_image(path, num_rows):
     with open_parquet(path) as file:
         rows = list(read_rows(file, image=find_image_column(file.schema_arrow), num_rows=num_rows))
     assert [row.values for row in rows] == [{"question": f"q{n}"} for n in range(NUM_ROWS)]
@@ -51,13 +51,13 @@ def test_rows_come_with_bytes_and_path_of_their_image(path: Path, num_rows: int 
     assert [row.image_path for row in rows] == [*(f"{n // 2}.jpg" for n in range(NUM_ROWS - 1)), None]
 
 
-def test_a_repeated_image_is_the_same_object(path: Path) -> None:
+def test_a_repeated_image_is_the_same_object(path):
     with open_parquet(path) as file:
         images = [row.image for row in read_rows(file, image=find_image_column(file.schema_arrow), num_rows=1)]
     assert all(images[n] is images[n + 1] for n in range(0, NUM_ROWS - 2, 2))
 
 
-def test_row_groups_and_columns_are_read_alone(path: Path) -> None:
+def test_row_groups_and_columns_are_read_alone(path):
     with open_parquet(path) as file:
         assert row_group_starts(file) == [0, 4, 8, 10]
         assert [row.values for row in read_rows(file, ["question"], [2])] == [{"question": "q8"}, {"question": "q9"}]
@@ -78,18 +78,18 @@ def test_row_groups_and_columns_are_read_alone(path: Path) -> None:
         ({"a": pa.list_(EMBEDDED), "b": pa.struct([("bytes", pa.string())])}, None),
     ],
 )
-def test_the_image_column_is_found_by_type_and_name(columns: dict[str, Any], expected: ImageColumn | None) -> None:
+def test_the_image_column_is_found_by_type_and_name(columns, expected):
     assert find_image_column(pa.schema(list(columns.items()))) == expected
 
 
-def test_several_image_columns_without_the_name_image_are_refused() -> None:
+def test_several_image_columns_without_the_name_image_are_refused():
     schema = pa.schema([("a", pa.binary()), ("b", pa.binary()), ("c", pa.string())])
     assert list(image_columns(schema)) == ["a", "b"]
     with pytest.raises(ImageError, match=r"expected one image column .*\['a', 'b', 'c'\]"):
         find_image_column(schema)
 
 
-def test_fields_of_an_image_column_have_the_names_of_pyarrow() -> None:
+def test_fields_of_an_image_column_have_the_names_of_pyarrow():
     assert (ImageColumn("a", True, True).bytes_field, ImageColumn("a", True, True).path_field) == ("a.bytes", "a.path")
     assert (ImageColumn("a", False, False).bytes_field, ImageColumn("a", False, False).path_field) == ("a", None)
 
@@ -275,7 +275,7 @@ def questions(number: int) -> dict[str, list[str]]:
     return {"question": ["Is there text?"] * number, "answer": ["yes"] * number}
 
 
-def test_embedded_images_have_the_path_of_their_row(tmp_path: Path) -> None:
+def test_embedded_images_have_the_path_of_their_row(tmp_path):
     """The columns of Kvasir-VQA on the Hub."""
     images = [{"bytes": f"image {n}".encode(), "path": "a.jpg"} for n in range(5)]
     path = write(
@@ -294,26 +294,26 @@ def test_embedded_images_have_the_path_of_their_row(tmp_path: Path) -> None:
     assert records[3].origin == f"{path}: row 3"
 
 
-def test_paths_of_embedded_images_do_not_depend_on_the_image_root(tmp_path: Path) -> None:
+def test_paths_of_embedded_images_do_not_depend_on_the_image_root(tmp_path):
     image = [{"bytes": b"x", "path": None}]
     path = write(tmp_path / "raw.parquet", {"image": IMAGE}, image=image, **questions(1))
     [record] = read_records(path, tmp_path / "elsewhere")
     assert record.images == (path / "0",) and image_key(record.images[0])
 
 
-def test_the_only_binary_column_is_the_image(tmp_path: Path) -> None:
+def test_the_only_binary_column_is_the_image(tmp_path):
     path = write(tmp_path / "raw.parquet", {"picture": pa.binary()}, picture=[b"x", b"y"], **questions(2))
     assert [read_bytes(record.images[0]) for record in read_records(path)] == [b"x", b"y"]
 
 
-def test_images_that_are_only_named_are_beside_the_file(tmp_path: Path) -> None:
+def test_images_that_are_only_named_are_beside_the_file(tmp_path):
     image = [{"bytes": None, "path": "images/a.jpg"}]
     path = write(tmp_path / "raw.parquet", {"picture": IMAGE}, picture=image, **questions(1))
     assert read_records(path)[0].images == (tmp_path / "images" / "a.jpg",)
 
 
 @pytest.mark.parametrize("format", ["messages", "parts", "llava"])
-def test_conversations_in_columns_have_the_embedded_image(tmp_path: Path, format: str) -> None:
+def test_conversations_in_columns_have_the_embedded_image(tmp_path, format):
     content: Any = "<image>Is there text?"
     if format == "parts":
         content = [{"type": "image", "text": None}, {"type": "text", "text": "Is there text?"}]
@@ -328,7 +328,7 @@ def test_conversations_in_columns_have_the_embedded_image(tmp_path: Path, format
     assert (record.images, record.turns) == ((path / "0",), TURN)
 
 
-def test_lists_of_embedded_images_are_refused_with_the_command_that_extracts_them(tmp_path: Path) -> None:
+def test_lists_of_embedded_images_are_refused_with_the_command_that_extracts_them(tmp_path):
     """The columns of the datasets of TRL and LLaMA-Factory."""
     path = write(
         tmp_path / "x.parquet",
@@ -350,26 +350,26 @@ def test_lists_of_embedded_images_are_refused_with_the_command_that_extracts_the
     assert (record.images, kept) == ((tmp_path / "x", tmp_path / "y"), [b"x", b"y"])
 
 
-def test_nulls_are_missing_keys_and_times_are_texts(tmp_path: Path) -> None:
+def test_nulls_are_missing_keys_and_times_are_texts(tmp_path):
     stamp = pa.array([0], pa.timestamp("s"))
     table = {"image_filename": pa.array(["a.jpg"]), "a": pa.array([None], pa.string()), "t": stamp}
     parquet.write_table(pa.table(table | {k: pa.array(v) for k, v in questions(1).items()}), tmp_path / "x.parquet")
     assert read_records(tmp_path / "x.parquet")[0].metadata == {"t": "1970-01-01 00:00:00"}
 
 
-def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused(tmp_path):
     path = write(tmp_path / "x.parquet", image_filename=["a.jpg"] * 3, **questions(3))
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(RecordsError, match="cannot read .*x.parquet: .*; is it complete"):
         read_records(path)
 
 
-def test_a_parquet_file_is_recognised_by_its_content(tmp_path: Path) -> None:
+def test_a_parquet_file_is_recognised_by_its_content(tmp_path):
     path = write(tmp_path / "x.parquet", image_filename=["a.jpg"], **questions(1)).rename(tmp_path / "x.data")
     assert read_records(path)[0].turns == TURN
 
 
-def test_an_embedded_image_takes_precedence_over_a_file_name(tmp_path: Path) -> None:
+def test_an_embedded_image_takes_precedence_over_a_file_name(tmp_path):
     image, name = [{"bytes": b"x", "path": None}], ["frame-1.jpg"]
     path = write(tmp_path / "x.parquet", {"image": IMAGE}, file_name=name, image=image, **questions(1))
     [record] = read_records(path)
@@ -378,7 +378,7 @@ def test_an_embedded_image_takes_precedence_over_a_file_name(tmp_path: Path) -> 
         read_records(path.rename(tmp_path / "x.data"))
 
 
-def test_two_columns_of_images_are_refused_with_their_names(tmp_path: Path) -> None:
+def test_two_columns_of_images_are_refused_with_their_names(tmp_path):
     images = {name: [{"bytes": b"x", "path": None}] for name in ("before", "after")}
     path = write(tmp_path / "x.parquet", dict.fromkeys(images, IMAGE), **images, **questions(1))
     with pytest.raises(RecordsError, match=r"x.parquet: expected one image column .*'before', 'after'"):
@@ -386,7 +386,7 @@ def test_two_columns_of_images_are_refused_with_their_names(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.csv", "x.json", "x.jsonl"])
-def test_no_rows_are_no_records(tmp_path: Path, name: str) -> None:
+def test_no_rows_are_no_records(tmp_path, name):
     write(tmp_path / "x.parquet", {"question": pa.string()}, question=[])
     (tmp_path / "x.csv").write_text("question,answer\n")
     (tmp_path / "x.json").write_text(" [ ] ")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ def write(folder: Path, *lines: str) -> Path:
     return path
 
 
-def test_canonical_format_has_images_turns_system_and_metadata(tmp_path: Path) -> None:
+def test_canonical_format_has_images_turns_system_and_metadata(tmp_path):
     line = canonical(
         images=["a.jpg", "b/c.jpg"],
         turns=[TURN, {"question": "Why?", "answer": "Because."}],
@@ -62,31 +61,31 @@ def test_canonical_format_has_images_turns_system_and_metadata(tmp_path: Path) -
     assert record.metadata == {"source": "polyps"}
 
 
-def test_images_system_and_metadata_may_be_left_out(tmp_path: Path) -> None:
+def test_images_system_and_metadata_may_be_left_out(tmp_path):
     (record,) = read_records(write(tmp_path, json.dumps({"turns": [TURN]})))
     assert (record.images, record.system, record.metadata) == ((), None, {})
 
 
-def test_flat_format_is_one_turn_about_one_image_and_the_rest_is_metadata(tmp_path: Path) -> None:
+def test_flat_format_is_one_turn_about_one_image_and_the_rest_is_metadata(tmp_path):
     (record,) = read_records(write(tmp_path, flat(image_id="a", stage=1)))
     assert record.images == (tmp_path / "a.jpg",)
     assert record.turns == (Turn("Is there text?", "yes"),)
     assert record.metadata == {"image_id": "a", "stage": 1}
 
 
-def test_one_file_may_mix_canonical_and_flat_records_and_keeps_their_order(tmp_path: Path) -> None:
+def test_one_file_may_mix_canonical_and_flat_records_and_keeps_their_order(tmp_path):
     records = read_records(write(tmp_path, flat(question="first"), canonical(), flat(question="third")))
     assert [record.turns[0].question for record in records] == ["first", "Is there text?", "third"]
 
 
-def test_origin_counts_blank_lines(tmp_path: Path) -> None:
+def test_origin_counts_blank_lines(tmp_path):
     path = write(tmp_path, "", flat(), "  \t", flat())
     assert [record.origin for record in read_records(path)] == [f"{path}:2", f"{path}:4"]
 
 
 @pytest.mark.parametrize("start", ["", "\ufeff"], ids=["no BOM", "BOM"])
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"], ids=["open end", "unix", "windows"])
-def test_byte_order_mark_and_line_ends_do_not_matter(tmp_path: Path, start: str, end: str) -> None:
+def test_byte_order_mark_and_line_ends_do_not_matter(tmp_path, start, end):
     path = tmp_path / "train.jsonl"
     path.write_bytes(f"{start}{flat()}{end or chr(10)}{flat()}{end}".encode())
     assert [record.origin for record in read_records(path)] == [f"{path}:1", f"{path}:2"]
@@ -146,7 +145,7 @@ BAD_LINES = {
 
 
 @pytest.mark.parametrize(("line", "expected"), BAD_LINES.values(), ids=BAD_LINES.keys())
-def test_bad_line_is_refused_with_file_line_and_what_was_expected(tmp_path: Path, line: str, expected: str) -> None:
+def test_bad_line_is_refused_with_file_line_and_what_was_expected(tmp_path, line, expected):
     path = write(tmp_path, flat(), "", line, flat())
     with pytest.raises(RecordsError) as refusal:
         read_records(path)
@@ -154,7 +153,7 @@ def test_bad_line_is_refused_with_file_line_and_what_was_expected(tmp_path: Path
     assert expected in str(refusal.value)
 
 
-def test_missing_file_is_refused_with_its_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_file_is_refused_with_its_absolute_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RecordsError, match="check the path, or the `data` section of the run file") as refusal:
         read_records(Path("train.jsonl"))
@@ -162,7 +161,7 @@ def test_missing_file_is_refused_with_its_absolute_path(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("content", ["", "\n \n\t\n", "\ufeff"], ids=["empty", "blank lines", "only a BOM"])
-def test_file_without_records_is_refused(tmp_path: Path, content: str) -> None:
+def test_file_without_records_is_refused(tmp_path, content):
     path = tmp_path / "train.jsonl"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(RecordsError, match="train.jsonl has no records; expected one JSON object per line"):
@@ -170,27 +169,25 @@ def test_file_without_records_is_refused(tmp_path: Path, content: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
-def test_other_encodings_than_utf_8_are_refused(tmp_path: Path, encoding: str) -> None:
+def test_other_encodings_than_utf_8_are_refused(tmp_path, encoding):
     path = tmp_path / "train.jsonl"
     path.write_bytes('{"question": "Où?"}'.encode(encoding))
     with pytest.raises(RecordsError, match="train.jsonl:1: cannot be read .*; expected a JSONL file in UTF-8"):
         read_records(path)
 
 
-def test_folder_instead_of_a_file_is_refused(tmp_path: Path) -> None:
+def test_folder_instead_of_a_file_is_refused(tmp_path):
     with pytest.raises(RecordsError, match="cannot read"):
         read_records(tmp_path)
 
 
-def test_image_root_replaces_the_folder_of_the_records(tmp_path: Path) -> None:
+def test_image_root_replaces_the_folder_of_the_records(tmp_path):
     (record,) = read_records(write(tmp_path, flat()), image_root=tmp_path / "elsewhere")
     assert record.images == (tmp_path / "elsewhere" / "a.jpg",)
 
 
 @pytest.mark.parametrize("image_root", [None, Path("frames")], ids=["records folder", "image root"])
-def test_image_paths_are_absolute_for_relative_folders_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image_root: Path | None
-) -> None:
+def test_image_paths_are_absolute_for_relative_folders_too(tmp_path, monkeypatch, image_root):
     write(tmp_path, flat())
     monkeypatch.chdir(tmp_path)
     (record,) = read_records(Path("train.jsonl"), image_root)
@@ -209,9 +206,7 @@ def test_image_paths_are_absolute_for_relative_folders_too(
     ],
 )
 @pytest.mark.parametrize("line", [lambda name: flat(image_filename=name), lambda name: canonical(images=[name])])
-def test_image_that_leads_out_of_the_root_keeps_its_dots_and_is_never_opened(
-    tmp_path: Path, name: str, kept: str, line: Callable[[str], str]
-) -> None:
+def test_image_that_leads_out_of_the_root_keeps_its_dots_and_is_never_opened(tmp_path, name, kept, line):
     root = tmp_path / "root"
     for folder in ("root", "root-2", "elsewhere"):
         (tmp_path / folder).mkdir()
@@ -223,7 +218,7 @@ def test_image_that_leads_out_of_the_root_keeps_its_dots_and_is_never_opened(
         image_key(record.images[0])
 
 
-def test_path_into_an_archive_is_normalised_like_others(tmp_path: Path) -> None:
+def test_path_into_an_archive_is_normalised_like_others(tmp_path):
     (record,) = read_records(write(tmp_path, flat(image_filename="frames.tar/polyp/../a.jpg")))
     assert record.images == (tmp_path / "frames.tar" / "a.jpg",)
 
@@ -231,12 +226,12 @@ def test_path_into_an_archive_is_normalised_like_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "file"), [("b/../a.jpg", "a.jpg"), ("./a.jpg", "a.jpg"), ("b//c.jpg", "b/c.jpg"), ("..a.jpg", "..a.jpg")]
 )
-def test_image_path_inside_the_root_is_normalised(tmp_path: Path, name: str, file: str) -> None:
+def test_image_path_inside_the_root_is_normalised(tmp_path, name, file):
     (record,) = read_records(write(tmp_path, flat(image_filename=name)))
     assert record.images == (tmp_path / file,)
 
 
-def test_link_inside_the_root_is_followed(tmp_path: Path) -> None:
+def test_link_inside_the_root_is_followed(tmp_path):
     shared, root = tmp_path / "shared", tmp_path / "root"
     shared.mkdir()
     root.mkdir()
@@ -268,9 +263,7 @@ RECORD = st.builds(
 
 @settings(max_examples=40)
 @given(records=st.lists(RECORD, min_size=1, max_size=4), own_root=st.booleans())
-def test_what_is_written_is_read_back(
-    tmp_path_factory: pytest.TempPathFactory, records: list[Record], own_root: bool
-) -> None:
+def test_what_is_written_is_read_back(tmp_path_factory, records, own_root):
     folder = tmp_path_factory.getbasetemp() / "round-trip"
     root = folder / "elsewhere" if own_root else None
     records = [replace(record, images=tuple((root or folder) / image for image in record.images)) for record in records]
@@ -278,7 +271,7 @@ def test_what_is_written_is_read_back(
     assert [replace(record, origin="") for record in read_records(folder / "train.jsonl", root)] == records
 
 
-def test_records_are_written_as_canonical_readable_jsonl(tmp_path: Path) -> None:
+def test_records_are_written_as_canonical_readable_jsonl(tmp_path):
     record = Record(images=(tmp_path / "images" / "a.jpg",), turns=(Turn("Où ?", "là"),), metadata={"stage": 1})
     write_records(tmp_path / "train.jsonl", [record])
     assert (tmp_path / "train.jsonl").read_text(encoding="utf-8") == (
@@ -288,7 +281,7 @@ def test_records_are_written_as_canonical_readable_jsonl(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["b.jpg", "images/../b.jpg"], ids=["elsewhere", "as it is read"])
-def test_writing_an_image_outside_the_root_is_refused_and_the_old_file_is_kept(tmp_path: Path, name: str) -> None:
+def test_writing_an_image_outside_the_root_is_refused_and_the_old_file_is_kept(tmp_path, name):
     path = write(tmp_path, flat())
     before = path.read_bytes()
     inside = tmp_path / "images" / "a.jpg"

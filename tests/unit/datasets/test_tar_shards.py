@@ -6,7 +6,6 @@ import errno
 import json
 import shutil
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ def shards(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_suffixes_follow_the_image_format_and_not_the_file_name(tmp_path: Path):
+def test_suffixes_follow_the_image_format_and_not_the_file_name(tmp_path):
     for name, kind in (("a.jpg", "PNG"), ("b", "JPEG"), ("c.d.e.jpeg", "JPEG"), ("f.tiff", "TIFF")):
         Image.new("RGB", (40, 40), (len(name), 0, 0)).save(tmp_path / name, kind)
     lines = [
@@ -64,7 +63,7 @@ def test_tar_shards_hold_every_image_in_order_within_the_size(sizes, tar_bytes):
     assert len({shard.name for shard in shards}) == len(shards)
 
 
-def test_the_size_of_a_tar_shard_is_known_in_advance(shards: Path):
+def test_the_size_of_a_tar_shard_is_known_in_advance(shards):
     for path in shards.glob("*.tar"):
         with tarfile.open(path) as tar:
             images = tuple(ImageInfo(Path(member.name), member.name, member.size) for member in tar)
@@ -87,18 +86,18 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "a.tar"
 
 
-def test_members_are_read_in_order_or_by_name(path: Path) -> None:
+def test_members_are_read_in_order_or_by_name(path):
     assert [name for name, _ in read_tar_members(path)] == ["x/1.jpg", "x/1.json", "x/2.jpg", "x/2.json"]
     assert list(read_tar_members(path, lambda name: name == "x/2.jpg")) == [("x/2.jpg", b"x/2")]
 
 
-def test_samples_group_members_by_key(path: Path) -> None:
+def test_samples_group_members_by_key(path):
     first, second = read_samples(path, "a.tar")
     assert (first["__key__"], first["__url__"], first["jpg"]) == ("x/1", "a.tar", b"x/1")
     assert second["json"] == b'{"question": "x/2"}'
 
 
-def test_a_tar_has_json_if_its_first_members_say_so_or_it_is_damaged(path: Path, tmp_path: Path) -> None:
+def test_a_tar_has_json_if_its_first_members_say_so_or_it_is_damaged(path, tmp_path):
     with TarWriter(str(tmp_path / "images.tar")) as writer:
         writer.write({"__key__": "a", "jpg": b"x"})
     (tmp_path / "damaged.tar").write_bytes(b"x" * 2000)
@@ -126,7 +125,7 @@ def samples(*tars: Path) -> list[dict[str, Any]]:
     return list(webdataset.WebDataset([str(tar) for tar in tars], shardshuffle=False))
 
 
-def test_records_have_the_same_texts_about_the_same_bytes(sample: Path, shards: Path):
+def test_records_have_the_same_texts_about_the_same_bytes(sample, shards):
     before, after = records(sample), records(shards)
     assert len(before) == len(after)
     for one, other in zip(before, after, strict=True):
@@ -135,14 +134,14 @@ def test_records_have_the_same_texts_about_the_same_bytes(sample: Path, shards: 
     assert all(read_bytes(one) == read_bytes(other) for one, other in list(paths.items())[::6])
 
 
-def test_images_are_indexed_as_in_the_folder_they_came_from(sample: Path, shards: Path):
+def test_images_are_indexed_as_in_the_folder_they_came_from(sample, shards):
     before, after = index_images(records(sample)), index_images(records(shards))
     assert list(after.path_of) == list(before.path_of) and after.size_of == before.size_of
     assert after.num_files == after.num_distinct == before.num_distinct < before.num_files
 
 
 @LEAVES_FILES_OPEN
-def test_webdataset_reads_one_sample_per_image(shards: Path):
+def test_webdataset_reads_one_sample_per_image(shards):
     tars = sorted(shards.glob("*.tar"))
     found = samples(*tars)
     assert len(tars) > 3 and len(found) == len({one["__key__"] for one in found}) == 64
@@ -150,7 +149,7 @@ def test_webdataset_reads_one_sample_per_image(shards: Path):
     assert all("." not in one["__key__"] for one in found)
 
 
-def test_the_same_input_gives_the_same_bytes(sample: Path, shards: Path, tmp_path: Path):
+def test_the_same_input_gives_the_same_bytes(sample, shards, tmp_path):
     copy = tmp_path / "elsewhere"
     shutil.copytree(sample / "images", copy / "images", copy_function=shutil.copyfile)
     for split in SPLITS:
@@ -159,7 +158,7 @@ def test_the_same_input_gives_the_same_bytes(sample: Path, shards: Path, tmp_pat
     assert contents(tmp_path / "again") == contents(shards)
 
 
-def test_the_index_leads_to_each_image_and_names_its_files(sample: Path, shards: Path):
+def test_the_index_leads_to_each_image_and_names_its_files(sample, shards):
     lines = [json.loads(line) for line in (shards / "images.ndjson").read_text().splitlines()]
     assert len(lines) == 64
     for line in lines:
@@ -169,7 +168,7 @@ def test_the_index_leads_to_each_image_and_names_its_files(sample: Path, shards:
 
 
 @LEAVES_FILES_OPEN
-def test_questions_are_written_beside_their_image_on_request(sample: Path, tmp_path: Path):
+def test_questions_are_written_beside_their_image_on_request(sample, tmp_path):
     write_tar_shards([sample / "val.jsonl"], tmp_path / "tars", tar_bytes=TAR_BYTES, with_questions=True)
     by_key: dict[str, list[tuple[str, str]]] = {}
     index = index_images(read_records(sample / "val.jsonl"))
@@ -182,7 +181,7 @@ def test_questions_are_written_beside_their_image_on_request(sample: Path, tmp_p
         assert [(each["question"], each["answer"]) for each in asked] == by_key[one["__key__"]]
 
 
-def test_tar_shards_of_tar_shards_are_the_same(shards: Path, tmp_path: Path):
+def test_tar_shards_of_tar_shards_are_the_same(shards, tmp_path):
     again = tmp_path / "again"
     write_tar_shards([shards / f"{split}.jsonl" for split in SPLITS], again, tar_bytes=TAR_BYTES)
     assert {path.name: path.read_bytes() for path in again.glob("*.tar")} == {
@@ -190,7 +189,7 @@ def test_tar_shards_of_tar_shards_are_the_same(shards: Path, tmp_path: Path):
     }
 
 
-def test_records_files_in_any_order_keep_their_names(sample: Path, tmp_path: Path):
+def test_records_files_in_any_order_keep_their_names(sample, tmp_path):
     write_tar_shards([sample / "val.jsonl", sample / "train.jsonl"], tmp_path / "tars", tar_bytes=TAR_BYTES)
     for name in ("train.jsonl", "val.jsonl"):
         asked = [[record.turns for record in read_records(folder / name)] for folder in (sample, tmp_path / "tars")]
@@ -201,9 +200,7 @@ class Killed(BaseException):
     pass
 
 
-def test_an_interrupted_run_has_only_complete_tar_shards_and_resumes(
-    sample: Path, shards: Path, tmp_path: Path, monkeypatch
-):
+def test_an_interrupted_run_has_only_complete_tar_shards_and_resumes(sample, shards, tmp_path, monkeypatch):
     paths, folder = [sample / f"{split}.jsonl" for split in SPLITS], tmp_path / "tars"
     read, num_read = tar_shards.read_many, []
 
@@ -225,7 +222,7 @@ def test_an_interrupted_run_has_only_complete_tar_shards_and_resumes(
     assert contents(folder) == whole and report.num_kept == len(there) - 1
 
 
-def test_a_second_run_changes_nothing(shards: Path, sample: Path):
+def test_a_second_run_changes_nothing(shards, sample):
     before = {path: path.stat().st_mtime_ns for path in shards.glob("*.tar")}
     report = write_tar_shards([sample / f"{split}.jsonl" for split in SPLITS], shards, tar_bytes=TAR_BYTES)
     assert before == {path: path.stat().st_mtime_ns for path in shards.glob("*.tar")}
@@ -246,14 +243,14 @@ def own(sample: Path, tmp_path: Path) -> Path:
     return tmp_path / "own"
 
 
-def test_unusable_images_are_named_and_nothing_is_written(own: Path, tmp_path: Path):
+def test_unusable_images_are_named_and_nothing_is_written(own, tmp_path):
     break_it(own)
     with pytest.raises(ImageError, match=r"2 of 66 images cannot be used(.|\n)*jsonl:\d+(.|\n)*--skip-missing"):
         write_tar_shards([own / f"{split}.jsonl" for split in SPLITS], tmp_path / "tars", tar_bytes=TAR_BYTES)
     assert not (tmp_path / "tars").exists()
 
 
-def test_records_without_their_images_are_left_out_and_counted(own: Path, tmp_path: Path):
+def test_records_without_their_images_are_left_out_and_counted(own, tmp_path):
     break_it(own)
     paths = [own / f"{split}.jsonl" for split in SPLITS]
     report = write_tar_shards(paths, tmp_path / "tars", tar_bytes=TAR_BYTES, skip_missing=True)
@@ -263,14 +260,14 @@ def test_records_without_their_images_are_left_out_and_counted(own: Path, tmp_pa
     assert len(records(tmp_path / "tars")) == sum(report.records.values()) == len(records(own)) - len(lost)
 
 
-def test_a_file_that_would_have_no_records_left_is_refused(own: Path, tmp_path: Path):
+def test_a_file_that_would_have_no_records_left_is_refused(own, tmp_path):
     shutil.rmtree(own / "images")
     with pytest.raises(ImageError, match="a file would have no records left"):
         write_tar_shards([own / "val.jsonl"], tmp_path / "tars", tar_bytes=TAR_BYTES, skip_missing=True)
     assert not (tmp_path / "tars").exists()
 
 
-def test_an_image_that_changes_during_the_run_is_an_error(own: Path, tmp_path: Path, monkeypatch):
+def test_an_image_that_changes_during_the_run_is_an_error(own, tmp_path, monkeypatch):
     read = tar_shards.read_many
     monkeypatch.setattr(tar_shards, "read_many", lambda paths: ((path, data + b"x") for path, data in read(paths)))
     with pytest.raises(ImageError, match="changed while it was written"):
@@ -293,9 +290,7 @@ def test_an_image_that_changes_during_the_run_is_an_error(own: Path, tmp_path: P
         ),
     ],
 )
-def test_a_folder_with_other_content_is_refused_and_unchanged(
-    own: Path, tmp_path: Path, prepare: Callable[..., Any], message: str
-):
+def test_a_folder_with_other_content_is_refused_and_unchanged(own, tmp_path, prepare, message):
     folder = tmp_path / "tars"
     prepare(own, folder)
     before = contents(folder) if folder.is_dir() else folder.read_bytes()
@@ -304,7 +299,7 @@ def test_a_folder_with_other_content_is_refused_and_unchanged(
     assert before == (contents(folder) if folder.is_dir() else folder.read_bytes())
 
 
-def test_other_records_are_not_overwritten(own: Path, tmp_path: Path):
+def test_other_records_are_not_overwritten(own, tmp_path):
     write_tar_shards([own / "val.jsonl"], tmp_path / "tars", tar_bytes=TAR_BYTES)
     before = contents(tmp_path / "tars")
     lines = (own / "val.jsonl").read_text().splitlines(keepends=True)
@@ -314,7 +309,7 @@ def test_other_records_are_not_overwritten(own: Path, tmp_path: Path):
     assert contents(tmp_path / "tars") == before
 
 
-def test_records_files_that_would_get_one_name_are_refused(own: Path, tmp_path: Path):
+def test_records_files_that_would_get_one_name_are_refused(own, tmp_path):
     paths = [own / name for name in ("a/train.jsonl", "b/train.jsonl")]
     for path in paths:
         path.parent.mkdir()
@@ -323,14 +318,14 @@ def test_records_files_that_would_get_one_name_are_refused(own: Path, tmp_path: 
         write_tar_shards(paths, tmp_path / "tars", own, tar_bytes=TAR_BYTES)
 
 
-def test_free_space_is_checked_before_anything_is_written(own: Path, tmp_path: Path, monkeypatch):
+def test_free_space_is_checked_before_anything_is_written(own, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
     with pytest.raises(DiskFull, match="are missing"):
         write_tar_shards([own / "val.jsonl"], tmp_path / "tars", tar_bytes=TAR_BYTES)
     assert not (tmp_path / "tars").exists()
 
 
-def test_a_full_disk_keeps_finished_tar_shards(own: Path, tmp_path: Path, monkeypatch):
+def test_a_full_disk_keeps_finished_tar_shards(own, tmp_path, monkeypatch):
     read, num_read = tar_shards.read_many, []
 
     def until_full(paths):
@@ -349,14 +344,14 @@ def test_a_full_disk_keeps_finished_tar_shards(own: Path, tmp_path: Path, monkey
     assert len(read_records(tmp_path / "tars" / "val.jsonl")) == len(read_records(own / "val.jsonl"))
 
 
-def test_text_only_records_are_kept(tmp_path: Path):
+def test_text_only_records_are_kept(tmp_path):
     line = {"images": [], "turns": [{"question": "What is a polyp?", "answer": "a growth"}]}
     (tmp_path / "text.jsonl").write_text(json.dumps(line))
     report = write_tar_shards([tmp_path / "text.jsonl"], tmp_path / "tars", tar_bytes=TAR_BYTES)
     assert report.tars == () and read_records(tmp_path / "tars" / "text.jsonl")[0].turns[0].answer == "a growth"
 
 
-def test_the_command_writes_and_reports(sample: Path, tmp_path: Path):
+def test_the_command_writes_and_reports(sample, tmp_path):
     def run(*words: object) -> Any:
         return CliRunner().invoke(main, ["data", "tar", *map(str, words)])
 

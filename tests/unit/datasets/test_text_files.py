@@ -35,9 +35,7 @@ READERS: dict[str, tuple[Callable[..., Any], str, list[str]]] = {
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["", "BOM"])
 @pytest.mark.parametrize(("read", "text", "places"), READERS.values(), ids=READERS)
-def test_rows_come_with_their_place(
-    tmp_path: Path, read: Callable[..., Any], text: str, places: list[str], mark: str
-) -> None:
+def test_rows_come_with_their_place(tmp_path, read, text, places, mark):
     path = tmp_path / "a.txt"
     path.write_text(mark + text, encoding="utf-8", newline="")
     assert list(read(path)) == [(f"{path}{place}", row) for place, row in zip(places, ROWS, strict=True)]
@@ -55,9 +53,7 @@ def test_rows_come_with_their_place(
         (read_array, "[1] 2", "name: text after the end of the array"),
     ],
 )
-def test_malformed_files_are_refused_with_name_and_line(
-    tmp_path: Path, read: Callable[..., Any], text: str, message: str
-) -> None:
+def test_malformed_files_are_refused_with_name_and_line(tmp_path, read, text, message):
     (tmp_path / "a.txt").write_text(text)
     with pytest.raises(RecordsError) as refusal:
         list(read(tmp_path / "a.txt", "name"))
@@ -76,8 +72,8 @@ def test_malformed_files_are_refused_with_name_and_line(
     ],
 )
 def test_reading_continues_after_rows_that_cannot_be_read_where_the_next_begins_is_known(
-    tmp_path: Path, read: Callable[..., Any], text: str, kept: int, places: list[str]
-) -> None:
+    tmp_path, read, text, kept, places
+):
     (tmp_path / "a.txt").write_bytes(text.encode("latin-1"))
     broken: list[tuple[str, RecordsError]] = []
     rows = list(read(tmp_path / "a.txt", "name", broken=lambda *found: broken.append(found)))
@@ -85,7 +81,7 @@ def test_reading_continues_after_rows_that_cannot_be_read_where_the_next_begins_
     assert all(str(error).startswith(f"{origin}: ") for origin, error in broken)
 
 
-def test_a_large_cell_is_read(tmp_path: Path) -> None:
+def test_a_large_cell_is_read(tmp_path):
     (tmp_path / "a.csv").write_text("a\n" + "x" * 200_000)
     assert [len(row["a"]) for _, row in read_csv(tmp_path / "a.csv")] == [200_000]
 
@@ -93,7 +89,7 @@ def test_a_large_cell_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("head", "expected"), [(b" \n[", True), (b"\xef\xbb\xbf[1]", True), (b'{"a"', False), (b"", False)]
 )
-def test_an_array_is_recognised_by_its_first_bytes(head: bytes, expected: bool) -> None:
+def test_an_array_is_recognised_by_its_first_bytes(head, expected):
     assert is_array(head) is expected
 
 

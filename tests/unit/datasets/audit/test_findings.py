@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import time
 
 import pytest
@@ -17,7 +16,7 @@ from lookonce.datasets.audit.findings import is_slip, is_swap, look_alikes, plai
 
 
 @given(st.lists(st.sampled_from(["red", "pink", "Flesh", "blue green"]), min_size=1), st.randoms(use_true_random=False))
-def test_order_separators_and_case_leave_labels_the_same(labels, rng: random.Random):
+def test_order_separators_and_case_leave_labels_the_same(labels, rng):
     shuffled = rng.sample(labels, len(labels))
     written = rng.choice([";", "; ", " ; "]).join(label.upper() if rng.random() < 0.5 else label for label in shuffled)
     assert same_labels(written) == same_labels("; ".join(labels))

@@ -53,7 +53,7 @@ def test_the_page_needs_no_network(hostile):
     assert assert_harmless(to_page(audit(hostile), [], draw_contact_sheet(hostile))).urls()
 
 
-def test_the_contact_sheet_depends_on_its_seed_and_shows_small_images(sample: Path):
+def test_the_contact_sheet_depends_on_its_seed_and_shows_small_images(sample):
     corpus = Corpus.read([sample / "train.jsonl", sample / "val.jsonl"])
     sheet = draw_contact_sheet(corpus, seed=1, num_images=12)
     assert (
@@ -88,7 +88,7 @@ def run(*words: object):
     return CliRunner().invoke(main, ["data", "audit", *map(str, words)])
 
 
-def test_the_command_writes_both_page_and_json(sample: Path, tmp_path: Path):
+def test_the_command_writes_both_page_and_json(sample, tmp_path):
     splits = [sample / f"{split}.jsonl" for split in ("train", "val", "test")]
     result = run(*splits, "--html", tmp_path / "new" / "a.html", "--tokenizer", sample / "model", "--json")
     value = json.loads(result.stdout)
@@ -108,10 +108,10 @@ def test_only_strict_exits_1_for_errors(tmp_path, strict, code):
     assert result.exit_code == code and "1 error." in result.stdout
 
 
-def test_strict_exits_0_without_errors(sample: Path):
+def test_strict_exits_0_without_errors(sample):
     assert run(sample / "train.jsonl", "--strict").exit_code == 0
 
 
-def test_token_options_need_a_tokenizer(sample: Path):
+def test_token_options_need_a_tokenizer(sample):
     result = run(sample / "train.jsonl", "--image-tokens", 400)
     assert result.exit_code == 2 and "--tokenizer" in result.stderr

@@ -53,11 +53,7 @@ FORMATS: dict[str, tuple[str, dict[str, Any], Record]] = {
         {"image": "a.jpg", "conversations": [HUMAN | {"value": "Is there text?"}, GPT]},
         Record((Path("a.jpg"),), ASKED),
     ),
-    "llava, text only": (
-        "llava",
-        {"conversations": [HUMAN | {"value": "Is there text?"}, GPT]},
-        Record((), ASKED),
-    ),
+    "llava, text only": ("llava", {"conversations": [HUMAN | {"value": "Is there text?"}, GPT]}, Record((), ASKED)),
     "llava, several images": (
         "llava",
         {"image": ["a.jpg", "b.jpg"], "conversations": [HUMAN | {"value": "<image>\n <image> Is there text?"}, GPT]},
@@ -73,11 +69,7 @@ FORMATS: dict[str, tuple[str, dict[str, Any], Record]] = {
         {"images": ["a.jpg"], "system": "Short.", "conversations": [HUMAN, GPT], "videos": []},
         Record((Path("a.jpg"),), ASKED, "Short.", {"videos": []}),
     ),
-    "sharegpt, roles": (
-        "sharegpt",
-        {"images": [], "system": "", "conversations": [USER, ANSWER]},
-        Record((), ASKED),
-    ),
+    "sharegpt, roles": ("sharegpt", {"images": [], "system": "", "conversations": [USER, ANSWER]}, Record((), ASKED)),
     "alpaca": (
         "alpaca",
         {"instruction": "<image>Is there", "input": "text?", "output": "yes", "images": ["a.jpg"], "stage": 1},
@@ -158,9 +150,7 @@ FORMATS: dict[str, tuple[str, dict[str, Any], Record]] = {
 
 
 @pytest.mark.parametrize(("format", "row", "expected"), FORMATS.values(), ids=FORMATS.keys())
-def test_a_format_is_recognised_by_its_keys_and_read(
-    tmp_path: Path, format: str, row: dict[str, Any], expected: Record
-) -> None:
+def test_a_format_is_recognised_by_its_keys_and_read(tmp_path, format, row, expected):
     file = RecordsFile(write(tmp_path, row))
     [record] = list(file)
     assert file.format == format
@@ -185,23 +175,17 @@ def llava() -> dict[str, Any]:
             {"a": 1},
             "expected a record in the format openai, like the first one, got an object",
         ),
-        (
-            {"turns": [{"question": "Q", "answer": "A"}]},
-            llava(),
-            "got the format llava; keep them in two files",
-        ),
+        ({"turns": [{"question": "Q", "answer": "A"}]}, llava(), "got the format llava; keep them in two files"),
     ],
 )
-def test_all_records_of_a_file_have_the_format_of_the_first(
-    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], expected: str
-) -> None:
+def test_all_records_of_a_file_have_the_format_of_the_first(tmp_path, first, second, expected):
     path = write(tmp_path, first, second)
     with pytest.raises(RecordsError) as refusal:
         read_records(path)
     assert str(refusal.value).startswith(f"{path}:2: ") and expected in str(refusal.value)
 
 
-def test_a_format_that_is_given_is_not_guessed(tmp_path: Path) -> None:
+def test_a_format_that_is_given_is_not_guessed(tmp_path):
     row = llava() | {"question": "Q", "answer": "A", "image_filename": "b.jpg"}
     path = write(tmp_path, row)
     assert read_records(path)[0].turns == (Turn("Q", "A"),)

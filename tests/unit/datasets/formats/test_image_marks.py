@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -193,9 +192,7 @@ def flat(image: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "name", ["{}/there/a.jpg", "file://{}/there/a.jpg", "file://localhost{}/there/a.jpg", "/{}/there/a.jpg"]
 )
-def test_an_absolute_path_is_kept_unless_an_image_root_is_given(
-    tmp_path: Path, row: Callable[[str], dict[str, Any]], name: str
-) -> None:
+def test_an_absolute_path_is_kept_unless_an_image_root_is_given(tmp_path, row, name):
     records = tmp_path / "here"
     records.mkdir()
     path = write(records, row(name.format(tmp_path)))
@@ -204,7 +201,7 @@ def test_an_absolute_path_is_kept_unless_an_image_root_is_given(
     assert str(read_records(path, records)[0].images[0]) == f"{records}/../there/a.jpg"
 
 
-def test_a_relative_path_cannot_leave_the_folder_even_where_an_absolute_one_may(tmp_path: Path) -> None:
+def test_a_relative_path_cannot_leave_the_folder_even_where_an_absolute_one_may(tmp_path):
     records = tmp_path / "here"
     records.mkdir()
     [record] = read_records(write(records, llava("../there/a.jpg")))

@@ -58,10 +58,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "<image> in message 1, of the system",
     ),
     "fewer tags": (llava(image=["a.jpg", "b.jpg"]), "1 <image> tag and 2 images; expected one tag for each image"),
-    "a tag and no image": (
-        llava(image=None),
-        "1 <image> tag and 0 images; expected one tag for each image, or",
-    ),
+    "a tag and no image": (llava(image=None), "1 <image> tag and 0 images; expected one tag for each image, or"),
     "nothing but a tag": (llava("<image>\n"), "`question` must be text that is not empty, got ''"),
     "two images keys": (llava(images=["b.jpg"]), "both `image` and `images` have a value; expected one of"),
     "two questions": (llava("Q", HUMAN | {"value": "R"}), "the last question has no answer"),
@@ -198,9 +195,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("row", "expected"), BAD.values(), ids=BAD.keys())
-def test_what_would_be_lost_or_misread_is_refused_with_file_line_and_reason(
-    tmp_path: Path, row: dict[str, Any], expected: str
-) -> None:
+def test_what_would_be_lost_or_misread_is_refused_with_file_line_and_reason(tmp_path, row, expected):
     path = write(tmp_path, row)
     with pytest.raises(RecordsError) as refusal:
         read_records(path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -16,7 +15,7 @@ from lookonce.errors import RecordsError
 GOOD = json.dumps({"image_filename": "a.jpg", "question": "Q", "answer": "A"})
 
 
-def test_an_array_is_read_like_jsonl_with_the_number_of_each_record(tmp_path: Path) -> None:
+def test_an_array_is_read_like_jsonl_with_the_number_of_each_record(tmp_path):
     path = tmp_path / "train.json"
     path.write_text(f"\ufeff\n [{json.dumps(json.loads(GOOD), indent=1)},\n\n{GOOD}\n]\n", "utf-8")
     records = read_records(path)
@@ -37,7 +36,7 @@ def test_an_array_is_read_like_jsonl_with_the_number_of_each_record(tmp_path: Pa
         ("[" * 100_000, "train.json: record 1: not JSON that can be read"),
     ],
 )
-def test_a_bad_array_is_refused_with_file_and_number(tmp_path: Path, content: str, expected: str) -> None:
+def test_a_bad_array_is_refused_with_file_and_number(tmp_path, content, expected):
     path = tmp_path / "train.json"
     path.write_text(content)
     with pytest.raises(RecordsError) as refusal:
@@ -54,7 +53,7 @@ def test_a_bad_array_is_refused_with_file_and_number(tmp_path: Path, content: st
         (f"[{GOOD}]\n[{GOOD}]", "train.json: text after the end of the array"),
     ],
 )
-def test_an_array_with_a_bad_end_is_refused(tmp_path: Path, content: str, expected: str) -> None:
+def test_an_array_with_a_bad_end_is_refused(tmp_path, content, expected):
     path = tmp_path / "train.json"
     path.write_text(content)
     with pytest.raises(RecordsError) as refusal:
@@ -62,7 +61,7 @@ def test_an_array_with_a_bad_end_is_refused(tmp_path: Path, content: str, expect
     assert expected in str(refusal.value)
 
 
-def test_csv_has_one_record_per_row_and_an_empty_cell_is_a_missing_key(tmp_path: Path) -> None:
+def test_csv_has_one_record_per_row_and_an_empty_cell_is_a_missing_key(tmp_path):
     path = tmp_path / "train.csv"
     path.write_text('\ufeffimage,question,answer,source\r\na.jpg,"Is it, ""so""\nor not?",yes,\r\n\r\nb.jpg,Q,A,x\r\n')
     first, second = read_records(path)
@@ -87,7 +86,7 @@ def test_csv_has_one_record_per_row_and_an_empty_cell_is_a_missing_key(tmp_path:
         ("", "train.csv has no records"),
     ],
 )
-def test_bad_csv_is_refused_with_file_and_line(tmp_path: Path, content: str, expected: str) -> None:
+def test_bad_csv_is_refused_with_file_and_line(tmp_path, content, expected):
     path = tmp_path / "train.csv"
     path.write_text(content)
     with pytest.raises(RecordsError) as refusal:
@@ -114,7 +113,7 @@ PLAIN = ["-5", "+1.5e-3", "-.5", "a=b", "'quoted'", "5 - 3", "o'clock", "\u2212 
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
-def test_a_cell_is_never_a_formula_and_reads_back_as_the_same_text(tmp_path: Path, suffix: str) -> None:
+def test_a_cell_is_never_a_formula_and_reads_back_as_the_same_text(tmp_path, suffix):
     """Through the commands: converted to a table and back, the records are the same; numbers stay numbers."""
     values = FORMULAS + PLAIN
     rows = [
@@ -138,7 +137,7 @@ def test_a_cell_is_never_a_formula_and_reads_back_as_the_same_text(tmp_path: Pat
     ]
 
 
-def test_a_table_of_very_many_columns_is_read_at_once(tmp_path: Path) -> None:
+def test_a_table_of_very_many_columns_is_read_at_once(tmp_path):
     names = ["image_filename", "question", "answer", *(f"column{number}" for number in range(50_000))]
     path = tmp_path / "wide.csv"
     path.write_text(f"{','.join(names)}\n{','.join(['x'] * len(names))}\n")

@@ -46,10 +46,7 @@ def test_a_prepared_dataset_has_records_images_and_a_report(tmp_path, made):
         "read": 60,
         "of_variants": 0,
         "records": 11 * 2 + 11,
-        "left_out": {
-            "no question or no answer": 24,
-            "the same as another row": 3,
-        },
+        "left_out": {"no question or no answer": 24, "the same as another row": 3},
     }
     assert {tally["name"]: tally["changed"] for tally in report["rules"]}["typos in questions"] == 12
     assert report["images"] == {"written": 11, "names": 12, "in_no_record": 0, "with_several_names": 1, "not_found": {}}

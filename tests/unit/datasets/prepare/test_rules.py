@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from lookonce.datasets.prepare.definition import find_definition
-from lookonce.datasets.prepare.rows import (
-    Row,
-    Rule,
-    clean,
-    join_duplicates,
-    text_of,
-)
+from lookonce.datasets.prepare.rows import Row, Rule, clean, join_duplicates, text_of
 
 KVASIR = find_definition("kvasir-vqa").rules
 RULE: TypeAdapter[Any] = TypeAdapter(Rule)
