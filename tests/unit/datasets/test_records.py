@@ -144,19 +144,18 @@ def test_a_missing_file_is_refused_with_its_absolute_path_and_a_folder_is_refuse
         read_records(tmp_path)
 
 
+BLANK = ("", "\n \n\t\n", "\ufeff")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        *(
-            (text.encode(), "train.jsonl has no records; expected one JSON object per line")
-            for text in (" ", "\n \n\t\n")
-        ),
-        ("\ufeff".encode(), "train.jsonl has no records; expected one JSON object per line"),
+        *((text.encode(), "train.jsonl has no records; expected one JSON object per line") for text in BLANK),
         ("Où?".encode("latin-1"), "train.jsonl:1: cannot be read .*; expected a JSONL file in UTF-8"),
         ("Où?".encode("utf-16"), "train.jsonl:1: cannot be read .*; expected a JSONL file in UTF-8"),
         (gzip.compress(b"{}"), "train.jsonl is compressed; unpack it, for example with: gunzip --keep"),
     ],
-    ids=["blank", "blank lines", "only a BOM", "latin-1", "utf-16", "gzip"],
+    ids=["empty", "blank lines", "only a BOM", "latin-1", "utf-16", "gzip"],
 )
 def test_a_file_without_records_in_utf_8_is_refused(tmp_path, content, message):
     (tmp_path / "train.jsonl").write_bytes(content)
