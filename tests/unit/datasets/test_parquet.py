@@ -344,13 +344,3 @@ def test_two_columns_of_images_are_refused_with_their_names(tmp_path):
     path = write(tmp_path / "x.parquet", dict.fromkeys(images, EMBEDDED), **images, **questions(1))
     with pytest.raises(RecordsError, match=r"x.parquet: expected one image column .*'before', 'after'"):
         read_records(path)
-
-
-@pytest.mark.parametrize("name", ["x.parquet", "x.csv", "x.json", "x.jsonl"])
-def test_no_rows_are_no_records(tmp_path, name):
-    write(tmp_path / "x.parquet", {"question": pa.string()}, question=[])
-    (tmp_path / "x.csv").write_text("question,answer\n")
-    (tmp_path / "x.json").write_text(" [ ] ")
-    (tmp_path / "x.jsonl").write_text("\n")
-    with pytest.raises(RecordsError, match=f"{name} has no records; expected one JSON object per line"):
-        read_records(tmp_path / name)
