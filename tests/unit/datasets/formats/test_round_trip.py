@@ -18,29 +18,7 @@ from lookonce.datasets.formats.registry import FORMAT_NAMES, FormatName
 from lookonce.datasets.records import Record, RecordsFile, Turn, read_records, write_records
 from lookonce.errors import RecordsError, UsageError
 
-AWKWARD = st.sampled_from(
-    [
-        " ",
-        "\n",
-        "\r\n",
-        "\r",
-        "\t",
-        ",",
-        ";",
-        '"',
-        "'",
-        "\\",
-        "\u2028",
-        "\x85",
-        "\x0c",
-        "\0",
-        "é",
-        "🩺",
-        "<",
-        "image>",
-        "[]",
-    ]
-)
+AWKWARD = st.sampled_from([*" \n\r\t,;\"'\\\u2028\x85\x0c\0é🩺<", "\r\n", "image>", "[]"])
 TEXT = st.lists(AWKWARD | st.text(CHARACTERS, max_size=4), min_size=1, max_size=4).map("".join).filter(str.strip)
 NAME = st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), min_size=1, max_size=12
@@ -153,49 +131,31 @@ def test_no_record_is_changed_silently(tmp_path_factory, records, keys, format, 
 
 
 ONE = Record((Path("/data/a.jpg"),), (Turn("Q", "A"),))
+TWICE, ONE_QUESTION = replace(ONE, turns=ONE.turns * 2), "it holds one question a record, and this one has 2"
+TWO, ONE_IMAGE = replace(ONE, images=ONE.images * 2), "it holds one image a record, and this one has"
+
+
+def answered(text: str) -> Record:
+    return replace(ONE, turns=(Turn("Q", text),))
+
+
+def noted(**metadata: Any) -> Record:
+    return replace(ONE, metadata=metadata)
+
+
 NOT_HELD: dict[str, tuple[Record, FormatName, str, str]] = {
-    "turns in flat": (replace(ONE, turns=ONE.turns * 2), "flat", ".jsonl", "it holds one question a record, and this"),
-    "turns in CSV": (
-        replace(ONE, turns=ONE.turns * 2),
-        "flat",
-        ".csv",
-        "it holds one question a record, and this one has 2",
-    ),
-    "images in flat": (
-        replace(ONE, images=ONE.images * 2),
-        "flat",
-        ".csv",
-        "it holds one image a record, and this one h",
-    ),
-    "no image in flat": (replace(ONE, images=()), "flat", ".csv", "it holds one image a record, and this one has 0"),
+    "turns in flat": (TWICE, "flat", ".jsonl", ONE_QUESTION),
+    "turns in CSV": (TWICE, "flat", ".csv", ONE_QUESTION),
+    "images in flat": (TWO, "flat", ".csv", f"{ONE_IMAGE} 2"),
+    "no image in flat": (replace(ONE, images=()), "flat", ".csv", f"{ONE_IMAGE} 0"),
     "system in flat": (replace(ONE, system="S"), "flat", ".jsonl", "it cannot hold a system text"),
-    "a word like a tag": (
-        replace(ONE, turns=(Turn("Q", "<image>"),)),
-        "llava",
-        ".json",
-        "<image> in message 2, of the",
-    ),
-    "metadata with a key of the format": (
-        replace(ONE, metadata={"images": 1}),
-        "sharegpt",
-        ".json",
-        "its metadata would be read back as {}",
-    ),
-    "metadata with a key of another format": (
-        replace(ONE, metadata={"turns": 1}),
-        "llava",
-        ".json",
-        "it would be read as the format canonical",
-    ),
-    "metadata with meaning": (replace(ONE, metadata={"tools": 1}), "messages", ".json", "it has `tools`; tool calls"),
-    "metadata that is not JSON": (replace(ONE, metadata={"a": {1}}), "llava", ".json", "cannot be written as JSON"),
-    "half a character": (replace(ONE, turns=(Turn("Q", "\ud800"),)), "llava", ".json", "cannot be written as JSON in"),
-    "no answer": (
-        replace(ONE, turns=(Turn("Q", ""),)),
-        "canonical",
-        ".jsonl",
-        "`answer` must be text that is not empty",
-    ),
+    "a word like a tag": (answered("<image>"), "llava", ".json", "<image> in message 2, of the"),
+    "a key of the format": (noted(images=1), "sharegpt", ".json", "its metadata would be read back as {}"),
+    "a key of another format": (noted(turns=1), "llava", ".json", "it would be read as the format canonical"),
+    "metadata with meaning": (noted(tools=1), "messages", ".json", "it has `tools`; tool calls"),
+    "metadata that is not JSON": (noted(a={1}), "llava", ".json", "cannot be written as JSON"),
+    "half a character": (answered("\ud800"), "llava", ".json", "cannot be written as JSON in"),
+    "no answer": (answered(""), "canonical", ".jsonl", "`answer` must be text that is not empty"),
 }
 
 
@@ -219,18 +179,15 @@ def test_values_of_different_types_cannot_be_a_parquet_column(tmp_path):
 
 
 def test_nan_is_written_and_read_back(tmp_path):
-    write_records(tmp_path / "out.jsonl", [replace(ONE, metadata={"a": math.nan})], absolute=True)
+    write_records(tmp_path / "out.jsonl", [noted(a=math.nan)], absolute=True)
     assert math.isnan(read_records(tmp_path / "out.jsonl")[0].metadata["a"])
 
 
-def test_csv_holds_other_values_as_json_and_leaves_empty_ones_out(tmp_path):
+def test_csv_holds_other_values_as_json_and_leaves_empty_ones_out_and_only_the_flat_format(tmp_path):
     values = {"stage": 1, "references": ["a", "b"], "empty": "", "null": None, "yes": True}
-    write_records(tmp_path / "out.csv", [replace(ONE, metadata=values)], absolute=True)
+    write_records(tmp_path / "out.csv", [noted(**values)], absolute=True)
     [record] = read_records(tmp_path / "out.csv")
     assert record.metadata == {"stage": "1", "references": '["a", "b"]', "yes": "true"}
-
-
-def test_csv_holds_only_the_flat_format(tmp_path):
     with pytest.raises(UsageError, match="CSV holds flat records, not the format llava; write JSONL or parquet"):
         write_records(tmp_path / "out.csv", [ONE], format="llava")
 
