@@ -8,31 +8,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import CliRunner, Result
+from click.testing import Result
+from support.rows import run as run_command
 
-from lookonce.cli import main
 from lookonce.datasets.prepare.run import WORK, report_text
 from lookonce.datasets.records import read_records
 from lookonce.run.config import RunFile
 
 
-def is_complete(report: dict) -> bool:
-    """Whether all rows that were read are records, or left out for one reason."""
-    rows = report["rows"]
-    return rows["read"] + rows["of_variants"] == rows["records"] + sum(rows["left_out"].values())
-
-
-@pytest.mark.parametrize("policy", ["merge", "keep", "drop"])
-def test_duplicates_are_treated_as_the_command_line_says(tmp_path, made, policy):
-    report = made(duplicates=policy).report
-    assert report["duplicates"]["policy"] == policy and is_complete(report)
-
-
-# The command.
-
-
 def run(*words: object) -> Result:
-    return CliRunner().invoke(main, ["data", "prepare", *map(str, words)])
+    return run_command("data", "prepare", *words)
 
 
 def test_the_command_prints_licence_table_and_next_steps(tmp_path, source):
