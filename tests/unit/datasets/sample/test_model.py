@@ -20,7 +20,9 @@ from lookonce.families.lookup import FAMILIES
 OTHER_SEED = DEFAULT_SEED + 1
 
 
-SCENES = list(make_scenes(DEFAULT_SEED))
+@pytest.fixture(scope="module")
+def tokenizer(sample):
+    return AutoTokenizer.from_pretrained(sample / "model")
 
 
 @pytest.mark.parametrize("seed", [DEFAULT_SEED, OTHER_SEED])
@@ -43,24 +45,20 @@ def test_colleagues_may_read_the_model(sample, tmp_path, has_tokenizer):
     assert "model.safetensors" in modes and set(modes.values()) == {"0o644"}, modes
 
 
-@pytest.mark.parametrize(
-    ("name", "token"),
-    [
-        ("image_token_id", "<|image_pad|>"),
-        ("video_token_id", "<|video_pad|>"),
-        ("vision_start_token_id", "<|vision_start|>"),
-        ("vision_end_token_id", "<|vision_end|>"),
-        ("eos_token_id", "<|im_end|>"),
-        ("pad_token_id", "<|endoftext|>"),
-    ],
-)
-def test_configuration_names_the_tokenizers_special_tokens(sample, name, token):
-    tokenizer = AutoTokenizer.from_pretrained(sample / "model")
-    assert tokenizer.encode(token) == [getattr(AutoConfig.from_pretrained(sample / "model"), name)]
+TOKENS = {
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+    "eos_token_id": "<|im_end|>",
+    "pad_token_id": "<|endoftext|>",
+}
 
 
-def test_special_tokens_end_the_vocabulary(sample):
-    tokenizer = AutoTokenizer.from_pretrained(sample / "model")
+def test_special_tokens_end_the_vocabulary_and_the_configuration_names_them(sample, tokenizer):
+    config = AutoConfig.from_pretrained(sample / "model")
+    assert {name: tokenizer.convert_ids_to_tokens(getattr(config, name)) for name in TOKENS} == TOKENS
+    assert all(len(tokenizer.encode(token)) == 1 for token in TOKENS.values())
     ids = tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS))
     assert ids == list(range(len(tokenizer) - len(SPECIAL_TOKENS), len(tokenizer)))
     assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
@@ -90,10 +88,9 @@ def test_any_text_survives_the_tokenizer(sample, text):
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
-def test_chat_template_renders_turns_like_that_of_qwen(sample):
+def test_chat_template_renders_turns_like_that_of_qwen(tokenizer):
     user = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Is there text?"}]}
     messages = [{"role": "system", "content": "Be brief."}, user]
-    tokenizer = AutoTokenizer.from_pretrained(sample / "model")
     assert tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n"
         "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Is there text?<|im_end|>\n"
@@ -105,7 +102,7 @@ def test_stock_transformers_loads_the_model_with_three_deepstack_levels(sample):
     model, loaded = Qwen3VLForConditionalGeneration.from_pretrained(sample / "model", output_loading_info=True)
     assert not any(loaded.values())
     processor = Qwen2VLImageProcessorPil.from_pretrained(sample / "model")
-    inputs = processor(images=[draw(SCENES[0])], return_tensors="pt")
+    inputs = processor(images=[draw(next(iter(make_scenes(DEFAULT_SEED))))], return_tensors="pt")
     with torch.no_grad():
         seen = model.model.visual(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"])
     num_tokens = int(inputs["image_grid_thw"].prod()) // 4
