@@ -259,7 +259,10 @@ BAD: dict[tuple[str, str], tuple[Make, str, str, str]] = {
     ("tar", "0 bytes"): (holding(b""), "0.jpg", "", DAMAGED),
     ("tar", "text"): (holding(TEXT), "0.jpg", "", DAMAGED),
     ("tar", "cut in a member"): (
-        *(cut(2 * 3584 + 700), "0.jpg 1.jpg 2.jpg 3.jpg", "0.jpg 1.jpg", f"{DAMAGED}unexpected end of data)"),
+        cut(2 * 3584 + 700),
+        "0.jpg 1.jpg 2.jpg 3.jpg",
+        "0.jpg 1.jpg",
+        f"{DAMAGED}unexpected end of data)",
     ),
     ("tar", "cut in a header"): (cut(2 * 3584 + 200), "0.jpg 1.jpg 2.jpg", "0.jpg 1.jpg", "cut off"),
     ("tar", "cut between members"): (cut(2 * 3584), "0.jpg 1.jpg 2.jpg", "0.jpg 1.jpg", NO_MEMBER),
@@ -281,7 +284,10 @@ BAD: dict[tuple[str, str], tuple[Make, str, str, str]] = {
     ("parquet", "row too large"): (large, "0.jpg 1.jpg 2.jpg", "0.jpg 2.jpg", TOO_LARGE),
     ("parquet", "no images"): (columns(question=pa.array(["?"])), "0", "", f"{NO_COLUMN} the columns are ['question']"),
     ("parquet", "two columns of images"): (
-        *(columns(a=pa.array([b"a"]), b=pa.array([b"b"])), "0", "", "the columns are ['a', 'b']"),
+        columns(a=pa.array([b"a"]), b=pa.array([b"b"])),
+        "0",
+        "",
+        "the columns are ['a', 'b']",
     ),
 }
 

@@ -131,6 +131,10 @@ def link_to(target: str) -> Callable[[Path], None]:
     return lambda path: path.symlink_to(target)
 
 
+def too_large(path: Path) -> None:
+    path.write_bytes(bytes(2001))
+
+
 def nothing(path: Path) -> None:
     pass
 
@@ -151,10 +155,7 @@ HOSTILE: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "link to a FIFO": ("x.jpg", lambda path: (os.mkfifo(path.with_name("y")), path.symlink_to("y")), DEVICE),
     "device": ("x.jpg", link_to("/dev/zero"), DEVICE),
     "socket": ("x.jpg", unix_socket, "it is a socket; expected a file"),
-    "too large": (
-        *("x.jpg", lambda path: path.write_bytes(bytes(2001))),
-        "it has 2,001 bytes, more than an image may have (the limit is 2,000)",
-    ),
+    "too large": ("x.jpg", too_large, "it has 2,001 bytes, more than an image may have (the limit is 2,000)"),
     "no permission": ("x.jpg", unlocked, "Permission denied"),
     "below a file": ("x.jpg/y.jpg", lambda path: empty(path.parent), "Not a directory"),
     "name too long": ("a" * 300, nothing, "File name too long"),

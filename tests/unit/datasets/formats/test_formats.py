@@ -46,7 +46,8 @@ IN_ORDER = alternating([url("a.jpg"), *parts("Is there text?")], "yes")
 FORMATS: dict[str, tuple[dict[str, Any], Record]] = {
     "llava": ({"id": "1", "image": "a.jpg", "conversations": LLAVA}, about("a.jpg", metadata={"id": "1"})),
     "llava, tag at the end": (
-        *({"image": "a.jpg", "conversations": [HUMAN | {"value": "Is there text?\n<image>"}, GPT]}, about("a.jpg")),
+        {"image": "a.jpg", "conversations": [HUMAN | {"value": "Is there text?\n<image>"}, GPT]},
+        about("a.jpg"),
     ),
     "llava, no tag": ({"image": "a.jpg", "conversations": PLAIN_LLAVA}, about("a.jpg")),
     "llava, text only": ({"conversations": PLAIN_LLAVA}, about()),
@@ -65,7 +66,8 @@ FORMATS: dict[str, tuple[dict[str, Any], Record]] = {
         about("a.jpg", turns=(Turn("Is there\ntext?", "yes"),), metadata={"stage": 1}),
     ),
     "alpaca, history": (
-        *(ALPACA | {"history": [["<image>Is there text?", "yes"]]}, about("a.jpg", turns=TWICE, system="Short.")),
+        ALPACA | {"history": [["<image>Is there text?", "yes"]]},
+        about("a.jpg", turns=TWICE, system="Short."),
     ),
     "alpaca, text only": ({"instruction": "Is there text?", "output": "yes"}, about()),
     "messages": (
@@ -73,21 +75,24 @@ FORMATS: dict[str, tuple[dict[str, Any], Record]] = {
         about("/abs/a.jpg", turns=TWICE),
     ),
     "messages, images as objects": (
-        *({"messages": [USER, ANSWER], "images": [{"bytes": None, "path": "a.jpg"}]}, about("a.jpg")),
+        {"messages": [USER, ANSWER], "images": [{"bytes": None, "path": "a.jpg"}]},
+        about("a.jpg"),
     ),
     "openai, text only": ({"messages": [USER, ANSWER]}, about()),
     "parts": ({"messages": alternating(parts(None, "Is there text?"), parts("yes"))}, about("a.jpg")),
     "parts, several texts, image last": (
-        *({"messages": alternating(parts("Is there", " text?", None), "yes")}, about("a.jpg")),
+        {"messages": alternating(parts("Is there", " text?", None), "yes")},
+        about("a.jpg"),
     ),
     "parts, a word like a tag": (
         {"messages": alternating(parts("What is <image>?"), parts("<image>"))},
         about(turns=(Turn("What is <image>?", "<image>"),)),
     ),
     "parts, images as a key": (
-        *({"messages": alternating(WITH_NULLS, [{"type": "text", "text": "yes", "index": None}]), **A}, about("a.jpg")),
+        {"messages": alternating(WITH_NULLS, [{"type": "text", "text": "yes", "index": None}]), **A},
+        about("a.jpg"),
     ),
-    "openai": (*({"messages": [{"role": "system", "content": "Short."}, *IN_ORDER]}, about("a.jpg", system="Short.")),),
+    "openai": ({"messages": [{"role": "system", "content": "Short."}, *IN_ORDER]}, about("a.jpg", system="Short.")),
     "openai, file URL": (
         {"messages": alternating([url("file:///abs/my%20frame.jpg"), *parts("Is there text?")], "yes")},
         about("/abs/my frame.jpg"),

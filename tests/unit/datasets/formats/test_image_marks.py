@@ -68,9 +68,8 @@ def rows(question: str, image: str = "") -> dict[str, dict[str, Any]]:
 
 @pytest.fixture
 def convert(tmp_path: Path) -> Callable[[dict[str, Any]], Result]:
-    return lambda row: run(
-        *("data", "convert", write_lines(tmp_path / "r.jsonl", row), tmp_path / "out.jsonl", "--overwrite")
-    )
+    words, target = ("data", "convert"), tmp_path / "out.jsonl"
+    return lambda row: run(*words, write_lines(tmp_path / "r.jsonl", row), target, "--overwrite")
 
 
 def only_record(folder: Path) -> tuple[list[str], str]:

@@ -165,7 +165,8 @@ UNUSABLE: dict[str, tuple[dict[str, Any], str]] = {
 for token in CONTROL_TOKENS:
     says = f"`question` contains {token}, a special token of the model"
     UNUSABLE[f"{token} in a question"] = (
-        *(messages(f"Is {token} it?", "A"), "the image mark" if token == "<|image_pad|>" else says),
+        messages(f"Is {token} it?", "A"),
+        "the image mark" if token == "<|image_pad|>" else says,
     )
 UNUSABLE |= {
     "token in an answer": (
