@@ -118,6 +118,13 @@ def test_errors_come_first(look_at):
     assert levels == sorted(levels, key=order.index) and set(levels) == set(order)
 
 
+def test_of_answers_in_several_orders_the_most_frequent_come_first(look_at, finding_of):
+    seldom = [("a.png", "Which hue?", answer) for answer in ("red; pink", "pink; red")]
+    often = [(f"{n}.png", "Which tint?", answer) for n in "abc" for answer in ("red; pink", "pink; red")]
+    items = finding_of(look_at(*seldom, *often), "label-order").items
+    assert [item["question"] for item in items] == ["Which tint?", "Which hue?"]
+
+
 def test_text_only_records_and_several_images_are_counted(look_at):
     text_only = {"images": [], "turns": turns(("What is a polyp?", "a growth"))}
     result = look_at(text_only, {"images": ["a.png", "b.png"], "turns": turns(("Which is larger?", "none"))})
