@@ -103,8 +103,9 @@ docs: $(READY)  ## Build the site in docs/_build/html; a warning or a broken lin
 	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going --conf-dir docs . docs/_build/html
 	@echo "open docs/_build/html/index.html"
 
-docs-pages: $(READY)  ## Write docs/run-file.md and docs/pack.svg from the code again
+docs-pages: $(READY)  ## Write docs/run-file.md, docs/guarantees.md and docs/pack.svg from the code again
 	$(BIN)/python docs/generate_run_file.py
+	$(BIN)/python docs/generate_guarantees.py
 	$(BIN)/python docs/draw_pack.py
 
 clean:  ## Remove the environment and what tools left; keeps data, caches and runs

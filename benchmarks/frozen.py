@@ -30,11 +30,10 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from lookonce.bench.step import VARIANTS, set_up
-from lookonce.bench.synthetic import make_run
+from lookonce.bench.step import VARIANTS, make_run, set_up
 from lookonce.environment import best_device
 from lookonce.run.open import FROM_CACHE, TO_BUILD, OpenRun, open_run
-from lookonce.run.sections.train import UNQUANTISED
+from lookonce.run.sections import UNQUANTISED
 from lookonce.selftest.model import Passes, ieee_float32
 from lookonce.train.data.dataset import DataCollatorForPacks, PackBatchSampler, VQADataset
 from lookonce.train.model.compile import checkpointed

@@ -28,7 +28,7 @@ from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
 from lookonce.run.log_file import Curve, Curves, read_curves
 from lookonce.run.open import TO_BUILD, Needs, open_run
-from lookonce.run.sections.train import UNQUANTISED
+from lookonce.run.sections import UNQUANTISED
 from lookonce.workflow import train
 
 RUN_FILE = Path(__file__).parents[1] / "experiments" / "sample.yaml"

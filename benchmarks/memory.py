@@ -25,11 +25,10 @@ from typing import Any
 
 import torch
 
-from lookonce.bench.step import VARIANTS, set_up
-from lookonce.bench.synthetic import make_run
+from lookonce.bench.step import VARIANTS, make_run, set_up
 from lookonce.errors import TrainingError
 from lookonce.run.open import TO_BUILD, open_run
-from lookonce.run.sections.train import UNQUANTISED
+from lookonce.run.sections import UNQUANTISED
 from lookonce.text import table
 from lookonce.train.data.packing import padded_length
 from lookonce.train.loop.warmup import WarmUp

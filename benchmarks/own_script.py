@@ -2,8 +2,8 @@
 
     python benchmarks/own_script.py --tokenizer Qwen3-VL-tokenizer 2b 8b
 
-Both train the same packs of synthetic images with questions as in Kvasir-VQA, in turns of an epoch each. `trainer` is `PackTrainer` as `lookonce train` sets it up; `loop` reads its packs
-from a DataLoader with worker processes.
+Both train the same packs of synthetic images with questions as in Kvasir-VQA, in turns of an epoch each. `trainer` is
+`PackTrainer` as `lookonce train` sets it up; `loop` reads its packs from a DataLoader with worker processes.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
 from lookonce import DataCollatorForPacks, PackBatchSampler, VQADataset, load_without_tower, pack_loss, packed_attention
-from lookonce.bench.step import VARIANTS, set_up
-from lookonce.bench.synthetic import make_run
+from lookonce.bench.step import VARIANTS, make_run, set_up
 from lookonce.environment import best_device
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.train.model.lora import lora_config

@@ -33,8 +33,7 @@ from torch.profiler import profile
 from transformers import TrainerCallback
 
 from lookonce.bench.flops import matmul_flops_per_second
-from lookonce.bench.step import VARIANTS, flops_of_epoch, set_up
-from lookonce.bench.synthetic import data_folder, make_run
+from lookonce.bench.step import VARIANTS, data_folder, flops_of_epoch, make_run, set_up
 from lookonce.errors import LookonceError
 from lookonce.families.lookup import DEFAULT
 from lookonce.run.open import TO_BUILD, OpenRun, open_run

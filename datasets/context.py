@@ -6,8 +6,7 @@ the questions of a stage remain parallel branches of one prefix. As turns, only 
 an answer of the context may be wrong, and a true one is trained on in its own record.
 
 Only records of an earlier stage give context, and never an answer to a question that the record itself asks. Records
-without images are about nothing in common and have none. Drop-out follows from the seed, the images and the turns of a
-record, so it is the same in every process and every epoch.
+without images are about nothing in common and have none.
 
 The answers of a model, in predictions files, are found by the keys of the images and the text of the question, as two
 runs are compared, so a file serves whatever its paths are. A question that a file answers twice has its first answer;
@@ -17,7 +16,6 @@ image.
 
 from __future__ import annotations
 
-import random
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -58,8 +56,6 @@ class ContextForm(Section):
     """How a summary writes each answer; a semicolon stands between two."""
     template: Same[str] = "Known so far: {answers}\n{question}"
     """How a summary and the question are one text."""
-    dropout: Same[Annotated[float, Field(ge=0, le=1)]] = 0
-    """Share of training records that are trained on without their context, drawn by `train.seed`."""
 
     @field_validator("each", "template")
     @classmethod
@@ -117,20 +113,6 @@ def _with_answers(record: Record, earlier: Iterable[Record], form: ContextForm, 
         if (compared := turn.in_nfc).question not in own:
             turns.setdefault(compared, turn)
     return replace(record, context=form.write(tuple(turns.values()), record.turns[0].question))
-
-
-def without_some(records: Sequence[Record], dropout: float, seed: int, keys_of: KeysOf) -> list[Record]:
-    """The records, of which about this share has lost its context."""
-    return [
-        replace(record, context=None) if record.context and _draw(record, seed, keys_of) < dropout else record
-        for record in records
-    ]
-
-
-def _draw(record: Record, seed: int, keys_of: KeysOf) -> float:
-    """A number from 0 to 1 that follows from the record; a string seed is hashed with sha512."""
-    turns = [(turn.question, turn.answer) for turn in record.turns]
-    return random.Random(f"seed {seed}, context of {keys_of(record)} {turns}").random()
 
 
 def as_shown(text: str, ended: str | None) -> str:

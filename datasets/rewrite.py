@@ -413,7 +413,7 @@ def clean(
     """Write the records of `source` that can be trained on to `target`.
 
     `decode` decodes whole images, not only their headers. `coerce_answers` keeps answers that are numbers or booleans,
-    which a run then reads with `data.coerce_answers: true`.
+    as text.
 
     Raises:
         UsageError: there is no `source`; or `target` exists, has an unknown suffix, is an archive with images of the

@@ -1,6 +1,6 @@
 """Draw pack.svg: five questions about two images, as stock training reads them and as one pack.
 
-The coloured cells are those that the attention law of training allows (`lookonce.train.model.attention`), so the
+The coloured cells are those that the attention of training allows (`lookonce.train.model.attention`), so the
 picture cannot disagree with the code; a test draws it again and compares. Run `python docs/draw_pack.py` to write it.
 """
 

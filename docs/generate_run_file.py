@@ -11,14 +11,13 @@ from typing import Any
 from pydantic_core import PydanticUndefined
 
 from lookonce.run.config import RunFile
-from lookonce.run.sections.context import ContextSection
-from lookonce.run.sections.data import DataSection
+from lookonce.run.sections import ContextSection, DataSection
 from lookonce.settings import OnResume
 
 INTRODUCTION = """\
 # The run file
 
-<!-- Generated from src/lookonce/run/sections/ by docs/generate_run_file.py; edit there. -->
+<!-- Generated from src/lookonce/run/sections.py by docs/generate_run_file.py; edit there. -->
 
 One YAML file describes a run: the model, the data, the cache, the training and the evaluation. Three keys are
 required: `model.path`, `data.train` and `output`. All others are optional.

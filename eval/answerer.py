@@ -184,7 +184,7 @@ class LiveFeatures:
         """The run's cache, if it is built; it may lack any image."""
         opened = self._opened
         is_built = (opened.cache_folder / MANIFEST).exists()
-        return find_cache(opened.run.cache.dir, opened.fingerprint, check=opened.run.cache.check) if is_built else None
+        return find_cache(opened.run.cache.dir, opened.fingerprint) if is_built else None
 
     @cached_property
     def _tower(self) -> Tower:

@@ -1,6 +1,5 @@
 # shellcheck shell=bash
 # The environment that submit.sh, study.sh and all jobs share, with the reason for each setting. Sourced, never run.
-# TF32 is not an environment variable here but a key of the run file: train.tf32.
 
 LOOKONCE_SLURM=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 export LOOKONCE_SLURM # sbatch runs a copy of each script from another folder; the copy finds this one by the variable

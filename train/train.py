@@ -201,12 +201,12 @@ def open_training(
     arguments = training_arguments(run, folder.checkpoints)  # raises for wrong settings before anything is read
     check_can_answer(run, arguments.world_size)
     ranks = Ranks.of(arguments)
-    if not restart:
-        ranks.first_decides(lambda: _check_trains_here(folder))
     stays = not restart and ranks.first_decides(lambda: folder.is_finished and not folder.has_other_length(run))
     needs = replace(TO_TRAIN, writes=not stays, images="hashed" if verify_images else "cached")
     opened = open_run(run, needs, once=ranks.first_decides, timed=startup.timed, notify=notify)
     try:
+        if not restart:
+            ranks.first_decides(lambda: _check_trains_here(folder))
         with startup.timed("hash model and records"):
             identity = ranks.first_decides(lambda: _identity(opened, restart))
         start = ranks.first_decides(lambda: Start.of(opened, identity, resume, restart))

@@ -9,7 +9,7 @@ edited image does not count as done.
 Unusable images are read from what the last build has written and not from the images, so that all ranks of a training,
 on machines that may not have the images, leave out the same records.
 
-Progress (`cache status`) is read from receipts and claims; no process is asked. The rate counts the shards that all
+Progress (`lookonce status`) is read from receipts and claims; no process is asked. The rate counts the shards that all
 workers finished in the last hour, and is 0 if no worker is alive. A worker is slow if it has had its shard for `SLOW`
 times as long as a shard with that number of images takes, by the median of the finished shards.
 """
@@ -35,10 +35,8 @@ from lookonce.cache.store.metadata import (
     Shard,
     extend_plan,
     read_plan,
-    read_quarantine,
     read_receipts,
 )
-from lookonce.cache.store.reader import Index
 from lookonce.claim_file import EXPIRY_S
 from lookonce.datasets.images import ImageIndex, Stamp, is_gone, stamps
 from lookonce.text import duration, rows, size, table
@@ -202,25 +200,6 @@ def index_from_plan(plan: Plan, paths: Iterable[Path], *, without_files: bool = 
         stamp_of=stamp_of,
         former={key: path for key, path in former.items() if key not in path_of},
     )
-
-
-def unusable_images(folder: Path, fingerprint: str, files: Iterable[Path]) -> dict[Path, str]:
-    """Why the cache in `folder` lacks the features of some of these files; none before the first build.
-
-    Raises:
-        CacheCorrupt: the plan or a receipt is damaged.
-    """
-    if not (folder / MANIFEST).exists():
-        return {}
-    failed, planned, unread = Index.open(folder, fingerprint).failed, read_plan(folder).files(), read_quarantine(folder)
-    found: dict[Path, str] = {}
-    for file in files:
-        key = planned[str(file)][0] if str(file) in planned else ""
-        if key in failed:
-            found[file] = failed[key].reason
-        elif not key and str(file) in unread:
-            found[file] = unread[str(file)]
-    return found
 
 
 @dataclass(frozen=True)

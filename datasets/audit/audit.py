@@ -364,7 +364,7 @@ def find_malformed(corpus: Corpus) -> list[Finding]:
     notes = [{"note": file.note} for file in corpus.files if file.note]
     found += findings_from("columns", "note", notes, "columns of bytes are left out", lambda item: str(item["note"]))
     coerced = sum(file.num_coerced for file in corpus.files)
-    says = f"{count(coerced, 'answer')} read from numbers or booleans, as `data.coerce_answers: true` does in a run"
+    says = f"{count(coerced, 'answer')} read from numbers or booleans, as `lookonce data convert --coerce-answers` does"
     return found + ([Finding("coerced-answers", "note", coerced, says)] if coerced else [])
 
 

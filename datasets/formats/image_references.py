@@ -170,7 +170,7 @@ class Finder:
         if not self.coerce:
             raise RecordsError(
                 f"{origin}: `{key}` must be text that is not empty, got {json.dumps(value)}; put it into quotes, or "
-                "set `data.coerce_answers: true` in the run file, which reads numbers and booleans as text"
+                "let this write it as text: lookonce data convert RECORDS OUT --coerce-answers"
             )
         self.num_coerced += 1
         return json.dumps(value)

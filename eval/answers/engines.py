@@ -136,6 +136,8 @@ def _greedy_only(model: Any, tokenizer: Any, max_new_tokens: int) -> Iterator[No
         base.generation_config = before
 
 
+BATCH_SIZE = 16
+"""Questions that `generate` answers together."""
 MIN_COMPILED = 500
 """Questions from which on passes are compiled and captured on a GPU, which takes about 12 seconds."""
 CPU_PACK = 1024
@@ -178,8 +180,7 @@ class Generate(Engine):
 
     def plan(self, dialogues: Sequence[Dialogue]) -> list[list[int]]:
         order = sorted(range(len(dialogues)), key=lambda number: dialogues[number].first.num_tokens)
-        size = self.opened.run.eval.batch_size
-        return [order[start : start + size] for start in range(0, len(order), size)]
+        return [order[start : start + BATCH_SIZE] for start in range(0, len(order), BATCH_SIZE)]
 
     def stream(self, model: Any, batches: Sequence[Sequence[Dialogue]], notify: Notify = quiet) -> Iterator[Answers]:
         run, tokenizer = self.opened.run, self.opened.chat_tokenizer.tokenizer

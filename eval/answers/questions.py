@@ -266,7 +266,7 @@ class BlankImages:
             return {grid: encode(grid) for grid in sorted(set(self._grids.values()))}
 
 
-NOT_OF_ANSWERS = {"split", "staged", "every", "max_questions", "frozen"}
+NOT_OF_ANSWERS = {"split", "staged", "every", "max_questions"}
 """Keys of `eval` that answers do not depend on, or that their identity has in another form."""
 
 
@@ -462,7 +462,7 @@ class Questions:
         }
         if form := run.data.context:
             stages = [form.stage_of(record) for record, _ in self.asked]
-            settings["context"] = [self.staged, form.model_dump(exclude={"answers", "dropout"}), stages]
+            settings["context"] = [self.staged, form.model_dump(exclude={"answers"}), stages]
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
         for example in self.examples:
             digest.update(repr((example.token_ids.tobytes(), example.image_keys)).encode())

@@ -1,6 +1,6 @@
 """The command line: the group of all commands, and how errors become messages and exit codes.
 
-The commands are in `commands`, one module each, which is imported when its command is asked for. Data goes to stdout,
+The commands are in `commands`, whose modules are imported when a command of theirs is asked for. Data goes to stdout,
 everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 75 stopped by a signal, 130 interrupted by
 Ctrl-C. Commands import what they need when they run, so that help needs no torch.
 """
@@ -25,13 +25,20 @@ from lookonce.signals import RESUME, exit_on_signal
 from lookonce.text import printable
 from lookonce.version import __version__
 
-COMMANDS = {
-    name: f"lookonce.commands.{name}:{name}"
-    for name in (
-        *("adapter", "ask", "bench", "cache", "check", "compare", "completion", "data", "export", "fetch", "init"),
-        *("predict", "report", "sample", "selftest", "status", "study", "train"),
-    )
-} | {"eval": "lookonce.commands.evaluate:evaluate"}
+MODULES = {
+    "adapter": ("adapter",),
+    "cache": ("cache",),
+    "compare": ("compare",),
+    "data": ("data",),
+    "evaluate": ("ask", "export", "predict"),
+    "prepare": ("check", "fetch", "init", "sample"),
+    "report": ("report",),
+    "study": ("study",),
+    "train": ("bench", "selftest", "status", "train"),
+}
+COMMANDS = {name: f"lookonce.commands.{module}:{name}" for module, names in MODULES.items() for name in names} | {
+    "eval": "lookonce.commands.evaluate:evaluate"
+}
 """The module and the name of each command in it."""
 RESUMABLE = (
     ("adapter", "merge"),

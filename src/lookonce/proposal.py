@@ -34,8 +34,7 @@ from lookonce.files import create_text, write_text
 from lookonce.hub import locate
 from lookonce.run.config import RunFile
 from lookonce.run.records import read_split
-from lookonce.run.sections.batch import BatchSection
-from lookonce.run.sections.train import UNQUANTISED
+from lookonce.run.sections import UNQUANTISED, BatchSection
 from lookonce.settings import explain
 from lookonce.text import count, rows, shell, size
 from lookonce.train.data.token_stats import TokenCounter

@@ -70,32 +70,27 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _blank_is_default(cls, values: Any) -> Any:
-        """A key without a value means its default, unless the key may be null."""
-        if not isinstance(values, dict):
-            return values
-        blank = {name for name, value in values.items() if value is None and name in cls.model_fields}
-        may_be_null = {name for name in blank if type(None) in get_args(cls.model_fields[name].annotation)}
-        return {
-            name: as_list(value) if _takes_only_a_list(cls, name) else value
-            for name, value in values.items()
-            if name not in blank - may_be_null
-        }
+    def _reads_values(cls, values: Any) -> Any:
+        """A key without a value means its default, unless the key may be null.
 
-    @model_validator(mode="before")
-    @classmethod
-    def _checks_kinds(cls, values: Any) -> Any:
-        """Refuse what pydantic lets pass: `true` as a number, which Python counts as 1, and NUL characters."""
+        What pydantic lets pass is refused: `true` as a number, which Python counts as 1, and NUL characters.
+        """
         if not isinstance(values, dict):
             return values
-        wrong: list[InitErrorDetails] = []
-        for name in values.keys() & cls.model_fields.keys():
-            value = as_list(values[name]) if _takes_only_a_list(cls, name) else values[name]
-            if problem := _wrong_kind(value, cls.model_fields[name].annotation):
-                wrong.append({"type": PydanticCustomError("kind", problem), "loc": (name,), "input": values[name]})
+        found, wrong = {}, list[InitErrorDetails]()
+        for name, value in values.items():
+            if field := cls.model_fields.get(name):
+                if value is None and type(None) not in get_args(field.annotation):
+                    continue
+                kinds = {get_origin(kind) or kind for kind, _ in _alternatives(field.annotation, ())}
+                value = as_list(value) if list in kinds and kinds <= {list, type(None)} else value
+                if problem := _wrong_kind(value, field.annotation):
+                    error = PydanticCustomError("kind", problem)
+                    wrong.append({"type": error, "loc": (name,), "input": values[name]})
+            found[name] = value
         if wrong:
             raise ValidationError.from_exception_data(cls.__name__, wrong)
-        return values
+        return found
 
 
 def _wrong_kind(value: Any, annotation: Any) -> LiteralString | None:
@@ -115,12 +110,6 @@ def _wrong_kind(value: Any, annotation: Any) -> LiteralString | None:
 def as_list(value: Any) -> Any:
     """One value as a list of one."""
     return [value] if isinstance(value, SCALARS) else value
-
-
-def _takes_only_a_list(section: type[BaseModel], name: str) -> bool:
-    field = section.model_fields.get(name)
-    kinds = {get_origin(kind) or kind for kind, _ in _alternatives(field.annotation, ())} if field else set()
-    return list in kinds and kinds <= {list, type(None)}
 
 
 def read_settings(
@@ -275,6 +264,8 @@ def explain(problem: Any, kind: type[BaseModel]) -> str:
     location = [str(part) for part in problem["loc"]]
     name = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", ".".join(location))
     if problem["type"] == "extra_forbidden":
+        if name in (removed := getattr(kind, "removed", {})):
+            return f"{name}: this key was removed; {removed[name]}"
         keys = _keys(kind, location[:-1])
         near = difflib.get_close_matches(location[-1], keys, n=1, cutoff=0.5)
         hint = f"; did you mean `{near[0]}`?" if near else f"; known keys: {', '.join(keys)}" if keys else ""

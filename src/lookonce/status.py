@@ -36,12 +36,11 @@ from lookonce.errors import ImageError, RunFolderError
 from lookonce.eval.answers.files import unfinished
 from lookonce.eval.scores.metrics import read_metrics
 from lookonce.eval.scores.prediction import Score
-from lookonce.run.claim import find_trainer
 from lookonce.run.config import LENGTH, RunFile
-from lookonce.run.folder import RunFolder, TrainedElsewhere
+from lookonce.run.folder import RunFolder, TrainedElsewhere, find_trainer
+from lookonce.run.log_file import read_progress
 from lookonce.run.open import Needs, OpenRun, open_run, records_identity
-from lookonce.run.progress_file import read_progress
-from lookonce.run.records import UNUSABLE_ADVICE, find_unusable, leave_out_unusable, without_fold
+from lookonce.run.records import UNUSABLE_ADVICE, without_fold
 from lookonce.run.start_adapter import start_identity
 from lookonce.summary import Summary, question_of
 from lookonce.text import count, duration, rows, shell, size
@@ -240,19 +239,11 @@ class State:
         """The state as one line of a log."""
         return "; ".join([self.cache.line(), self.training.line(), f"evaluation {self._score()}"])
 
-    def row(self) -> tuple[str, ...]:
-        """The state as a row of a table of runs, under `HEADER`."""
-        missing = ", ".join(self.missing()) or "nothing"
-        return str(self.output), self.cache.short(), self.training.short(), self._score(), missing
-
     def _score(self) -> str:
         if score := self.scores.get(self.split):
             return f"{score.exact_match:.1%} (majority {score.majority:.1%})"
         answered = self.unfinished.get(self.split)
         return "{:,} of {:,} answered".format(*answered) if answered else "not yet"
-
-
-HEADER = ("run", "cache", "training", "exact match", "missing")
 
 
 NUM_PROBED = 64
@@ -291,9 +282,7 @@ class RunStatus:
         images, covers = self._images(plan)
         cache = find_cache_phase(opened, images, plan, covers)
         notes = [*opened.notes]
-        unusable = find_unusable(run, opened.cache_folder, opened.fingerprint.sha256, opened.records)
-        records = leave_out_unusable(opened.records, unusable, notes.append)
-        records = without_fold(run, records, images, notes.append)
+        records = without_fold(run, opened.records, images, notes.append)
         conflict = _conflict(opened, records, images, cache.is_planned)
         training = TrainingPhase("another run") if conflict else find_training(folder, run.cache.claim_s)
         scores = {} if conflict else find_scores(folder, split)
@@ -306,7 +295,7 @@ class RunStatus:
             split=split,
             is_trained=folder.trained.exists() and not conflict,
             is_evaluated=split in scores or not (conflict or records[split]),
-            notes=[*conflict, *notes, *_problems(cache, images, run.data.skip_unusable)],
+            notes=[*conflict, *notes, *_problems(cache, images)],
             logs=list(_logs(cache, training)),
         )
 
@@ -427,15 +416,13 @@ def find_unfinished(folder: RunFolder, records: Mapping[str, Sequence[Record]]) 
     }
 
 
-def _problems(cache: CachePhase, images: ImageIndex, skips: bool) -> Iterator[str]:
-    """What a user has to fix before training, without unusable images if training `skips` their records."""
+def _problems(cache: CachePhase, images: ImageIndex) -> Iterator[str]:
+    """What a user has to fix before training."""
     if cache.lost:
         yield (
             f"{count(len(cache.lost), 'finished shard')} of {cache.report.folder} have no files, the first is "
             f"{cache.lost[0]}; run: {REPAIR_COMMAND}"
         )
-    if skips:
-        return
     advice = f"training needs all images: {UNUSABLE_ADVICE}"
     if images.unusable:
         number, reason = count(len(images.unusable), "image"), next(iter(images.unusable.values()))

@@ -74,6 +74,9 @@ def gradients(model, batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     return loss.detach(), {name: weight.grad for name, weight in tuned.named_parameters() if weight.requires_grad}
 
 
+@pytest.mark.guarantee(
+    "In a script of one's own, batches and packs have the same loss and gradients as the stock model with its tower."
+)
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_batch_of_rows_has_the_loss_and_gradients_of_the_stock_model_with_its_tower(sample, records, cache, replaced):
     dataset = VQADataset(records, cache, sample / "model")
@@ -200,6 +203,9 @@ def test_the_signatures_are_those_that_were_promised():
     assert found == SIGNATURES.split("\n")[1:-1]
 
 
+@pytest.mark.guarantee(
+    "In a script of one's own, batches and packs have the same loss and gradients as the stock model with its tower."
+)
 def test_the_packs_of_a_step_have_the_loss_and_gradients_of_the_stock_model_on_the_whole_step(sample, records, cache):
     """Whichever order the packs have, and however many they are."""
     dataset = VQADataset(records, cache, sample / "model")
@@ -275,6 +281,9 @@ def assert_is_adapter_of(tuned, trained) -> None:
     assert mine.keys() == trained.keys() and all(torch.equal(mine[name], trained[name]) for name in trained)
 
 
+@pytest.mark.guarantee(
+    "A training loop of one's own, on the public pieces, ends with the adapter of `lookonce train`, bit for bit."
+)
 @pytest.mark.parametrize("captured", [False, True])
 def test_a_loop_of_ones_own_ends_with_the_adapter_of_lookonce_train_bit_for_bit(sample, built, trained, captured):
     """Both are made of the same pieces; without a GPU, captured passes run again on the inputs of the capture."""
@@ -304,6 +313,9 @@ def arguments(folder, **options: Any) -> TrainingArguments:
     return TrainingArguments(str(folder), **fixed | {"max_steps": NUM_STEPS, "seed": 0, "use_cpu": True} | options)
 
 
+@pytest.mark.guarantee(
+    "A training loop of one's own, on the public pieces, ends with the adapter of `lookonce train`, bit for bit."
+)
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
 def test_pack_trainer_ends_with_the_adapter_of_lookonce_train_bit_for_bit(sample, built, trained, tmp_path):
     """Also where it continues from a checkpoint, and validates."""

@@ -141,6 +141,9 @@ def first_step(trainer: Trainer) -> tuple[float, Gradients]:
     return trainer.train().training_loss, keeps.gradients
 
 
+@pytest.mark.guarantee(
+    "In a script of one's own, batches and packs have the same loss and gradients as the stock model with its tower."
+)
 @pytest.mark.parametrize("batch_size", [8, 2], ids=["one batch", "accumulated"])
 @pytest.mark.parametrize("make", [stock_trainer, sft_trainer])
 def test_the_first_step_has_the_loss_and_gradients_of_the_stock_model_with_its_tower(

@@ -108,7 +108,7 @@ def test_scripts_for_slurm_are_installed_and_find_the_command(installed: Path, t
 
 def test_bash_completes_commands(installed: Path, tmp_path: Path):
     script = """
-    eval "$(lookonce completion bash)"
+    eval "$(_LOOKONCE_COMPLETE=bash_source lookonce)"
     COMP_WORDS=(lookonce cache b) COMP_CWORD=2
     _lookonce_completion lookonce
     echo "${COMPREPLY[@]}"; complete -p lookonce

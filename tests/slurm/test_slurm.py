@@ -15,6 +15,11 @@ from typing import Any
 import pytest
 import yaml
 
+SAME_RESULT = pytest.mark.guarantee(
+    "A cache build and a training that meet their time limit under Slurm, are requeued, preempted or lose a "
+    "node end with the same features and adapter."
+)
+
 ONE, TWO = "127.0.1.1", "127.0.1.2"
 TWO_NODES = "--nodes=2 --ntasks-per-node=1"
 Make = Callable[..., Any]
@@ -130,6 +135,7 @@ def test_after_failures_the_same_command_builds_only_what_is_missing(
     assert project.has_features_of(undisturbed)
 
 
+@SAME_RESULT
 def test_the_last_task_of_an_array_is_requeued_alone(make_project: Make, slurm: Slurm, undisturbed: Project):
     """Its SLURM_JOB_ID is that of the whole array."""
     project = make_project("last", like=undisturbed).empty()
@@ -146,6 +152,7 @@ def test_the_last_task_of_an_array_is_requeued_alone(make_project: Make, slurm: 
     assert project.has_features_of(undisturbed)
 
 
+@SAME_RESULT
 def test_after_a_node_failure_its_task_continues_beside_the_old_process(
     make_project: Make, slurm: Slurm, undisturbed: Project
 ):
@@ -169,6 +176,7 @@ def test_after_a_node_failure_its_task_continues_beside_the_old_process(
     assert project.has_features_of(undisturbed)
 
 
+@SAME_RESULT
 def test_a_training_on_two_nodes_is_preempted_and_resumes(
     make_project: Make, slurm: Slurm, undisturbed: Project, on_two_nodes: tuple[Project, str]
 ):
@@ -222,6 +230,7 @@ def test_a_study_on_a_node_is_requeued_until_nothing_is_missing(make_project: Ma
     assert "resuming from checkpoint-" in text(output / "logs" / "a-1.log")
 
 
+@SAME_RESULT
 def test_at_a_real_time_limit_cache_and_training_stop_resume_and_give_the_same_result(slurm: Slurm, limited: Limited):
     slurm.wait(limited.cache_job, limited.train_job)
     for project, kind, job in (

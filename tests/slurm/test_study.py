@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import yaml
 
 ARMS = {
@@ -27,6 +28,10 @@ def submit(project: Project) -> tuple[str, dict[str, str]]:
     return done.stdout, {name or kind: job for kind, job, name in lines}
 
 
+@pytest.mark.guarantee(
+    "A failed run of a study under Slurm stops only the runs that need it, and the same command submits only "
+    "what is missing."
+)
 def test_a_study_is_a_job_a_run_and_only_what_is_missing_is_submitted_again(
     make_project: Make, slurm: Slurm, undisturbed: Project
 ):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections import BatchSection
 from lookonce.selftest.model import Outcome, Passes, Questions, make_sampler
 from lookonce.train.data.batches import CPU, Batch
 from lookonce.train.data.dataset import DataCollatorForPacks, PackBatchSampler, VQADataset

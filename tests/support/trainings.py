@@ -18,7 +18,7 @@ from lookonce.datasets.images import image_size
 from lookonce.datasets.records import Record, Turn, read_records
 from lookonce.run.config import RunFile
 from lookonce.run.open import OpenRun
-from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections import BatchSection
 from lookonce.selftest.model import ieee_float32
 from lookonce.train.data.batches import Batch
 from lookonce.train.model.attention import PackMask

@@ -21,6 +21,10 @@ from lookonce.version import __version__
 
 MAX_WORDS = 700
 """The longest that the README may be."""
+MAX_ARCHITECTURE = 12_000
+"""The most bytes that ARCHITECTURE.md may have."""
+MAX_GLOSSARY = 20
+"""The most words that need an explanation of their own."""
 FENCE = re.compile(r"^( *)(```+|~~~+)(.*?)^\1\2[ \t]*$", re.M | re.S)
 INLINE_CODE = re.compile(r"(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.S)
 LINK = re.compile(r"\]\(\s*<?([^()\s>]+(?:\([^()\s]*\)[^()\s>]*)?)>?(?:\s+\"[^\"]*\")?\s*\)")
@@ -98,6 +102,11 @@ def test_every_guide_is_named_in_the_index(root):
     assert {name for name in guides if not re.search(rf"^{name}$", index, re.M)} == set()
 
 
+def test_architecture_and_glossary_are_short(root):
+    assert (root / "ARCHITECTURE.md").stat().st_size <= MAX_ARCHITECTURE
+    assert len(re.findall(r"^\| \*\*", (root / "docs" / "glossary.md").read_text(), re.M)) <= MAX_GLOSSARY
+
+
 def test_the_tree_in_architecture_is_the_repository(root):
     text = (root / "ARCHITECTURE.md").read_text()
     tree = re.search(r"```\n(src/.*?)```", text, re.S).group(1)
@@ -153,7 +162,7 @@ def test_all_pages_have_one_time_for_an_epoch(root):
         assert rows and epoch in rows[0], page
 
 
-def test_the_picture_is_what_the_attention_law_draws(root):
+def test_the_picture_is_what_the_attention_of_training_draws(root):
     drawn = load_script(root, "draw_pack").drawing()
     assert (root / "docs" / "pack.svg").read_text() == drawn, "run: make docs-pages"
     assert "<title" in drawn and "<desc" in drawn
@@ -162,6 +171,26 @@ def test_the_picture_is_what_the_attention_law_draws(root):
 def test_the_page_of_the_run_file_is_what_the_schema_says(root):
     page = load_script(root, "generate_run_file").page()
     assert (root / "docs" / "run-file.md").read_text() == page, "run: make docs-pages"
+
+
+def test_the_page_of_guarantees_is_what_the_markers_of_the_tests_say(root):
+    guarantees = load_script(root, "generate_guarantees")
+    page = guarantees.page(root)
+    before = (root / "docs" / "guarantees.md").read_text()
+    assert guarantees.lost(before, page) == [], "a guarantee of the page has no test any more"
+    assert before == page, "run: make docs-pages"
+
+
+def test_a_guarantee_whose_marker_is_gone_is_noticed(root, monkeypatch):
+    guarantees = load_script(root, "generate_guarantees")
+    before = (root / "docs" / "guarantees.md").read_text()
+    lost = "Shards are plain safetensors files."
+    markers = guarantees.marked
+    monkeypatch.setattr(guarantees, "marked", lambda source: [one for one in markers(source) if one != lost])
+    assert guarantees.lost(before, guarantees.page(root)) == [lost]
+    with pytest.raises(SystemExit, match=lost):
+        guarantees.main()
+    assert (root / "docs" / "guarantees.md").read_text() == before
 
 
 def test_every_key_of_the_run_file_has_a_meaning():

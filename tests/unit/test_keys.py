@@ -41,11 +41,13 @@ NUMBERS = [
 ]
 
 
+@pytest.mark.guarantee("Every number in a file or an option has a lowest and a highest value.")
 def test_every_number_in_a_file_has_both_ends():
-    assert len(NUMBERS) > 40
+    assert len(NUMBERS) > 30
     assert [number for number in NUMBERS if None in number[3:]] == []
 
 
+@pytest.mark.guarantee("Every number in a file or an option has a lowest and a highest value.")
 def test_every_number_on_the_command_line_has_both_ends():
     numbers = {
         f"{name} {parameter.opts[0]}": parameter.type
@@ -53,7 +55,7 @@ def test_every_number_on_the_command_line_has_both_ends():
         for parameter in command.params
         if isinstance(parameter.type, click.types.IntParamType | click.types.FloatParamType)
     }
-    assert len(numbers) > 20
+    assert len(numbers) > 15
     assert [name for name, kind in numbers.items() if getattr(kind, "min", None) is None] == []
     assert [name for name, kind in numbers.items() if getattr(kind, "max", None) is None] == []
     for name, kind in numbers.items():
@@ -105,7 +107,6 @@ def test_a_number_that_the_code_cannot_take_is_refused_with_its_range(tmp_path, 
         ("batch.order={by: stage, lessons: [1, 1.0e+400]}", "batch.order"),
         ("batch.order={by: stage, lessons: [.inf]}", "batch.order"),
         ("data.context={by: stage, order: [1, 99999999999999999999]}", "data.context.order"),
-        ("data.context={by: stage, order: [1, 2], dropout: .nan}", "data.context.dropout"),
         ("data.held_out={fold: 1, of: 10000000}", "data.held_out.of"),
         ("train.scheduler_args={num_cycles: .inf}", "train.scheduler_args.num_cycles"),
         ("train.scheduler_args={num_cycles: 1e300}", "train.scheduler_args.num_cycles"),
@@ -245,4 +246,4 @@ def test_the_number_of_commands_options_and_keys_is_what_was_decided():
     """Each is something that users read and we keep: a new one is a decision, which changes this number."""
     found = [command for _, command in leaves()]
     options = [one for command in found for one in command.params if isinstance(one, click.Option)]
-    assert (len(found), len(options), len(keys())) == (40, 208, 85)
+    assert (len(found), len(options), len(keys())) == (35, 172, 72)

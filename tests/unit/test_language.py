@@ -1,4 +1,4 @@
-"""Guard of the project's words: plain technical English, one meaning a word (the glossary is in ARCHITECTURE.md)."""
+"""Guard of the project's words: plain technical English, one meaning a word."""
 
 from __future__ import annotations
 

@@ -29,6 +29,7 @@ def proposed(**changes) -> dict[str, Proposal]:
     return {one.key: one for one in propose(replace(FACTS, **changes))}
 
 
+@pytest.mark.guarantee("The proposed packs equal those of the documented table of GPU memory.")
 @pytest.mark.parametrize(
     ("model", "gpu_gb", "tokens", "checkpointing", "frozen"),
     [

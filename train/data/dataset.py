@@ -31,7 +31,7 @@ from lookonce.datasets.images import bytes_key, image_key
 from lookonce.datasets.records import Record
 from lookonce.errors import FeaturesMissing, RecordsError, UsageError
 from lookonce.hub import locate
-from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections import BatchSection
 from lookonce.text import shown
 from lookonce.train.data.batches import (
     CPU,

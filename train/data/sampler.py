@@ -38,7 +38,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count, islice, takewhile
 
-from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections import BatchSection
 from lookonce.train.data.packing import Group, Pack, group_examples, nested, pack_step, row_batches
 from lookonce.train.data.tokenize import Example
 

@@ -5,8 +5,8 @@ packing.py, sampler.py). That needs only a model's tokenizer and the settings of
 follow from its size, so no pixel is decoded. Equal texts are tokenized once, however many images they belong to: 8,786
 real questions take half a second instead of four.
 
-The size of a missing image is unknown. Such an image counts `assumed` tokens if that is given, else none, and the
-report says which. Padding is not counted, neither of rows nor of packs to whole blocks.
+The size of a missing image is unknown. Such an image counts no tokens, and the report says how many there are. Padding
+is not counted, neither of rows nor of packs to whole blocks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lookonce.datasets.audit.report import Section
 from lookonce.datasets.records import Context, Record, Turn
 from lookonce.errors import ModelError, RecordsError
 from lookonce.families.lookup import DEFAULT, family_in
-from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections import BatchSection
 from lookonce.text import count, table
 from lookonce.train.data.sampler import Sampler
 from lookonce.train.data.tokenize import ChatTokenizer, Example
@@ -104,8 +104,6 @@ class TokenStats:
     """How many distinct images have a given number of tokens; images of unknown size are left out."""
     num_unknown: int
     """Images whose size is unknown, or is refused by the image processor."""
-    assumed: int | None
-    """Number of tokens that each image of unknown size counts."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -115,7 +113,6 @@ class TokenStats:
             "image_tokens": asdict(Distribution.of(self.image_tokens))
             | {"images": {str(number): images for number, images in sorted(self.image_tokens.items())}},
             "num_unknown_images": self.num_unknown,
-            "assumed_image_tokens": self.assumed,
         }
 
 
@@ -155,16 +152,14 @@ class TokenCounter:
         return self.chat_tokenizer.example(record, [""] * num_images, [(1, 1, 1)] * num_images)
 
 
-def count_tokens(
-    corpus: Corpus, counter: TokenCounter, tokenizer: str, batch: BatchSection, assumed: int | None = None
-) -> TokenStats:
-    """The token counts of each file. `assumed` is the number of tokens of an image of unknown size."""
+def count_tokens(corpus: Corpus, counter: TokenCounter, tokenizer: str, batch: BatchSection) -> TokenStats:
+    """The token counts of each file."""
     known = {image.key: planned_tokens(counter.processor, image.size) for image in corpus.images.values() if image.size}
     known = {key: number for key, number in known.items() if number}
     images = {corpus.identity(path) for path in corpus.images}
 
     def tokens_of(key: str) -> int:
-        return known.get(key, assumed or 0)
+        return known.get(key, 0)
 
     return TokenStats(
         tokenizer,
@@ -172,7 +167,6 @@ def count_tokens(
         tuple(_file_tokens(file, corpus, counter, batch, tokens_of) for file in corpus.files),
         Counter(known.values()),
         len(images - known.keys()),
-        assumed,
     )
 
 
@@ -265,10 +259,7 @@ def unknown_sizes(stats: TokenStats) -> str:
     """How images of unknown size were counted; empty if there are none."""
     if not stats.num_unknown:
         return ""
-    images = f"{count(stats.num_unknown, 'image')} of unknown size"
-    if stats.assumed is None:
-        return f"{images} counted as no tokens, so only text is counted; set their tokens with `--image-tokens 400`"
-    return f"{images} counted as {stats.assumed:,} tokens each (`--image-tokens`)"
+    return f"{count(stats.num_unknown, 'image')} of unknown size counted as no tokens"
 
 
 def _tables(stats: TokenStats) -> list[Table]:

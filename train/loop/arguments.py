@@ -23,10 +23,11 @@ from transformers.trainer_utils import SchedulerType
 
 from lookonce.errors import UsageError
 from lookonce.run.config import RunFile
-from lookonce.run.sections.train import TrainSection
+from lookonce.run.folder import NUM_CHECKPOINTS
+from lookonce.run.sections import TrainSection
 from lookonce.text import first_line
 from lookonce.train.loop.trackers import check_trackers
-from lookonce.train.model.frozen import check_run
+from lookonce.train.model.frozen import check_frozen
 
 NUM_WARMUP, NUM_STEPS = 10, 1000
 """The length of the schedule that is tried; the real one is known once the records are read."""
@@ -111,7 +112,7 @@ def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> Training
         UsageError: hardware or a library that the settings need is missing, or Trainer does not know a name.
     """
     check_trackers(run.train.track)
-    check_run(run)
+    check_frozen(run.train.frozen, "train.frozen")
     options, on_gpu = run.train, torch.cuda.is_available()
     if options.precision == "fp16" and not on_gpu:
         raise UsageError("train.precision: fp16 needs a GPU, and this machine has none; use bf16 or fp32")
@@ -130,11 +131,12 @@ def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> Training
         "lr_scheduler_kwargs": dict(options.scheduler_args),
         "warmup_steps": options.warmup,
         "optim": options.optimizer,
-        "weight_decay": options.weight_decay,
         "max_grad_norm": options.max_grad_norm,
         "bf16": options.precision == "bf16",
         "fp16": options.precision == "fp16",
-        "tf32": options.tf32 if on_gpu and torch.cuda.get_device_capability() >= TF32_CAPABILITY else None,
+        "tf32": options.precision != "fp32"
+        if on_gpu and torch.cuda.get_device_capability() >= TF32_CAPABILITY
+        else None,
         "use_cpu": not on_gpu,
         "ddp_find_unused_parameters": False,
         "ddp_broadcast_buffers": False,
@@ -145,7 +147,7 @@ def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> Training
         "eval_steps": options.eval_steps,
         "save_strategy": "epoch" if options.save_steps is None else "steps",
         "save_steps": options.save_steps or 500,
-        "save_total_limit": options.save_total_limit,
+        "save_total_limit": NUM_CHECKPOINTS,
         "load_best_model_at_end": options.best == "loss",
         "metric_for_best_model": options.best,
         "seed": options.seed,

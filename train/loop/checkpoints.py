@@ -36,9 +36,8 @@ from lookonce.cache.store.claims import leftovers, note_use
 from lookonce.disk_space import full_disk_named
 from lookonce.errors import RunFolderError, TrainingError
 from lookonce.files import flush, flush_files, hash_file, read_json, write_json
-from lookonce.run.claim import RunClaim
 from lookonce.run.config import LENGTH, RunFile
-from lookonce.run.folder import AGAIN, CHECKSUMS, STATE, RunFolder, Trained, is_complete, step_of
+from lookonce.run.folder import AGAIN, CHECKSUMS, STATE, RunClaim, RunFolder, Trained, is_complete, step_of
 from lookonce.run.open import OpenRun
 from lookonce.run.start_adapter import check_same_model, find_start
 from lookonce.text import Notify, count, listed, quiet, shown

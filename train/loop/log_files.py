@@ -40,8 +40,7 @@ from lookonce.errors import Stopped, TrainingError
 from lookonce.files import write_json, write_text
 from lookonce.plots import Line, Panel
 from lookonce.run.folder import RunFolder
-from lookonce.run.log_file import Curves, read_curves, read_lines, smoothed
-from lookonce.run.progress_file import End, Progress
+from lookonce.run.log_file import Curves, End, Progress, read_curves, read_lines, smoothed
 from lookonce.text import count, duration, first_line
 
 MUCH_WAITING = 0.05
@@ -144,8 +143,8 @@ class MetricsLog(TrainerCallback):
             self._has_notified = True
             tqdm.write(
                 f"training waits {measured['wait_share']:.0%} of its time for features, which are read at "
-                f"{measured['read_mb_per_second']:,.0f} MB/s; keep them in memory (train.host_cache_gb) or on a "
-                "faster disk (lookonce cache stage, cache.stage)",
+                f"{measured['read_mb_per_second']:,.0f} MB/s; copy them to a faster "
+                "disk (lookonce cache stage, cache.stage)",
                 file=sys.stderr,
             )
 

@@ -59,7 +59,6 @@ def make_trainer(
             captured=options.train.cuda_graphs,
             flex=options.train.flex_attention,
             checkpointing=options.train.gradient_checkpointing,
-            num_ahead=options.train.prefetch,
         )
     trainer.startup, trainer.compile_cache = startup, compile_cache(opened, startup.notify)
     trainer.memory_hint = memory_hint(options, model.config)

@@ -45,7 +45,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from lookonce.errors import TrainingError, UsageError
 from lookonce.run.config import RunFile
 from lookonce.run.folder import step_of
-from lookonce.run.sections.train import Checkpointing
+from lookonce.run.sections import Checkpointing
 from lookonce.run.startup import Startup
 from lookonce.text import quiet
 from lookonce.train.data.batches import Batch, Prefetcher

@@ -72,7 +72,7 @@ from lookonce.errors import ModelError
 from lookonce.families.family import Family
 from lookonce.families.lookup import family_of
 from lookonce.files import atomic_write, open_regular
-from lookonce.run.sections.train import Checkpointing
+from lookonce.run.sections import Checkpointing
 from lookonce.text import Notify, first_line, size
 from lookonce.train.model.attention import NAME
 from lookonce.train.model.linear_attention import states_of_branches
@@ -354,7 +354,7 @@ class CompileCache:
         try:
             self._write(content)
         except OSError as error:
-            self._notify(f"compiled code is not kept in {self._folder} ({error.strerror}); see train.compile_cache")
+            self._notify(f"compiled code is not kept in {self._folder} ({error.strerror}); it lies in `cache.dir`")
 
     def _write(self, content: bytes) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -40,7 +40,7 @@ from lookonce.environment import best_device
 from lookonce.errors import UsageError
 from lookonce.families.lookup import FAMILIES
 from lookonce.run.config import RunFile
-from lookonce.run.sections.train import UNQUANTISED
+from lookonce.run.sections import UNQUANTISED
 
 FP8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FP8).max
@@ -215,19 +215,9 @@ def check_frozen(frozen: str, key: str = "frozen") -> None:
         )
 
 
-def check_run(run: RunFile) -> None:
-    """Check what a run needs for its training and for its answers.
-
-    Raises:
-        UsageError: see `check_frozen`.
-    """
-    check_frozen(run.train.frozen, "train.frozen")
-    check_frozen(frozen_of_answers(run), "eval.frozen")
-
-
 def frozen_of_answers(run: RunFile) -> str:
     """How the frozen weights are kept when answers are computed after training."""
-    return run.eval.frozen or (UNQUANTISED if run.train.frozen == "fp8" else run.train.frozen)
+    return UNQUANTISED if run.train.frozen == "fp8" else run.train.frozen
 
 
 def model_settings(run: RunFile) -> list[str]:

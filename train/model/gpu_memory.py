@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from lookonce.run.sections.train import UNQUANTISED, Checkpointing
+from lookonce.run.sections import UNQUANTISED, Checkpointing
 
 CARDS_GB = (12, 16, 24, 40, 80, 141)
 SPARE, LEAST_SPARE_GB = 0.1, 2.25

@@ -40,8 +40,7 @@ from lookonce.families.kernels import restrict_kernels
 from lookonce.families.lookup import family_of
 from lookonce.run.config import RunFile
 from lookonce.run.folder import ADAPTER_FILES, AGAIN
-from lookonce.run.sections.lora import LoraSection
-from lookonce.run.sections.train import UNQUANTISED
+from lookonce.run.sections import UNQUANTISED, LoraSection
 from lookonce.text import count, first_line, listed, shown
 from lookonce.train.model.frozen import frozen_of_answers, quantised
 from lookonce.train.model.lora import (

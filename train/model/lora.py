@@ -28,7 +28,7 @@ from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import ModelError
 from lookonce.families.family import Family
 from lookonce.families.lookup import FAMILIES
-from lookonce.run.sections.lora import LoraSection
+from lookonce.run.sections import LoraSection
 from lookonce.text import listed
 
 NUM_NAMED = 4
@@ -41,8 +41,8 @@ def lora_config(options: LoraSection) -> LoraConfig:
     return LoraConfig(
         r=options.rank,
         lora_alpha=options.alpha,
-        lora_dropout=options.dropout,
         use_rslora=options.rslora,
+        lora_dropout=options.dropout,
         target_modules=options.targets,
         modules_to_save=options.modules_to_save or None,
         task_type="CAUSAL_LM",

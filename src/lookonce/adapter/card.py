@@ -32,7 +32,7 @@ from lookonce.report.runs import Cost, ReportedRun, SplitFacts
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
 from lookonce.run.records import HELD_OUT, read_split
-from lookonce.run.sections.model import ModelSection
+from lookonce.run.sections import ModelSection
 from lookonce.text import count, duration
 from lookonce.version import DIRTY
 

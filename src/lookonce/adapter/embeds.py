@@ -23,7 +23,7 @@ from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.images import image_key
 from lookonce.errors import FeaturesMissing, UsageError
 from lookonce.files import atomic_write
-from lookonce.run.claim import claimed_around
+from lookonce.run.folder import claimed_around
 from lookonce.text import count, rows, size
 
 EMBEDS, GRIDS = "image_embeds", "image_grid_thw"

@@ -41,10 +41,10 @@ from lookonce.eval.answers.questions import Questions
 from lookonce.eval.decoding.dialogue import Answer
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.files import TEMPORARY_MARK, atomic_write, flush, read_json, read_object, write_json
-from lookonce.run.claim import claimed_around
 from lookonce.run.config import RunFile
+from lookonce.run.folder import claimed_around
 from lookonce.run.open import Needs, OpenRun, find_run, open_run
-from lookonce.run.sections.train import UNQUANTISED
+from lookonce.run.sections import UNQUANTISED
 from lookonce.text import Notify, count, listed, quiet, quoted, shell, size
 from lookonce.train.model.load import PRECISIONS, load_trained, load_without_tower
 

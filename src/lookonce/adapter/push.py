@@ -37,7 +37,7 @@ from lookonce.files import read_json, read_object
 from lookonce.hub import CARD, is_hub_name
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RECORD, RunFolder
-from lookonce.run.sections.model import ModelSection
+from lookonce.run.sections import ModelSection
 from lookonce.settings import Section
 from lookonce.text import count, first_line, rows, shell, size, table
 

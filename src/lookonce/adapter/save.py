@@ -34,7 +34,7 @@ from lookonce.hub import locate
 from lookonce.run.config import RunFile, read_run_file
 from lookonce.run.folder import ADAPTER_FILES, RunFolder, TrainedElsewhere, adapter_hashes
 from lookonce.run.open import Needs, OpenRun, open_run
-from lookonce.run.sections.lora import LoraSection
+from lookonce.run.sections import LoraSection
 from lookonce.run.start_adapter import start_identity
 from lookonce.settings import checked
 from lookonce.text import count, first_line, listed, shell, shown

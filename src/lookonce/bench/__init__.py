@@ -1,8 +1,5 @@
 """Measurements: each phase beside the stock implementation and beside what the hardware allows.
 
-cache      how fast a cache is built and read
 step       how fast training variants are, side by side
-answers    how fast questions are answered, with shared prefixes and by generate
 flops      FLOPs of a step, and FLOP/s that the device reaches in large matrix products
-synthetic  synthetic data and a model of real size
 """

@@ -13,7 +13,7 @@ timed, so that every variant runs the same samples. Waiting for data is included
 not. The measurement adds no host-device sync between its first and last step. Each sample's tokens are counted as if it
 stood alone, so that a variant that processes fewer tokens does not look slower. MFU compares the FLOPs of the matrix
 products with those that this GPU reaches in large products. Under torchrun the processes share each step as they do in
-training, and times are of all of them together.
+training, and times are of all of them together. Synthetic data have the sizes and questions of Kvasir-VQA's frames.
 """
 
 from __future__ import annotations
@@ -24,21 +24,26 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from lookonce import environment
 from lookonce.bench.flops import matmul_flops_per_second, num_flops
+from lookonce.datasets.sample.scene import KVASIR_SIZES
+from lookonce.datasets.sample.write import write_sample
 from lookonce.errors import UsageError
 from lookonce.families.family import Family
-from lookonce.run.config import RunFile
+from lookonce.families.lookup import DEFAULT
+from lookonce.files import write_text
+from lookonce.run.config import RunFile, read_run_file
 from lookonce.run.open import OpenRun
-from lookonce.run.sections.train import UNQUANTISED, Frozen
+from lookonce.run.sections import UNQUANTISED, Frozen
 from lookonce.run.startup import Startup
 from lookonce.text import Notify, count, duration, table
 from lookonce.train.data.batches import CachedFeatures, FeatureSource, Pixels
@@ -261,7 +266,7 @@ def set_up(
     }
     if variant.mode is None:
         return model, _stock_trainer(opened, model, examples, folder, arguments)
-    source: FeatureSource = CachedFeatures(opened.cache, int(run.train.host_cache_gb * 1e9))
+    source: FeatureSource = CachedFeatures(opened.cache)
     if variant.has_tower:
         source = Pixels(opened.processor, opened.images.path_of)
     settings = training_arguments(run, folder, **arguments)
@@ -435,3 +440,36 @@ def _free_memory() -> None:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+
+
+def data_folder(folder: Path, family: str, model: str, num_images: int) -> Path:
+    """The subfolder for a model and this many images."""
+    return folder / "-".join((*([] if family == DEFAULT.model_type else [family]), model, str(num_images)))
+
+
+def make_run(
+    folder: Path,
+    model: str,
+    num_images: int,
+    tokenizer: Path | None = None,
+    assignments: Iterable[str] = (),
+    family: str = DEFAULT.model_type,
+) -> RunFile:
+    """A run file on synthetic data, which is written to a subfolder of `folder` unless it is there already.
+
+    Raises:
+        UsageError: the subfolder holds something else, or a key of `assignments` is wrong.
+    """
+    data = data_folder(folder, family, model, num_images)
+    write_sample(data, model=model, tokenizer=tokenizer, family=family, num_images=num_images, sizes=KVASIR_SIZES)
+    values = {
+        "model": {"path": str(data / "model")},
+        "data": {"train": str(data / "train.jsonl")},
+        "cache": {"dir": str(folder / "caches")},
+        "batch": {"samples_per_step": 96},
+        "train": {"learning_rate": 1e-5},
+        "output": str(data / "run"),
+    }
+    path = data / "run.yaml"
+    write_text(path, yaml.safe_dump(values, sort_keys=False))  # another process may be reading the same
+    return read_run_file(path, assignments)

@@ -26,9 +26,8 @@ from lookonce.disk_space import existing, free_bytes, with_margin
 from lookonce.environment import LAUNCH, MPI, gpu_gb, launch_note
 from lookonce.errors import LookonceError, RunFolderError, UsageError
 from lookonce.run.config import RunFile
-from lookonce.run.folder import CLAIM, RunFolder
-from lookonce.run.sections.paths import RECORDED
-from lookonce.run.sections.train import UNQUANTISED
+from lookonce.run.folder import CLAIM, NUM_CHECKPOINTS, RunFolder
+from lookonce.run.sections import RECORDED, UNQUANTISED
 from lookonce.run.start_adapter import find_start, start_identity
 from lookonce.settings import explain, load_values, set_key
 from lookonce.text import shell, size
@@ -160,17 +159,13 @@ def _packages(run: RunFile) -> Iterator[Result]:
 def _training(run: RunFile) -> Iterator[Result]:
     from lookonce.train.loop.arguments import check_scheduler, training_arguments
     from lookonce.train.loop.trackers import check_trackers
-    from lookonce.train.model.frozen import check_run
+    from lookonce.train.model.frozen import check_frozen
 
-    sections = {
-        "train": run.train.model_copy(update=PLAIN_TRAINING),
-        "eval": run.eval.model_copy(update={"frozen": None}),
-    }
-    plain = run.model_copy(update=sections)
+    plain = run.model_copy(update={"train": run.train.model_copy(update=PLAIN_TRAINING)})
     checks: tuple[Callable[[], Any], ...] = (
         lambda: check_scheduler(run.train),
         lambda: check_trackers(run.train.track),
-        lambda: check_run(run),
+        lambda: check_frozen(run.train.frozen, "train.frozen"),
         lambda: training_arguments(plain, run.output),
     )
     for must_pass in checks:
@@ -239,7 +234,7 @@ def _needs(run: RunFile, model: CheckedModel, images: CheckedImages) -> Iterator
         each = STORAGE[run.cache.dtype].bytes_per_token(*shape)
         yield "features", run.cache.dir, each * sum(images.tokens.get(path, 0) for path in images.to_encode)
     if model.num_trained:
-        number = run.train.save_total_limit + 1  # an old one is deleted once the new one is written
+        number = NUM_CHECKPOINTS + 1  # an old one is deleted once the new one is written
         yield "checkpoints", run.output, model.num_trained * (number * STATE_BYTES + ADAPTER_BYTES)
 
 

@@ -44,7 +44,7 @@ from lookonce.hub import locate
 from lookonce.run.config import RunFile
 from lookonce.run.open import fingerprint_of, source_of
 from lookonce.run.records import SPLITS, for_training, with_contexts, without_fold
-from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections import BatchSection
 from lookonce.text import Notify, count, first_line, listed, located, shell, size
 from lookonce.train.data.token_stats import Distribution, TokenCounter
 
@@ -154,8 +154,6 @@ def _read(
     file = RecordsFile(
         path,
         run.data.image_root,
-        format=run.data.format,
-        coerce_answers=run.data.coerce_answers,
         broken=lambda origin, error: broken.append(str(error)),
     )
     try:
@@ -300,7 +298,7 @@ def check_images(run: RunFile, records: CheckedRecords, model: CheckedModel) -> 
     elif origin_of:
         results.append(state)
     if unusable:
-        results.append(_unusable(run, records, found, unusable, origin_of))
+        results.append(_unusable(records, found, unusable, origin_of))
     elif origin_of:
         number = count(len(found.distinct(origin_of)), "image")
         results.append(Result("ok", "images", f"{number}: in the cache, or can be read"))
@@ -308,19 +306,17 @@ def check_images(run: RunFile, records: CheckedRecords, model: CheckedModel) -> 
 
 
 def _unusable(
-    run: RunFile, records: CheckedRecords, found: CheckedImages, unusable: dict[Path, str], origin_of: dict[Path, str]
+    records: CheckedRecords, found: CheckedImages, unusable: dict[Path, str], origin_of: dict[Path, str]
 ) -> Result:
     paths = found.distinct(unusable)
     named = [f"{first_line(ImageError(unusable[path]))} (used by {origin_of[path]})" for path in paths]
     num_records = sum(any(path in unusable for path in record.images) for record in records.all())
     number = f"{count(len(paths), 'image')} of {count(num_records, 'record')}"
     what = f"{number} cannot be used: {listed(named, NUM_NAMED)}"
-    if run.data.skip_unusable:
-        return Result("warning", "images", what, "their records are left out (data.skip_unusable)")
     if len(unusable) == len(origin_of):
         set_root = "set `data.image_root`; image paths are relative to it, and without it to the records file"
         return Result("error", "images", what, set_root)
-    return Result("error", "images", what, "repair the files, or remove their records")
+    return Result("error", "images", what, "repair them, or leave their records out: lookonce data clean RECORDS OUT")
 
 
 def _open_cache(run: RunFile, model: CheckedModel, found: CheckedImages) -> tuple[VisionCache | None, Result]:

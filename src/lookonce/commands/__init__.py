@@ -2,23 +2,13 @@
 
 options    arguments and options that commands share, and printing
 manual     the page of the documentation for each command
-sample     lookonce sample
-init       lookonce init
-check      lookonce check
-data       lookonce data prepare, convert, audit, tar
-cache      lookonce cache plan, build, status, verify, repair, show, gc, stage
-train      lookonce train
-evaluate   lookonce eval
+prepare    lookonce sample, init, check, fetch
+data       lookonce data prepare, convert, audit, clean, tar
+cache      lookonce cache plan, build, verify, repair, show, gc, stage
+train      lookonce train, status, selftest, bench
+evaluate   lookonce eval, predict, ask, export
 compare    lookonce compare
-export     lookonce export
 report     lookonce report
 study      lookonce study plan, run, status, report, jobs
-predict    lookonce predict
-ask        lookonce ask
-adapter    lookonce adapter merge, check, push
-fetch      lookonce fetch
-status     lookonce status
-bench      lookonce bench step, cache, read
-selftest   lookonce selftest
-completion  lookonce completion
+adapter    lookonce adapter merge, check, push, embeds
 """

@@ -68,8 +68,7 @@ def check(run_dir: Path, program: str, as_json: bool) -> None:
     """
     from lookonce.adapter.vllm import check_for_vllm
 
-    if run_dir.is_file():
-        remember_run_file(run_dir)
+    remember_run_file(run_dir)
     done = check_for_vllm(run_dir)
     emit(done.to_json(), done.text(), as_json)
     if not done.passed:
@@ -154,8 +153,7 @@ def merge(run_dir: Path, folder: Path, dtype: Dtype, num_questions: int, onto_un
     with only_results_on_stdout():
         from lookonce.adapter.merge import merge as merge_run
 
-    if run_dir.is_file():
-        remember_run_file(run_dir)
+    remember_run_file(run_dir)
     with only_results_on_stdout():
         done = merge_run(run_dir, folder, dtype, num_questions, onto_unquantised=onto_unquantised, notify=notify)
     emit(done.to_json(), done.text(), as_json)
@@ -210,8 +208,7 @@ def push(
     from lookonce.adapter.push import push as push_upload
     from lookonce.run.open import Needs, open_run
 
-    if run_dir.is_file():
-        remember_run_file(run_dir)
+    remember_run_file(run_dir)
     options = Options(merged, base_model, dataset, licence, is_public, branch, message)
     needs = Needs("lookonce adapter push", adapter=True, recorded=True)
     upload = prepare(open_run(run_dir, needs).folder, repository, options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,6 @@ from lookonce.commands.options import (
     PLACE,
     RUN,
     RUN_OR_CACHE,
-    SECONDS,
-    SEED,
     SET,
     cache_folder,
     emit,
@@ -32,7 +29,7 @@ from lookonce.commands.options import (
 )
 from lookonce.errors import UsageError
 from lookonce.settings import MAX_COUNT
-from lookonce.text import count, json_text, shell
+from lookonce.text import shell
 
 
 @click.group()
@@ -153,57 +150,6 @@ def cache_build(
     sys.exit(1 if len(report.quarantined) > max_quarantined else 0)
 
 
-@cache.command("status")
-@RUN
-@SET
-@click.option(
-    "--watch",
-    "interval_s",
-    type=SECONDS,
-    metavar="SECONDS",
-    help="Print again every SECONDS, until complete.",
-)
-@JSON
-def cache_status(run_file: Path, assignments: tuple[str, ...], interval_s: float | None, as_json: bool) -> None:
-    """Show how many images of a run are encoded, and its workers.
-
-    \b
-    Examples:
-      lookonce cache status data/sample/run.yaml
-      lookonce cache status run.yaml --watch 10
-      lookonce cache status run.yaml --json
-    """
-    run = read_run(run_file, assignments)
-    from lookonce.run.open import TO_LOOK, open_run
-
-    opened = open_run(run, TO_LOOK)
-    report = opened.status()
-    if interval_s is None:
-        return emit(asdict(report), report.text(), as_json)
-    while True:
-        _show_progress(report, as_json)
-        if not report.num_missing:
-            return None
-        time.sleep(interval_s)
-        report = opened.status()
-
-
-def _show_progress(report: Any, as_json: bool) -> None:
-    """The whole report on a terminal, one line in a log."""
-    if as_json:
-        say(json_text(asdict(report)))
-    elif sys.stdout.isatty():
-        click.clear()
-        say(report.text())
-    else:
-        parts = [
-            f"{report.num_done:,} of {count(report.num_images, 'image')}",
-            f"{report.num_quarantined:,} quarantined",
-            f"{count(sum(worker.alive for worker in report.workers), 'worker')} alive",
-        ]
-        say(", ".join(filter(None, [*parts, report.pace()])))
-
-
 @cache.command("verify")
 @PLACE
 @SET
@@ -221,9 +167,8 @@ def _show_progress(report: Any, as_json: bool) -> None:
     type=click.IntRange(1, IMAGES),
     help="Number of images that recompute encodes.",
 )
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed with which recompute draws images.")
 @JSON
-def cache_verify(place: Path, assignments: tuple[str, ...], level: str, images: int, seed: int, as_json: bool) -> None:
+def cache_verify(place: Path, assignments: tuple[str, ...], level: str, images: int, as_json: bool) -> None:
     """Find damage in a cache.
 
     `recompute` needs the run file, its images and the model. Exits 1 if there are problems, which `lookonce cache
@@ -237,9 +182,10 @@ def cache_verify(place: Path, assignments: tuple[str, ...], level: str, images: 
     """
     report: Any
     if level == "recompute":
-        report = _recompute(place, assignments, images, seed)
+        report = _recompute(place, assignments, images)
     else:
-        _refuse_given("images", "seed")
+        if click.get_current_context().get_parameter_source("images") is not ParameterSource.DEFAULT:
+            raise UsageError("--images is for --level recompute; leave it out or choose that level")
         folder = cache_folder(place, assignments)
         from lookonce.cache.maintenance.verify import verify
 
@@ -248,15 +194,7 @@ def cache_verify(place: Path, assignments: tuple[str, ...], level: str, images: 
     sys.exit(1 if report.problems or (level == "recompute" and not report.num_compared) else 0)
 
 
-def _refuse_given(*names: str) -> None:
-    """Refuse options of `recompute` with other levels, where they would be ignored."""
-    context = click.get_current_context()
-    given = [name for name in names if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
-    if given:
-        raise UsageError(f"--{given[0]} is for --level recompute; leave it out or choose that level")
-
-
-def _recompute(place: Path, assignments: tuple[str, ...], num_images: int, seed: int) -> Any:
+def _recompute(place: Path, assignments: tuple[str, ...], num_images: int) -> Any:
     if place.is_dir():
         raise UsageError(f"--level recompute needs the images and the model; name the run file instead of {place}")
     run = read_existing(place, assignments)
@@ -265,7 +203,7 @@ def _recompute(place: Path, assignments: tuple[str, ...], num_images: int, seed:
 
     opened = open_run(run, TO_BUILD_BY_PLAN)
     files, tower = opened.images.path_of, opened.load_tower()
-    return recompute(opened.cache_folder, opened.fingerprint, files, opened.processor, tower, num_images, seed)
+    return recompute(opened.cache_folder, opened.fingerprint, files, opened.processor, tower, num_images)
 
 
 @cache.command("repair")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lookonce.commands.options import JSON, PATH, SEED, emit, notify
-from lookonce.datasets.formats.registry import FORMAT_NAMES, FormatName
+from lookonce.datasets.formats.registry import FORMAT_NAMES
 from lookonce.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,12 +23,6 @@ IMAGE_ROOT = click.option(
     "--image-root",
     type=PATH,
     help="Folder that image paths are relative to; by default the folder of each records file.",
-)
-
-COERCE = click.option(
-    "--coerce-answers",
-    is_flag=True,
-    help="Read answers that are numbers or booleans as text, like data.coerce_answers in the run file.",
 )
 
 
@@ -45,47 +39,32 @@ def data() -> None:
     """
 
 
-TOKENS = click.IntRange(1, 1_000_000)
-
-
 @data.command("audit")
 @RECORDS
 @IMAGE_ROOT
-@COERCE
 @click.option("--decode", is_flag=True, help="Decode whole images, which finds truncated ones.")
 @click.option("--strict", is_flag=True, help="Exit 1 if there is a finding of level error.")
 @click.option("--html", type=PATH, metavar="FILE", help="Also write an HTML page with plots and a contact sheet.")
 @click.option(
-    "--seed", type=SEED, default=0, show_default=True, help="Seed that draws the images of the contact sheet."
-)
-@click.option(
     "--tokenizer", type=PATH, metavar="DIR", help="Also count tokens, with this model folder; it needs no weights."
 )
-@click.option("--image-tokens", type=TOKENS, help="Tokens that each missing image counts.")
 @click.option("--max-pixels", type=click.IntRange(1, 100_000_000), help="Like cache.max_pixels in the run file.")
 @click.option(
     "--enable-thinking",
     type=click.Choice(["true", "false"]),
     help="Like data.enable_thinking in the run file; Qwen3.5's chat template needs false.",
 )
-@click.option("--samples-per-step", type=TOKENS, help="Like batch.samples_per_step in the run file.")
-@click.option("--tokens-per-pack", type=TOKENS, help="Like batch.tokens_per_pack in the run file.")
-@click.option("--max-tokens", type=TOKENS, help="Like batch.max_tokens in the run file; longer records are left out.")
 @JSON
 def audit(
     records: tuple[Path, ...],
     image_root: Path | None,
-    coerce_answers: bool,
     decode: bool,
     strict: bool,
     html: Path | None,
-    seed: int,
     tokenizer: Path | None,
-    image_tokens: int | None,
     max_pixels: int | None,
     enable_thinking: str | None,
     as_json: bool,
-    **batch: int | None,
 ) -> None:
     """Show what is in records, what is wrong with them, and which images the files share.
 
@@ -96,7 +75,8 @@ def audit(
 
     The exit code is 0 whatever is found in files that exist, unless --strict is given.
 
-    With --tokenizer, also counts the tokens of records, of images, and of an epoch with and without shared prefixes.
+    With --tokenizer, also counts the tokens of records, of images, and of an epoch with and without shared prefixes, in
+    packs and steps of the default sizes.
 
     \b
     --json has these keys:
@@ -120,12 +100,12 @@ def audit(
     from lookonce.datasets.audit.corpus import Corpus
     from lookonce.datasets.audit.report import to_text
 
-    if tokenizer is None and (image_tokens or max_pixels or enable_thinking or any(batch.values())):
+    if tokenizer is None and (max_pixels or enable_thinking):
         raise UsageError("counting tokens needs a tokenizer: give a model folder with --tokenizer DIR")
-    corpus = Corpus.read(records, image_root, decode=decode, coerce_answers=coerce_answers)
+    corpus = Corpus.read(records, image_root, decode=decode)
     report = run_audit(corpus)
     thinks = None if enable_thinking is None else enable_thinking == "true"
-    stats = _token_stats(corpus, tokenizer, image_tokens, max_pixels, thinks, batch) if tokenizer else None
+    stats = _token_stats(corpus, tokenizer, max_pixels, thinks) if tokenizer else None
     sections, texts, tokens = [], [], {}
     if stats:
         from lookonce.train.data import token_stats
@@ -137,26 +117,17 @@ def audit(
         from lookonce.datasets.audit.report import draw_contact_sheet, to_page
         from lookonce.files import write_text
 
-        write_text(html, to_page(report, sections, draw_contact_sheet(corpus, seed)))
+        write_text(html, to_page(report, sections, draw_contact_sheet(corpus)))
         notify(f"wrote the page to {html}")
     emit(report.to_json() | tokens, to_text(report, texts), as_json)
     sys.exit(1 if strict and report.count("error") else 0)
 
 
-def _token_stats(
-    corpus: Corpus,
-    tokenizer: Path,
-    image_tokens: int | None,
-    max_pixels: int | None,
-    thinks: bool | None,
-    batch: dict[str, int | None],
-) -> TokenStats:
-    from lookonce.run.sections.batch import BatchSection
+def _token_stats(corpus: Corpus, tokenizer: Path, max_pixels: int | None, thinks: bool | None) -> TokenStats:
+    from lookonce.run.sections import BatchSection
     from lookonce.train.data.token_stats import TokenCounter, count_tokens
 
-    section = BatchSection.model_validate({name: value for name, value in batch.items() if value})
-    counter = TokenCounter(tokenizer, max_pixels, thinks)
-    return count_tokens(corpus, counter, str(tokenizer), section, image_tokens)
+    return count_tokens(corpus, TokenCounter(tokenizer, max_pixels, thinks), str(tokenizer), BatchSection())
 
 
 @data.command("clean")
@@ -167,18 +138,12 @@ def _token_stats(
     type=PATH,
     help="Folder that image paths are relative to and may not leave, in both files; by default the folder of RECORDS.",
 )
-@COERCE
-@click.option(
-    "--headers-only", is_flag=True, help="Decode only the headers of images: faster, and misses truncated ones."
-)
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @JSON
 def clean(
     source: Path,
     target: Path,
     image_root: Path | None,
-    coerce_answers: bool,
-    headers_only: bool,
     overwrite: bool,
     as_json: bool,
 ) -> None:
@@ -202,14 +167,7 @@ def clean(
     """
     from lookonce.datasets.rewrite import clean as clean_records
 
-    report = clean_records(
-        source,
-        target,
-        image_root,
-        decode=not headers_only,
-        coerce_answers=coerce_answers,
-        overwrite=overwrite,
-    )
+    report = clean_records(source, target, image_root, overwrite=overwrite)
     emit(report.to_json(), report.text(), as_json)
 
 
@@ -250,22 +208,17 @@ FORMAT = click.Choice(FORMAT_NAMES)
     metavar="KEY",
     help="With --split: records with the same value of this metadata key, such as a patient, stay in one part.",
 )
-@COERCE
+@click.option("--coerce-answers", is_flag=True, help="Write answers that are numbers or booleans as text.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @JSON
 def convert(
     source: Path,
     target: Path,
-    target_format: FormatName | None,
-    source_format: FormatName | None,
-    image_root: Path | None,
-    target_root: Path | None,
     shares: str | None,
     seed: int,
     together: tuple[str, ...],
-    coerce_answers: bool,
-    overwrite: bool,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Write records in another format, or divide them into train, val and test.
 
@@ -303,18 +256,8 @@ def convert(
     if together and shares is None:
         raise UsageError("--together keeps records in one part of --split; name the shares with --split val=0.1")
 
-    report = convert_records(
-        source,
-        target,
-        source_format=source_format,
-        target_format=target_format,
-        image_root=image_root,
-        target_root=target_root,
-        coerce_answers=coerce_answers,
-        overwrite=overwrite,
-        notify=notify,
-        division=None if shares is None else Division(parse_shares(shares), seed, together),
-    )
+    division = None if shares is None else Division(parse_shares(shares), seed, together)
+    report = convert_records(source, target, division=division, notify=notify, **options)
     emit(asdict(report), report.text(), as_json)
 
 
@@ -356,19 +299,7 @@ def convert(
     help="Add each question for this many augmented variants of its image.",
 )
 @JSON
-def data_prepare(
-    name: str,
-    folder: Path,
-    source: str | None,
-    revision: str | None,
-    format: str | None,
-    image_root: Path | None,
-    split: str | None,
-    seed: int | None,
-    duplicates: str | None,
-    num_variants: int,
-    as_json: bool,
-) -> None:
+def data_prepare(name: str, folder: Path, as_json: bool, **options: Any) -> None:
     """Make records and images of a dataset, cleaned and split.
 
     NAME is kvasir-vqa, kvasir-vqa-x1, endovis18-vqa, vqa-rad, slake or path-vqa, or a YAML file of your own
@@ -388,8 +319,7 @@ def data_prepare(
     """
     from lookonce.datasets.prepare.run import Options, next_steps, prepare, report_text
 
-    options = Options(source, revision, format, image_root, split, seed, duplicates, num_variants)  # type: ignore[arg-type]
-    prepared = prepare(name, folder, options, notify)
+    prepared = prepare(name, folder, Options(**options), notify)
     if not prepared.is_new:
         notify(f"{folder} is already prepared from the same source with the same settings; nothing was done")
     emit(prepared.report, report_text(prepared.report), as_json)

@@ -1,7 +1,12 @@
-"""`lookonce eval`: score an adapter, or a baseline. The work is done in `eval.run`."""
+"""Answers of a model: `lookonce eval`, `predict`, `ask` and `export`."""
 
 from __future__ import annotations
 
+import shlex
+import sys
+from collections.abc import Mapping
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,10 +23,16 @@ from lookonce.commands.options import (
     notify,
     only_results_on_stdout,
     remember_run_file,
+    say,
 )
+from lookonce.environment import num_ranks
+from lookonce.errors import LookonceError, UsageError
+from lookonce.text import count, json_text, shell
 
 if TYPE_CHECKING:
+    from lookonce.eval.answerer import Answerer, Conversation
     from lookonce.eval.scores.metrics import Baseline
+    from lookonce.eval.submission import Challenge
 
 
 @click.command("eval")
@@ -92,8 +103,7 @@ def evaluate(
     with only_results_on_stdout():
         from lookonce.eval.run import evaluate_run
 
-    if run_dir.is_file():
-        remember_run_file(run_dir, assignments)
+    remember_run_file(run_dir, assignments)
     from lookonce.eval.scores.metrics import read_metrics
     from lookonce.run.folder import RunFolder
 
@@ -111,3 +121,265 @@ def evaluate(
         folder = RunFolder(path.parent.parent)
         beside = {key: read_metrics(folder, f"{path.stem}-{key}") for key in evaluation.baselines}
         emit(evaluation.to_json(), evaluation.text({key: one for key, one in beside.items() if one}), as_json)
+
+
+@click.command()
+@click.argument("run_dir", metavar="RUN", type=PATH)
+@click.option("--records", type=PATH, metavar="FILE", help="Records with the questions, in any record format.")
+@click.option(
+    "--image-root",
+    type=PATH,
+    help="Folder that image paths in the records are relative to; by default the folder of the records.",
+)
+@click.option(
+    "--images",
+    "patterns",
+    multiple=True,
+    metavar="PATTERN",
+    help="Images to ask each question about: a folder, with its subfolders, or a pattern in quotes, such as "
+    "'folder/*.jpg'; repeat it for several.",
+)
+@click.option(
+    "--image", "images", multiple=True, type=PATH, help="An image file, cached or not; several are shown together."
+)
+@click.option("--question", "questions", multiple=True, help="A question to ask; repeat it for several.")
+@click.option("--untuned", is_flag=True, help="Answer without the adapter; RUN may then also be a model.")
+@click.option("-o", "--output", type=PATH, metavar="FILE", help="Write the answers to a .jsonl or .csv file.")
+@click.option("--overwrite", is_flag=True, help="Replace the output file if it exists.")
+@JSON
+def predict(
+    run_dir: Path,
+    records: Path | None,
+    image_root: Path | None,
+    patterns: tuple[str, ...],
+    images: tuple[Path, ...],
+    questions: tuple[str, ...],
+    untuned: bool,
+    output: Path | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Answer questions about any images, or about none.
+
+    Questions come from a records file, or each --question is asked about every file that --images names. Each image is
+    encoded once, or read from the run's cache, and all its questions share it. Questions that cannot be answered are
+    named, all others are answered, and the command exits with 1. An interrupted command with -o is continued by the
+    same command.
+
+    RUN is a run folder or a run file; lookonce.save_run makes a run folder of an adapter that another program trained.
+    With --untuned it need not be trained, and may be a model folder or a model on the Hub (owner/name).
+
+    \b
+    Examples:
+      lookonce predict runs/sample --image data/sample/images/frame-0026.jpg --question "Is there text?"
+      lookonce predict runs/pairs --image before.jpg --image after.jpg --question "What was removed?"
+      lookonce predict runs/sample --images 'frames/*.jpg' --question "Is there text?" -o answers.csv
+      lookonce predict runs/sample --images frames --question "Is there text?" -o answers.jsonl
+      lookonce predict runs/sample --records q.jsonl -o answers.jsonl
+      lookonce predict run.yaml --records q.jsonl -o untuned.jsonl --untuned
+    """
+    if num_ranks() > 1:
+        raise UsageError(
+            "lookonce predict runs in one process; start it without torchrun, or, if nothing has set WORLD_SIZE="
+            f"{num_ranks()} in the environment on purpose: unset WORLD_SIZE"
+        )
+    check_launch()
+    if records and (patterns or images or questions):
+        raise UsageError("--records has all of a question; leave out --images, --image and --question")
+    if patterns and images:
+        raise UsageError("--images asks about each image and --image about several together; give only one of them")
+    if not records and not questions:
+        raise UsageError("no question is given; ask with --question, or name a records file with --records")
+    if image_root and not records:
+        raise UsageError("--image-root is for --records; leave it out, or name a records file")
+    with only_results_on_stdout():
+        from lookonce.eval.answerer import Answerer, ask_each, match_images, read_questions
+        from lookonce.eval.predict import check_output
+        from lookonce.eval.predict import predict as answer_all
+        from lookonce.run.folder import claimed_around
+
+    remember_run_file(run_dir)
+    if output:
+        check_output(output, records, overwrite=overwrite)
+    broken: Mapping[str, LookonceError] = {}
+    if records:
+        asked, broken = read_questions(records, image_root)
+    else:
+        if not patterns and not images:
+            notify("no --image given; asking without an image")
+        found = match_images(patterns)
+        if found:
+            notify(f"asking about {count(len(found), 'image')}")
+        asked = ask_each([(path,) for path in found] or [images], questions)
+    with claimed_around(output, "lookonce predict") if output else nullcontext():
+        answerer = Answerer.open(run_dir, untuned=untuned)
+        if len(questions) == 1 and not patterns and not output:
+            _answer_one(answerer, images, questions[0], as_json)
+            return
+        report = answer_all(answerer, asked, broken, output, notify)
+    emit(report.to_json(), report.text(), as_json)
+    for note in report.notes():
+        notify(note)
+    sys.exit(1 if report.num_skipped else 0)
+
+
+def _answer_one(answerer: Answerer, images: tuple[Path, ...], question: str, as_json: bool) -> None:
+    """Print the answer alone."""
+    [answer] = answerer.answer(images, question)
+    how = {"logprob": answer.logprob, "num_tokens": answer.num_tokens, "ended": answer.ended}
+    asked = {"images": [str(image) for image in images], "question": question}
+    emit(asked | {"answer": answer.text} | how, answer.text, as_json)
+
+
+COMMANDS = "/image PATH ..., /reset, /save FILE, /quit"
+
+
+@click.command()
+@click.argument("run_dir", metavar="RUN", type=PATH)
+@click.argument("images", metavar="[IMAGE]...", nargs=-1, type=PATH)
+@click.option("--system", help="System text before the first question.")
+@click.option("--untuned", is_flag=True, help="Answer without the adapter; RUN may then also be a model.")
+@click.option("--json", "as_json", is_flag=True, help="Print each answer as a line of JSON.")
+def ask(run_dir: Path, images: tuple[Path, ...], system: str | None, untuned: bool, as_json: bool) -> None:
+    """Ask about images in a conversation, a question a line.
+
+    The model sees its own earlier answers, and answers appear word by word.
+    Lines that begin with a slash are commands: /image PATH ... begins again
+    about other images, /reset begins again about the same ones, /save FILE
+    writes the conversation as a record, and /quit ends it, as does the end of
+    the input.
+
+    \b
+    Examples:
+      lookonce ask runs/sample data/sample/images/frame-0026.jpg
+      lookonce ask runs/pairs before.jpg after.jpg
+      lookonce ask Qwen/Qwen3-VL-2B-Instruct a.jpg --untuned
+    """
+    check_launch()
+    with only_results_on_stdout():
+        from lookonce.eval.answerer import Answerer, Conversation
+
+    remember_run_file(run_dir)
+    conversation = Conversation(Answerer.open(run_dir, untuned=untuned), images, system)
+    notify(f"ask a question a line, or: {COMMANDS}")
+    while (line := _next_line()) not in (None, "/quit"):
+        try:
+            _answer(conversation, line or "", as_json)
+        except LookonceError as error:
+            notify(str(error))
+
+
+def _next_line() -> str | None:
+    """The next line of the input without spaces around it; None at its end, or after Ctrl-C."""
+    try:
+        return input("> " if sys.stdin.isatty() else "").strip()
+    except (EOFError, KeyboardInterrupt):
+        return None
+
+
+def _answer(conversation: Conversation, line: str, as_json: bool) -> None:
+    """Answer a question, or do what a command says."""
+    name, _, rest = line.partition(" ")
+    if name == "/image":
+        conversation.show([Path(word).expanduser() for word in _words(rest)])
+    elif name == "/reset" and not rest:
+        conversation.reset()
+    elif name == "/save" and len(words := _words(rest)) == 1:
+        conversation.save(Path(words[0]).expanduser())
+        notify(f"wrote {words[0]}")
+    elif name.startswith("/"):
+        raise UsageError(f"{line} is not a command; there are: {COMMANDS}")
+    elif line:
+        streams = sys.stdout.isatty() and not as_json
+        answer = conversation.ask(line, partial(say, nl=False) if streams else lambda text: None)
+        how = {"logprob": answer.logprob, "num_tokens": answer.num_tokens, "ended": answer.ended}
+        row = {"question": line, "answer": answer.text} | how
+        say("" if streams else json_text(row) if as_json else answer.text)
+
+
+def _words(text: str) -> list[str]:
+    """The words of a command, with quotes as in a shell."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"{text}: {error}; close the quotes") from None
+
+
+@click.command()
+@click.argument("run_dir", metavar="RUN", type=PATH)
+@click.option("--to", "challenge", type=click.Choice(["medico", "medvqa-gi"]), required=True, help="The challenge.")
+@SPLIT
+@click.option("--info", "info_file", type=PATH, metavar="FILE", help="YAML or JSON with the keys of submission_info.")
+@click.option(
+    "-o",
+    "--output",
+    type=PATH,
+    metavar="FILE",
+    default=Path("predictions_1.json"),
+    show_default=True,
+    help="File to write; it must not exist.",
+)
+@click.option("--partial", is_flag=True, help="Write the file although rows that the challenge scores are missing.")
+@JSON
+def export(
+    run_dir: Path,
+    challenge: Challenge,
+    split: str | None,
+    info_file: Path | None,
+    output: Path,
+    partial: bool,
+    as_json: bool,
+) -> None:
+    """Write a run's answers as the submission JSON of a challenge.
+
+    medico is task 1 of MediaEval Medico, medvqa-gi task 1 of ImageCLEFmed MEDVQA-GI. The file has the keys of the
+    challenges' own scripts, with the public scores of the answers; these need the extra `metrics`.
+
+    --info names the participants: Participant_Names, Affiliations, Contact_emails (a list), Team_Name, Country and
+    Notes_to_organizers. An image's id is its file name without suffix.
+
+    Fails if questions of the split are not answered, or medico's public rows are not complete, unless --partial is
+    given.
+
+    \b
+    Examples:
+      lookonce export runs/x1 --to medico --split test --info team.yaml
+      lookonce export runs/kvasir --to medvqa-gi --split test -o submission.json
+    """
+    from lookonce.errors import UsageError
+    from lookonce.eval.answers.files import AnsweringCost
+    from lookonce.eval.join import find_predictions
+    from lookonce.eval.scores.prediction import read_predictions
+    from lookonce.eval.submission import SubmissionInfo, lacks, notes, submission, to_text
+    from lookonce.files import create_text
+    from lookonce.run.folder import claimed_around
+    from lookonce.run.open import Needs, open_run
+    from lookonce.run.records import read_split
+    from lookonce.settings import read_settings
+
+    remember_run_file(run_dir)
+    opened = open_run(run_dir, Needs("lookonce export", recorded=True))
+    folder, run = opened.folder, opened.run
+    with claimed_around(output, "lookonce export"):
+        split = split or run.eval.split
+        predictions = read_predictions(find_predictions(folder, split))
+        info, expected = SubmissionInfo(), f"a mapping of {', '.join(SubmissionInfo.model_fields)}"
+        if info_file:
+            info = read_settings(
+                info_file, SubmissionInfo, f"submission info {info_file}", "name another file", expected
+            )
+        are_here = all(path.exists() for path in getattr(run.data, split, ()))
+        records = [*read_split(run, split)] if split in ("val", "test") and are_here else []
+        missing = lacks(predictions, challenge, records)
+        if missing and not partial:
+            raise UsageError(
+                f"{missing}; answer all with: {shell('lookonce', 'eval', run_dir, '--split', split)}, or export what "
+                "there is with --partial"
+            )
+        value = submission(predictions, challenge, info, AnsweringCost.read(folder.answering(split)))
+        if not create_text(output, to_text(value)):
+            raise UsageError(f"{output} exists; name another file with -o, or remove it")
+    for note in dict.fromkeys(filter(None, [missing, *notes(value, challenge)])):
+        notify(note)
+    written = {"file": str(output), "num_answers": len(predictions), "public_scores": value["public_scores"]}
+    emit(written, f"wrote {len(predictions):,} answers to {output}", as_json)

@@ -55,8 +55,8 @@ SPLIT = click.option(
     type=click.Choice(["train", "val", "test", "held_out"]),
     help="By default `eval.split` of the run file.",
 )
-META = "lookonce.run_files"
-"""The key of click's context under which a command notes its run files, each with the keys that it replaces."""
+META = "lookonce.run_file"
+"""The key of click's context under which a command notes its run file, with the keys that it replaces."""
 PLACEHOLDER = re.compile(r"(?<= )RUN\.yaml\b")
 PDF = click.option("--pdf", "has_pdf", is_flag=True, help="Write the plots as PDF too, beside the page.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON to stdout instead of text.")
@@ -97,23 +97,15 @@ def read_existing(path: Path, assignments: tuple[str, ...], allowed: str = RUN_F
 
 
 def remember_run_file(path: Path, assignments: tuple[str, ...] = ()) -> None:
-    """Note the run file of this command and the keys that it replaces, for `with_run_file`."""
-    if context := click.get_current_context(silent=True):
-        context.meta.setdefault(META, set()).add((path, assignments))
+    """Note the run file of this command, if the path is one, and the keys that it replaces, for `with_run_file`."""
+    if path.is_file() and (context := click.get_current_context(silent=True)):
+        context.meta[META] = shell(path, *(word for one in assignments for word in ("--set", one)))
 
 
 def with_run_file(message: str) -> str:
-    """Name the run file of this command, with its --set, in advice such as "lookonce cache build RUN.yaml".
-
-    The placeholder stays if the command has no run file or several.
-    """
+    """Name the run file of this command, with its --set, in advice such as "lookonce cache build RUN.yaml"."""
     context = click.get_current_context(silent=True)
-    noted: set[tuple[Path, tuple[str, ...]]] = context.meta.get(META, set()) if context else set()
-    if len(noted) != 1:
-        return message
-    [(path, assignments)] = noted
-    words = shell(path, *(word for one in assignments for word in ("--set", one)))
-    return PLACEHOLDER.sub(lambda found: words, message)
+    return PLACEHOLDER.sub(lambda found: context.meta.get(META, found[0]) if context else found[0], message)
 
 
 def cache_folder(place: Path, assignments: tuple[str, ...]) -> Path:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import click
 
-from lookonce.commands.options import JSON, PATH, PDF, SECONDS, SPLIT, emit, notify
+from lookonce.commands.options import JSON, PATH, PDF, SPLIT, emit, notify
 from lookonce.text import count
 
 
@@ -18,7 +17,6 @@ from lookonce.text import count
 @click.option(
     "-o", "--output", type=PATH, metavar="FILE", default=Path("report.html"), show_default=True, help="Page to write."
 )
-@click.option("--watch", "interval_s", type=SECONDS, metavar="SECONDS", help="Write it again while a training runs.")
 @PDF
 @JSON
 def report(
@@ -26,7 +24,6 @@ def report(
     split: str | None,
     baseline: Path | None,
     output: Path,
-    interval_s: float | None,
     has_pdf: bool,
     as_json: bool,
 ) -> None:
@@ -55,27 +52,20 @@ def report(
     Examples:
       lookonce report runs/first
       lookonce report runs/first runs/second --split test -o comparison.html
-      lookonce report runs/first --watch 60
       lookonce report runs/first --pdf
       lookonce report runs/first --json
     """
     from lookonce.files import write_text
     from lookonce.report.report import Report, check_replaces_page, write_plots
     from lookonce.report.runs import open_runs
-    from lookonce.run.claim import claimed_around
+    from lookonce.run.folder import claimed_around
 
     if baseline:
         paths = (baseline, *(path for path in paths if path.absolute() != baseline.absolute()))
     check_replaces_page(output)
-    while True:
-        with claimed_around(output, "lookonce report"):
-            runs = open_runs(paths, split)
-            found = Report.of(runs, with_first_only=baseline is not None)
-            write_text(output, found.to_page())
-            drawn = write_plots(found.plots(), output) if has_pdf else []
-        if interval_s is None or not any(run.is_training for run in runs):
-            break
-        notify(f"{output}: {'; '.join(run.training.line() for run in runs if run.training)}")
-        time.sleep(interval_s)
+    with claimed_around(output, "lookonce report"):
+        found = Report.of(open_runs(paths, split), with_first_only=baseline is not None)
+        write_text(output, found.to_page())
+        drawn = write_plots(found.plots(), output) if has_pdf else []
     notify(f"wrote the page to {output}" + (f", and {count(len(drawn), 'plot')} as PDF beside it" if drawn else ""))
     emit(found.to_json(), "\n".join(found.sentences()), as_json)

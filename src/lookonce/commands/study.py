@@ -211,7 +211,7 @@ def report(study_file: Path, output: Path | None, has_pdf: bool, as_json: bool) 
       lookonce study report study.yaml --pdf
     """
     from lookonce.report.report import check_replaces_page
-    from lookonce.run.claim import RunClaim, claimed_around
+    from lookonce.run.folder import RunClaim, claimed_around
     from lookonce.study.file import PAGE, read_study
     from lookonce.study.report import report_study
     from lookonce.study.state import PATIENCE_S

@@ -34,8 +34,7 @@ from lookonce.report.runs import BENCH, Cost, DataFacts, ReportedRun, open_runs,
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder, Trained
 from lookonce.run.log_file import Curves, smoothed
-from lookonce.run.sections.model import ModelSection
-from lookonce.run.sections.paths import RECORDED
+from lookonce.run.sections import RECORDED, ModelSection
 from lookonce.text import count, duration, faster, listed, shell, shown, size
 from lookonce.version import __version__
 

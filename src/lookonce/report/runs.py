@@ -254,10 +254,6 @@ class ReportedRun:
             return None
         return find_training(self.folder, self.settings.cache.claim_s)
 
-    @property
-    def is_training(self) -> bool:
-        return self.training is not None and self.training.state == "running"
-
     @cached_property
     def answering(self) -> dict[str, Any]:
         return asdict(AnsweringCost.read(self.folder.answering(self.split))) if self.folder else {}

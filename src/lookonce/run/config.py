@@ -1,35 +1,62 @@
 """The run file: one YAML page that says what a run is.
 
-Every key is in sections/, with its meaning, its default and what is allowed; the docstrings are also pydantic's field
+Every key is in sections.py, with its meaning, its default and what is allowed; the docstrings are also pydantic's field
 descriptions. Here are the sections together, and the checks that span several. Unknown keys are refused, so that a
-misspelt key is never ignored silently. Paths are relative to the working directory. The resolved configuration is saved
-with the run, with absolute paths (absolute.py).
+misspelt key is never ignored silently. Paths are relative to the working directory, as in a shell, and stay as written
+in messages. Only the record in the run folder has absolute paths. Paths are not compared when a run is resumed, so data
+that was moved makes no other run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
+from copy import deepcopy
+from functools import cache, reduce
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import yaml
-from pydantic import BaseModel, model_validator
+from pydantic import BaseModel, ValidationInfo, model_validator
 
-from lookonce.run.sections.batch import BatchSection
-from lookonce.run.sections.cache import CacheSection
-from lookonce.run.sections.data import DataSection
-from lookonce.run.sections.evaluation import EvalSection
-from lookonce.run.sections.lora import LoraSection
-from lookonce.run.sections.model import ModelSection
-from lookonce.run.sections.paths import UserPath
-from lookonce.run.sections.train import TrainSection
+from lookonce.run.sections import (
+    RECORDED,
+    VARIABLE,
+    BatchSection,
+    CacheSection,
+    DataSection,
+    EvalSection,
+    LoraSection,
+    ModelSection,
+    TrainSection,
+    UserPath,
+)
 from lookonce.settings import Free, OnResume, Section, read_settings, set_key
+
+REMOVED = {
+    "cache.check": "checksums are always compared; leave it out",
+    "data.coerce_answers": "let this write numbers as text: lookonce data convert RECORDS OUT --coerce-answers",
+    "data.context.dropout": "every training record has its context; leave it out",
+    "data.format": "the first record tells the format; if it cannot: lookonce data convert RECORDS OUT --format FORMAT",
+    "data.skip_unusable": "let this leave out such records: lookonce data clean RECORDS OUT",
+    "eval.batch_size": "`generate` answers 16 questions together; leave it out",
+    "eval.frozen": "answers are computed with the weights of `train.frozen`, of fp8 with unrounded ones; leave it out",
+    "train.compile_cache": "compiled code is in `compiler` in `cache.dir`; leave it out",
+    "train.host_cache_gb": "the page cache keeps features in memory; leave it out, or copy the cache: cache.stage",
+    "train.prefetch": "two batches are made ahead; leave it out",
+    "train.save_total_limit": "two checkpoints are kept; leave it out",
+    "train.tf32": "TensorFloat-32 is used where the GPU has it, unless `train.precision` is fp32; leave it out",
+    "train.weight_decay": "the adapter's weights do not decay; leave it out, or use `lora.dropout`",
+}
+"""Keys of earlier versions, and what to write instead."""
+ONLY = {"data.coerce_answers": False, "data.context.dropout": 0, "data.format": None, "data.skip_unusable": False}
+ONLY |= {"train.weight_decay": 0, "train.tf32": True}
+"""The values of such keys with which a recorded run can still be read; of the others any value."""
 
 
 class RunFile(Section):
     """A run: one training and its evaluation."""
 
+    removed: ClassVar = REMOVED
     model: ModelSection
     data: DataSection
     output: Free[UserPath]
@@ -39,6 +66,20 @@ class RunFile(Section):
     batch: BatchSection = BatchSection()
     train: TrainSection = TrainSection()
     eval: EvalSection = EvalSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reads_earlier_records(cls, values: Any, info: ValidationInfo) -> Any:
+        """Leave keys that were removed out of a recorded run, unless they say what is not done any more."""
+        if info.context != RECORDED:
+            return values
+        values = deepcopy(values)
+        for name in REMOVED:
+            *sections, key = name.split(".")
+            section = reduce(lambda inner, part: inner.get(part) if isinstance(inner, dict) else None, sections, values)
+            if isinstance(section, dict) and key in section and section[key] == ONLY.get(name, section[key]):
+                del section[key]
+        return values
 
     @model_validator(mode="after")
     def _starts_elsewhere(self) -> RunFile:
@@ -84,7 +125,7 @@ class RunFile(Section):
     @property
     def compile_cache(self) -> Path:
         """The folder in which compiled code is kept."""
-        return self.train.compile_cache or self.cache.dir / "compiler"
+        return self.cache.dir / "compiler"
 
     def to_yaml(self) -> str:
         """All keys with their resolved values."""
@@ -123,3 +164,19 @@ def read_run_file(path: Path, assignments: Iterable[str] = ()) -> RunFile:
             set_key(values, assignment)
 
     return read_settings(path, RunFile, f"run file {path}", "try experiments/sample.yaml", expected, assign)
+
+
+def with_absolute_paths(run: RunFile) -> RunFile:
+    """The same run, with paths that do not depend on the working directory."""
+    return _absolute(run)  # type: ignore[no-any-return]
+
+
+def _absolute(value: Any) -> Any:
+    if isinstance(value, ModelSection):
+        is_folder = Path(value.path).is_dir()
+        return value.model_copy(update={"path": str(Path(value.path).absolute())}) if is_folder else value
+    if isinstance(value, Section):
+        return value.model_copy(update={name: _absolute(inner) for name, inner in value})
+    if isinstance(value, list):
+        return [_absolute(inner) for inner in value]
+    return value.absolute() if isinstance(value, Path) and not VARIABLE.search(str(value)) else value

@@ -19,26 +19,35 @@ answering/          one JSON file per split: how long it took to answer, and wit
 report.html         the page that shows all of it
 summary.json        written last: a folder that has it is finished
 steps-N/            the results of a shorter training, before it was extended
+
+One process at a time changes the folder. Its claim is taken before any input is read, so that a second process is
+refused at once, and released when the process ends; commands that only read do not ask for it. A process that was
+suspended until another took over notices before its next write. With --restart the claim file moves away with the
+folder, and the name is claimed again; if another process is faster in that moment, it keeps the folder, and this one is
+refused.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from lookonce.cache.store.claims import using
+from lookonce.claim_file import EXPIRY_S, IN_USE, FolderClaim, Process, holder, is_living, read_process_file
 from lookonce.differences import Difference, differences
+from lookonce.disk_space import free_bytes
 from lookonce.environment import library_version, library_versions
-from lookonce.errors import RunFolderError
-from lookonce.files import TEMPORARY_MARK, hash_file, read_json, read_object, write_json, write_text
-from lookonce.run.absolute import with_absolute_paths
-from lookonce.run.config import LENGTH, RunFile, keys, read_run_file
-from lookonce.run.sections.paths import RECORDED
-from lookonce.text import listed, located, shell, shown
+from lookonce.errors import FolderInUse, RunFolderError
+from lookonce.files import TEMPORARY_MARK, hash_file, is_full, read_json, read_object, write_json, write_text
+from lookonce.run.config import LENGTH, RunFile, keys, read_run_file, with_absolute_paths
+from lookonce.run.sections import RECORDED
+from lookonce.text import listed, located, shell, shown, size
 from lookonce.version import commit
 
 CLAIM = "claim.json"
@@ -46,12 +55,16 @@ RECORD = "run.json"
 """The file that records the run; run.yaml beside it is a copy for people."""
 CHECKSUMS = "checksums.json"
 """The file in a checkpoint that is empty until all others are on the disk; then it has the xxh3 of each."""
+NUM_CHECKPOINTS = 2
+"""Checkpoints that a training keeps; an older one is deleted once a newer one is written."""
 STATE = "trainer_state.json"
 """Trainer's last file in a checkpoint, and the first that is deleted."""
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")
 """The files that PEFT saves of an adapter: weights and shape."""
 AGAIN = "train again with: lookonce train RUN.yaml --restart"
 """What to do about a folder whose files are broken."""
+TRAIN = "lookonce train"
+POLL_S = 0.1
 Form = TypeVar("Form")
 EXTEND = "Extend it, if its learning rates allow that, with: lookonce train RUN.yaml --resume. Or choose"
 """The beginning of the advice if only they differ."""
@@ -151,7 +164,7 @@ class RunFolder:
 
     def has_other_length(self, run: RunFile) -> bool:
         """Whether the folder holds a training of another number of epochs or steps."""
-        if not (self.holds_work and self._record.exists()) or self.was_trained_elsewhere:
+        if not (self.holds_work and self._record.exists()):
             return False
         return _length(self.read_run()) != _length(run)
 
@@ -378,3 +391,117 @@ class Environment:
             libraries=library_versions() | {"bitsandbytes": library_version("bitsandbytes")},
             commit=commit(),
         )
+
+
+class RunClaim:
+    """This process's claim of a run folder, once `take` has got it; a context manager that releases it."""
+
+    def __init__(self, folder: Path, command: str, expiry_s: float = EXPIRY_S) -> None:
+        """`command` says what this process does: "lookonce train"."""
+        self.folder, self._command, self._expiry_s = folder, command, expiry_s
+        self._claim = self._unclaimed()
+        self._is_new = False
+        self._caches = contextlib.ExitStack()
+
+    def __enter__(self) -> RunClaim:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._caches.close()
+        self._claim.__exit__()
+        if self._is_new:
+            with contextlib.suppress(OSError):  # not empty
+                self.folder.rmdir()
+
+    def use_cache(self, folder: Path) -> None:
+        """Use a cache, if there is one, until this claim is released; raises CacheError if another process owns it."""
+        if folder.is_dir():
+            self._caches.enter_context(using(folder, self._command, self._expiry_s))
+
+    def take(self, patience_s: float = 0.0) -> None:
+        """Claim the folder, which is made if it does not exist; waits up to `patience_s` while another process uses it.
+
+        Raises:
+            RunFolderError: another process uses it, or it cannot be written to.
+        """
+        if self.folder.exists() and not self.folder.is_dir():
+            raise RunFolderError(f"{self.folder} is a file; choose another `output`")
+        self._is_new = not self.folder.exists()
+        deadline = time.monotonic() + patience_s
+        try:
+            while (used_by := self._claim.take()) and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+        except OSError as error:
+            how = f"make room ({size(free_bytes(self.folder))} are free there)" if is_full(error) else "allow it"
+            raise RunFolderError(
+                f"cannot write to {self.folder} ({error.strerror}); {how}, or choose another `output`"
+            ) from None
+        if used_by:
+            raise FolderInUse(f"{self.folder} {IN_USE} {used_by}; wait until it has ended, or stop it")
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether this process has taken the claim; another one may have taken over since."""
+        return self._claim.is_taken
+
+    def is_lost(self) -> bool:
+        """Whether another process has taken over."""
+        return self._claim.is_lost()
+
+    def check(self) -> None:
+        """Check that the folder is still this process's, before writing to it.
+
+        Raises:
+            RunFolderError: another process has taken over, or the folder was moved.
+        """
+        if self.is_lost():
+            path = self._claim.path
+            by = f", now in use by {holder(path, self._expiry_s)}" if path.exists() else ""
+            raise RunFolderError(
+                f"{self.folder} was taken over by another process or moved while this one was suspended{by}; this "
+                "process ends without writing to it"
+            )
+
+    def move_away(self) -> Path | None:
+        """Move the run in the folder away, and claim the folder again; returns the new path, or None without a run.
+
+        Raises:
+            RunFolderError: another process has claimed the folder in between.
+        """
+        moved = RunFolder(self.folder).move_away()
+        if moved:
+            with self._claim as before:
+                before.follow(moved / CLAIM)
+                self._claim = self._unclaimed()
+                self.take()
+        return moved
+
+    def _unclaimed(self) -> FolderClaim:
+        return FolderClaim(self.folder / CLAIM, self._command, self._expiry_s)
+
+
+@contextlib.contextmanager
+def claimed_around(output: Path, command: str) -> Iterator[None]:
+    """Claim, within the block, the run folder in which a file or folder is to be written, if it lies in one.
+
+    Raises:
+        RunFolderError: another process uses the run folder, or its record is broken.
+    """
+    around = next((folder for folder in output.absolute().parents if (folder / RECORD).exists()), None)
+    if around is None:
+        yield
+        return
+    with RunClaim(around, command, RunFolder(around).read_run().cache.claim_s) as owner:
+        try:
+            owner.take()
+        except FolderInUse as error:
+            raise FolderInUse(f"{output} cannot be written: {error}, or name a place outside of that folder") from None
+        yield
+
+
+def find_trainer(folder: Path, expiry_s: float) -> Process | None:
+    """The living process that has claimed a run folder to train; None if there is none."""
+    path = folder / CLAIM
+    if not is_living(path, expiry_s):
+        return None
+    return read_process_file(path, lambda worker, command, **_: worker if command == TRAIN else None)

@@ -1,4 +1,4 @@
-"""`log.jsonl` as curves by step. log_files.py writes the file, one object per line.
+"""What a training writes while it runs: `log.jsonl` as curves by step, and `progress.json`. log_files.py writes both.
 
 Design: a line that is broken is left out, because a killed process may have written half of its last one, and a
 training may be writing while the file is read. Of several values for one step the last counts. Costs 5 ms per 1,000
@@ -12,8 +12,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
+from pydantic import ConfigDict, TypeAdapter
+
+from lookonce.claim_file import Process, read_process_file
 from lookonce.files import parse_json
 
 MAX_STEP, MAX_TIME = 1 << 53, 1e11
@@ -99,3 +102,44 @@ def _is_whole(value: Any) -> bool:
 def _curve(lines: Iterable[dict[str, Any]], name: str) -> Curve:
     points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
     return dict(sorted(points, key=lambda point: point[0]))
+
+
+End = Literal["", "finished", "stopped", "failed"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The content of the file."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = {"allow_inf_nan": False}
+
+    worker: Process
+    began: float
+    """When the training began, in seconds since 1970 by the trainer's clock."""
+    phase: str = "loading"
+    step: int = 0
+    num_steps: int = 0
+    """All steps of the training; 0 until their number is known."""
+    first_step: int = 0
+    """The step of the checkpoint from which the training resumed; 0 if it did not."""
+    stepped_s: float = 0.0
+    """Seconds since the last step ended, or since the training began."""
+    loss: float | None = None
+    validation_loss: float | None = None
+    exact_match: float | None = None
+    """The last one that was measured while training."""
+    ms_per_sample: float | None = None
+    eta_s: float | None = None
+    """Estimated seconds for the remaining steps."""
+    end: End = ""
+    """How the training ended; empty while it runs."""
+    reason: str = ""
+    """Why it stopped or failed."""
+
+
+_PROGRESS = TypeAdapter(Progress)
+
+
+def read_progress(path: Path) -> Progress | None:
+    """The progress of a training; None if the file is missing, unreadable or of another form."""
+    return read_process_file(path, lambda **values: _PROGRESS.validate_python(values))

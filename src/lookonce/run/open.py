@@ -23,29 +23,23 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar
 from lookonce.cache.format import BUILD_COMMAND
 from lookonce.cache.store.fingerprint import Fingerprint, Source
 from lookonce.cache.store.reader import VisionCache, find_cache
-from lookonce.datasets.curriculum import LessonOrder
 from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.records import Record
 from lookonce.environment import limit_cpu_threads
 from lookonce.errors import FeaturesMissing, ImageError, UsageError
 from lookonce.files import hash_file
 from lookonce.hub import locate
-from lookonce.run.claim import RunClaim
 from lookonce.run.config import RunFile, read_run_file
-from lookonce.run.folder import RECORD, RunFolder
+from lookonce.run.folder import RECORD, RunClaim, RunFolder
 from lookonce.run.records import (
     UNUSABLE_ADVICE,
     cached_images,
     find_images,
-    find_unusable,
-    leave_out_unusable,
     read_splits,
     with_contexts,
     without_fold,
 )
-from lookonce.run.sections.context import ContextSection
-from lookonce.run.sections.data import DataSection
-from lookonce.run.sections.model import ModelSection
+from lookonce.run.sections import ContextSection, DataSection, ModelSection
 from lookonce.settings import checked, set_key
 from lookonce.text import Notify, quiet, shell
 
@@ -92,8 +86,7 @@ class Needs:
     recorded: bool = False
     """The run is the one that its folder records, whatever the run file says by now."""
     records: Literal["none", "all", "used"] = "none"
-    """`used`: as training and evaluation use them: without those of unusable images, with contexts, and the fold of
-    `data.held_out` apart."""
+    """`used`: as training and evaluation use them: with contexts, and the fold of `data.held_out` apart."""
     images: Literal["none", "hashed", "planned", "cached"] = "none"
     """The images of the records. `hashed`: all are read. `planned`: only those that the cache's plan does not name.
     `cached`: the same, and the plan must know the content of all; no image file need exist."""
@@ -111,7 +104,8 @@ FROM_CACHE = Needs("lookonce", records="used", images="cached", model="open", ca
 TO_TRAIN = replace(FROM_CACHE, command="lookonce train", writes=True)
 TO_EVALUATE = replace(FROM_CACHE, command="lookonce eval", writes=True, adapter=True)
 TO_ANSWER = Needs("lookonce predict", adapter=True, model="open")
-TO_LOOK = Needs("lookonce cache status", records="all", images="planned", model="fingerprint")
+TO_MEASURE = Needs("lookonce bench", records="used", images="hashed", model="open", cache=True)
+TO_LOOK = Needs("lookonce status", records="all", images="planned", model="fingerprint")
 
 
 @dataclass(eq=False)
@@ -190,10 +184,8 @@ class OpenRun:
         options, keys = self.run.cache, self.images.path_of
         if options.stage:
             self.owner.use_cache(options.stage / self.fingerprint.folder_name)
-        staged = options.stage and find_staged(
-            options.stage, self.fingerprint, keys, check=options.check, notify=self.notify
-        )
-        cache = staged or find_cache(options.dir, self.fingerprint, check=options.check)
+        staged = options.stage and find_staged(options.stage, self.fingerprint, keys, notify=self.notify)
+        cache = staged or find_cache(options.dir, self.fingerprint)
         missing = {path for path, key in self.images.key_of.items() if key not in cache} | self.images.unusable.keys()
         if missing:
             path, origin = next(
@@ -217,10 +209,10 @@ class OpenRun:
 
     @cached_property
     def features(self) -> FeatureSource:
-        """The features of the cache, with `train.host_cache_gb` of them kept in memory; `changed` may give others."""
+        """The features of the cache; `changed` may give others."""
         from lookonce.train.data.batches import CachedFeatures
 
-        return CachedFeatures(self.cache, int(self.run.train.host_cache_gb * 1e9))
+        return CachedFeatures(self.cache)
 
     def row_collator(self, source: FeatureSource | None = None) -> RowCollator:
         """What makes batches of padded rows, with features of the cache or of another `source`."""
@@ -402,9 +394,6 @@ def _read(opened: OpenRun, once: Once, timed: Timed) -> None:
         folder, fingerprint = opened.cache_folder, opened.fingerprint
         if needs.cache:
             opened.owner.use_cache(folder)
-        if needs.records == "used":
-            unusable = once(lambda: find_unusable(run, folder, fingerprint.sha256, records))
-            records = leave_out_unusable(records, unusable, notify)
         if needs.images == "cached":
             opened.images = once(lambda: cached_images(run, fingerprint, records, notify))
         elif needs.images != "none":
@@ -518,15 +507,17 @@ def records_identity(
     run: RunFile, fingerprint: Fingerprint, records: dict[str, list[Record]], key_of: Callable[[Path], str]
 ) -> dict[str, Any]:
     """The entries that do not need the model; every image must have a key."""
-    order, context = run.batch.lesson_order, run.data.context
-    found = {
+    order, context, train, val = run.batch.lesson_order, run.data.context, records["train"], records["val"]
+    found: dict[str, Any] = {
         "cache": fingerprint.sha256,
-        "records": {split: hash_records(records[split], key_of) for split in ("train", "val")},
+        "records": {"train": hash_records(train, key_of), "val": hash_records(val, key_of)},
     }
     if order:
-        found["lessons"] = hash_lessons(records["train"], order)
+        lessons = repr([order.lesson_of(record) for record in train])
+        found["lessons"] = hashlib.sha256(lessons.encode()).hexdigest()
     if context:
-        found["context"] = hash_context([*records["train"], *records["val"]], context)
+        stages = repr([context.stage_of(record) for record in [*train, *val]])
+        found["context"] = hashlib.sha256(stages.encode()).hexdigest()
     return found | answers_identity(context)
 
 
@@ -539,17 +530,7 @@ def hash_records(records: Iterable[Record], key_of: Callable[[Path], str]) -> st
     return digest.hexdigest()
 
 
-def hash_context(records: Iterable[Record], context: ContextSection) -> str:
-    """The sha256 over the stages of some records."""
-    return hashlib.sha256(repr([context.stage_of(record) for record in records]).encode()).hexdigest()
-
-
 def answers_identity(context: ContextSection | None) -> dict[str, list[str] | None]:
     """The recorded input of the predictions that contexts have: the hash of each file that exists; None without any."""
     files = context.given if context else []
     return {"answers": [hash_file(path) for path in files if path.exists()] or None}
-
-
-def hash_lessons(records: Iterable[Record], order: LessonOrder) -> str:
-    """The sha256 over the lessons of some records."""
-    return hashlib.sha256(repr([order.lesson_of(record) for record in records]).encode()).hexdigest()

@@ -12,18 +12,18 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
-from lookonce.cache.build.progress import index_from_plan, unusable_images
+from lookonce.cache.build.progress import index_from_plan
 from lookonce.cache.format import BUILD_COMMAND
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.metadata import MANIFEST, read_plan, read_quarantine
 from lookonce.cache.store.reader import find_cache
-from lookonce.datasets.context import counted, with_given, without_some
+from lookonce.datasets.context import counted, with_given
 from lookonce.datasets.curriculum import hold_out, read_stage_map, select_training, with_stages
 from lookonce.datasets.images import ImageIndex, index_images, is_gone
-from lookonce.datasets.records import Record, RecordsFile, leave_out, missing_file
+from lookonce.datasets.records import Record, RecordsFile, missing_file
 from lookonce.datasets.text_files import read_jsonl
 from lookonce.environment import without_garbage_collection
-from lookonce.errors import FeaturesMissing, ImageError, LookonceError, RecordsError
+from lookonce.errors import FeaturesMissing, LookonceError, RecordsError
 from lookonce.hub import check_name
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RECORD, RunFolder
@@ -33,13 +33,13 @@ SPLITS = ("train", "val", "test")
 HELD_OUT = "held_out"
 """The split of the training records that `data.held_out` leaves out; it has no files of its own."""
 GONE_ADVICE = f"there is no such file either; correct the records or `data.image_root`, then run: {BUILD_COMMAND}"
-UNUSABLE_ADVICE = "repair the file, or leave its records out with `data.skip_unusable: true`"
+UNUSABLE_ADVICE = "repair the file, or leave its records out with: lookonce data clean RECORDS OUT"
 
 
 def read_splits(run: RunFile, notify: Notify = quiet) -> dict[str, list[Record]]:
     """The records of a run, by split: train, val, test.
 
-    `notify` gets the number of answers that were not text, and the training records that are left out.
+    `notify` gets the training records that are left out.
 
     Raises:
         LookonceError: records are missing or broken, have no stage or lesson, or none is selected.
@@ -87,16 +87,11 @@ def without_fold(
 
 def read_split(run: RunFile, split: str, notify: Notify = quiet) -> Iterator[Record]:
     """The records of one split, as its files have them."""
-    data, num_coerced = run.data, 0
-    for path in getattr(data, split):
-        file = RecordsFile(path, data.image_root, format=data.format, coerce_answers=data.coerce_answers)
+    for path in getattr(run.data, split):
+        file = RecordsFile(path, run.data.image_root)
         yield from file
-        num_coerced += file.num_coerced
         if note := file.note():
             notify(note)
-    if num_coerced:
-        what = count(num_coerced, f"{split} answer")
-        notify(f"{what} read as text from numbers or booleans (`data.coerce_answers`)")
 
 
 def check_paths(run: RunFile) -> None:
@@ -114,35 +109,6 @@ def check_paths(run: RunFile) -> None:
     if run.data.stage_map:
         read_stage_map(run.data.stage_map)
     check_name(run.model.path)
-
-
-def find_unusable(run: RunFile, folder: Path, fingerprint: str, records: dict[str, list[Record]]) -> dict[Path, str]:
-    """Why images whose records are left out have no features; none unless `data.skip_unusable` is set.
-
-    `folder` and `fingerprint` are those of the run's cache.
-    """
-    if not run.data.skip_unusable:
-        return {}
-    paths = dict.fromkeys(path for some in records.values() for record in some for path in record.images)
-    return unusable_images(folder, fingerprint, paths)
-
-
-def leave_out_unusable(
-    records: dict[str, list[Record]], unusable: dict[Path, str], notify: Notify = quiet
-) -> dict[str, list[Record]]:
-    """The records without those of unusable images; `notify` gets their number and the first few of each split.
-
-    Raises:
-        ImageError: no training record is left.
-    """
-    kept = {}
-    for split, some in records.items() if unusable else ():
-        kept[split], left_out = leave_out(some, unusable)
-        if left_out.num_left_out and split == "train" and not kept[split]:
-            raise ImageError(f"no training record is left with `data.skip_unusable`; {left_out.text('train ')}")
-        if left_out.num_left_out:
-            notify(left_out.text(f"{split} "))
-    return kept or records
 
 
 def find_images(folder: Path, records: dict[str, list[Record]], *, trust_plan: bool) -> ImageIndex:
@@ -215,7 +181,6 @@ def with_contexts(
         return records
     form.check(chain.from_iterable(records.values()))
     found = with_given({split: records[split] for split in ("train", "val")}, form, form.given, images.keys_of)
-    found["train"] = without_some(found["train"], form.dropout, run.train.seed, images.keys_of)
     for split, some in found.items():
         if some:
             notify(counted(some, split))

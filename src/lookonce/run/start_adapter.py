@@ -16,8 +16,7 @@ from lookonce.errors import ModelError, RunFolderError, UsageError
 from lookonce.files import hash_file
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RECORD, RunFolder
-from lookonce.run.sections.lora import LoraSection
-from lookonce.run.sections.start import SCHEME, hub_adapter
+from lookonce.run.sections import SCHEME, LoraSection, hub_adapter
 from lookonce.text import located, shell
 
 SHAPE = ("rank", "alpha", "rslora", "targets", "experts", "modules_to_save")
@@ -47,7 +46,8 @@ def find_start(run: RunFile) -> RunFolder | None:
     start = run.train.start_from
     if start is None:
         return None
-    folder = _folder_of(start)
+    folder = folder_of(start, is_local=False)
+    assert folder is not None
     if not folder.trained.exists():
         raise RunFolderError(_not_trained(start, folder))
     folder.check_adapter()
@@ -60,32 +60,29 @@ def find_start(run: RunFile) -> RunFolder | None:
     return folder
 
 
-def folder_of(start: Path | str) -> RunFolder | None:
-    """The folder of a value of `train.start_from`; None for an adapter on the Hub that is not on this machine."""
+def folder_of(start: Path | str, *, is_local: bool = True) -> RunFolder | None:
+    """The folder of a value of `train.start_from`; None if it is to be `is_local`, and an adapter on the Hub is not.
+
+    Raises:
+        ModelError: the adapter on the Hub is not available.
+        UsageError: it is not named at a commit, and may be downloaded.
+    """
     adapter = hub_adapter(start)
     if adapter is None:
         return RunFolder.find(Path(start))
-    from lookonce.hub import find_adapter  # cli.py sets the environment that huggingface_hub reads when imported
+    from lookonce.hub import find_adapter, is_commit  # cli.py sets the environment that huggingface_hub reads
 
-    try:
-        return PushedRun(find_adapter(adapter.name, adapter.revision, is_local=True))
-    except ModelError:
-        return None
-
-
-def _folder_of(start: Path | str) -> RunFolder:
-    """The same, of which an adapter on the Hub is downloaded."""
-    adapter = hub_adapter(start)
-    if adapter is None:
-        return RunFolder.find(Path(start))
-    from lookonce.hub import find_adapter, is_commit
-
-    if not is_commit(adapter.revision):
+    if not (is_local or is_commit(adapter.revision)):
         raise UsageError(
             f"train.start_from: {adapter} may change, because it names no commit; write {SCHEME}{adapter.name}@COMMIT, "
             "or let this write it: lookonce fetch RUN.yaml --pin"
         )
-    return PushedRun(find_adapter(adapter.name, adapter.revision))
+    try:
+        return PushedRun(find_adapter(adapter.name, adapter.revision, is_local=is_local))
+    except ModelError:
+        if is_local:
+            return None
+        raise
 
 
 def _not_trained(path: Path | str, folder: RunFolder) -> str:

@@ -32,8 +32,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lookonce.cache.format import Grid
 from lookonce.datasets.sample.model import make_config, random_model
-from lookonce.run.sections.batch import BatchSection
-from lookonce.run.sections.lora import LoraSection
+from lookonce.run.sections import BatchSection, LoraSection
 from lookonce.selftest.attention import Heads
 from lookonce.selftest.report import Check, Way, failed, within_spread
 from lookonce.train.data.batches import CPU, Batch

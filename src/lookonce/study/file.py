@@ -36,11 +36,10 @@ from lookonce.datasets.curriculum import as_text
 from lookonce.errors import UsageError
 from lookonce.eval.join import Label
 from lookonce.files import write_text
-from lookonce.run.absolute import with_absolute_paths
-from lookonce.run.config import RunFile, read_run_file
+from lookonce.run.config import RunFile, read_run_file, with_absolute_paths
 from lookonce.run.folder import RunFolder
 from lookonce.run.records import HELD_OUT
-from lookonce.run.sections.paths import UserPath
+from lookonce.run.sections import UserPath
 from lookonce.run.start_adapter import shape_differences
 from lookonce.settings import Section, Seed, read_settings
 from lookonce.text import count, listed, shown

@@ -47,7 +47,7 @@ from lookonce.study.state import (
 )
 from lookonce.text import Notify
 
-FILES = {*SPLITS, "image_root", "format", "coerce_answers"}
+FILES = {*SPLITS, "image_root"}
 SELECTION = {"stage_map", "where", "replay"}
 """Keys of `data` that say which files are read, and which of their training records are used."""
 
@@ -147,7 +147,7 @@ def find_jobs(runs: Runs, outdated: Collection[str]) -> list[Job]:
     left = [one for one in in_chains(runs) if one.name in missing or states[one.name].not_asked]
     contents = read_contents(left)
     builders = find_builders(left, contents)
-    builds = {one.name: _build(one, len(contents[one.name].images)) for one in left if builders[one.name] is one}
+    builds = {one.name: _build(one) for one in left if builders[one.name] is one}
     jobs = []
     for one in left:
         cost = _cost(one.run, contents[one.name].num_train)
@@ -159,12 +159,9 @@ def find_jobs(runs: Runs, outdated: Collection[str]) -> list[Job]:
     return [*builds.values(), *jobs]
 
 
-def _build(one: StudyRun, num_images: int) -> Job:
-    """The job of a build; images that cannot be encoded do not stop runs that leave them out."""
+def _build(one: StudyRun) -> Job:
     log = one.run.output.parent / LOGS / "cache.log"
-    options = ("--max-quarantined", str(num_images)) if one.run.data.skip_unusable else ()
-    command = ("cache", "build", *options, str(one.run_file))
-    return Job(f"cache of {one.name}", command, log, is_done=lambda: _is_built(one))
+    return Job(f"cache of {one.name}", ("cache", "build", str(one.run_file)), log, is_done=lambda: _is_built(one))
 
 
 def _is_built(one: StudyRun) -> bool:

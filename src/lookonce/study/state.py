@@ -23,8 +23,7 @@ from lookonce.eval.scores.metrics import Evaluation
 from lookonce.eval.scores.prediction import Score, label, read_predictions, write_predictions
 from lookonce.files import write_json
 from lookonce.report.contexts import asked_beside
-from lookonce.run.claim import RunClaim
-from lookonce.run.folder import RECORD, RunFolder
+from lookonce.run.folder import RECORD, RunClaim, RunFolder
 from lookonce.run.open import answers_identity
 from lookonce.run.records import read_splits
 from lookonce.run.start_adapter import start_identity

@@ -30,6 +30,9 @@ def as_vllm_splits(tensors, hidden, num_levels, merge_size):
     return main.split(sizes), deepstack.split(sizes, dim=1)
 
 
+@pytest.mark.guarantee(
+    "What vLLM splits out of exported features is the output of the tower, each level in its position."
+)
 def test_vllms_arithmetic_finds_the_output_of_the_tower(built, images, sample, stock_processor, tmp_path):
     done = export_embeds(built, images, tmp_path / "out.safetensors")
     tensors = load_file(tmp_path / "out.safetensors")

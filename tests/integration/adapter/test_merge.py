@@ -115,6 +115,10 @@ def set_in_config(folder: Path, **values: Any) -> None:
     (folder / "config.json").write_text(json.dumps(config | values))
 
 
+@pytest.mark.guarantee(
+    "A merged model has the logits that PEFT gives on the stock model, to 1e-5 in float32, in each family and "
+    "layout of experts."
+)
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.model_type)
 def test_the_merged_model_has_the_logits_of_peft(site, family):
     model = site.copy(family)
@@ -145,6 +149,10 @@ def joined(tensors: Tensors) -> Tensors:
     return found
 
 
+@pytest.mark.guarantee(
+    "A merged model has the logits that PEFT gives on the stock model, to 1e-5 in float32, in each family and "
+    "layout of experts."
+)
 @pytest.mark.parametrize(
     ("name", "layout"), [("qwen3_vl_moe", transposed), ("qwen3_5_moe", joined)], ids=["transposed", "joined"]
 )

@@ -47,6 +47,7 @@ def lookonce(*arguments: str | Path) -> Result:
     return CliRunner().invoke(main, ["adapter", "merge", *map(str, arguments)])
 
 
+@pytest.mark.guarantee("The answers that a merge compares are those of `lookonce eval`.")
 def test_both_models_answer_as_an_evaluation_of_the_run(trained, tmp_path):
     result = lookonce(trained.output, tmp_path / "merged", "--dtype", "fp32", "--questions", "500", "--json")
     assert result.exit_code == 0, result.output
@@ -67,6 +68,7 @@ def test_the_second_answers_are_those_of_the_merged_folder(trained, sample):
     assert found.num_different > 0 and found.merged == pytest.approx(untuned.overall.exact_match)
 
 
+@pytest.mark.guarantee("Stock transformers gives the answers of a merged model without PEFT.")
 def test_stock_transformers_gives_the_answers_of_the_run_without_peft(trained, tmp_path, stock_processor):
     assert lookonce(trained.output, tmp_path / "merged", "--dtype", "fp32", "--questions", "0").exit_code == 0
     model = AutoModelForImageTextToText.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()

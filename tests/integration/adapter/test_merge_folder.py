@@ -109,6 +109,7 @@ def is_target(name: str) -> bool:
     return ".language_model." in name and any(target in name for target in TARGETS)
 
 
+@pytest.mark.guarantee("What an adapter does not change keeps its bytes in the merged model.")
 def test_only_what_the_adapter_changes_has_other_bytes(made, tmp_path):
     merged = merge_in(made, tmp_path / "merged")
     before, after = contents(made / "model"), contents(tmp_path / "merged")
@@ -154,6 +155,7 @@ def test_fp32_rounds_nothing_and_the_configuration_and_index_say_so(made, tmp_pa
     )
 
 
+@pytest.mark.guarantee("A merge that was killed ends with the same bytes.")
 @pytest.mark.parametrize("stopped_after", [0, STOPPED_AFTER])
 def test_a_merge_that_is_killed_resumes_with_the_same_bytes(made, tmp_path, stopped_after):
     arguments = [str(made / "run"), str(tmp_path / "merged"), str(stopped_after)]
@@ -185,6 +187,7 @@ def test_a_merge_of_something_else_is_not_continued(made, tmp_path, monkeypatch)
     merge_in(made, tmp_path / "merged")
 
 
+@pytest.mark.guarantee("A merge writes to no existing folder.")
 @pytest.mark.parametrize("kind", ["folder", "file", "link"])
 def test_what_exists_is_never_written_to(made, tmp_path, kind):
     target = tmp_path / "there"

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from lookonce.adapter.weights import BLOCK_VALUES
 
 NUM_ROWS, NUM_COLUMNS = 40_960, 2_048
@@ -39,6 +41,7 @@ print(merge("large", int(sys.argv[2]), int(sys.argv[3])) - before)
 """
 
 
+@pytest.mark.guarantee("Merging takes a few blocks of memory, whatever the size of a tensor.")
 def test_the_memory_does_not_grow_with_the_tensor(tmp_path: Path) -> None:
     arguments = [str(tmp_path), str(NUM_ROWS), str(NUM_COLUMNS), str(BLOCK_VALUES)]
     done = subprocess.run([sys.executable, "-c", MERGE, *arguments], capture_output=True, text=True, timeout=300)

@@ -62,6 +62,7 @@ def push(folder: RunFolder, *words: str | Path) -> Result:
     return run("adapter", "push", folder.folder, NAME, "--base-model", BASE, *words)
 
 
+@pytest.mark.guarantee("An uploaded adapter has no record, prediction or image.")
 def test_an_upload_is_private_and_has_nothing_but_the_adapter_its_record_and_its_scores(hub, trained):
     result = push(trained, "--json")
     assert result.exit_code == 0, result.stderr
@@ -75,6 +76,7 @@ def test_an_upload_is_private_and_has_nothing_but_the_adapter_its_record_and_its
     assert "licence of the dataset is not known" in result.stderr
 
 
+@pytest.mark.guarantee("An uploaded adapter names no folder of the machine it comes from.")
 def test_nothing_that_is_uploaded_names_a_folder_of_this_machine(hub, trained, sample):
     push(trained)
     private = [str(trained.folder), str(sample), str(Path.home()) + "/", str(Path.cwd()), TOKEN]
@@ -143,6 +145,7 @@ def test_the_code_on_the_card_answers_as_the_run_did(hub, trained, sample, stock
     assert printed == [line["predicted"]]
 
 
+@pytest.mark.guarantee("A training that starts from an uploaded adapter has the bits of one that starts from the run.")
 def test_a_training_starts_from_an_uploaded_adapter_as_from_the_run_itself(hub, trained, make_cached_run, tmp_path):
     push(trained)
     start = {"steps": 2, "seed": 5}

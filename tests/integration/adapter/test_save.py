@@ -28,9 +28,8 @@ from lookonce.datasets.sample.model import write_model
 from lookonce.errors import FolderInUse, LookonceError, ModelError, RunFolderError, UsageError
 from lookonce.eval.run import evaluate_run
 from lookonce.families.lookup import FAMILIES
-from lookonce.run.claim import RunClaim
 from lookonce.run.config import RunFile
-from lookonce.run.folder import RunFolder, TrainedElsewhere
+from lookonce.run.folder import RunClaim, RunFolder, TrainedElsewhere
 from lookonce.status import RunStatus
 from lookonce.workflow import train
 
@@ -82,6 +81,10 @@ def run(
     return made
 
 
+@pytest.mark.guarantee(
+    "An adapter that another program trained gives, as a run, the tokens that PEFT gives on the stock model, "
+    "in float32."
+)
 def test_evaluation_predict_and_merge_give_the_answers_of_peft_on_the_stock_model(
     run, adapter, sample, stock_processor, tmp_path
 ):
@@ -198,6 +201,10 @@ def changed(adapter: Path, **options: Any) -> Path:
     return adapter
 
 
+@pytest.mark.guarantee(
+    "An adapter with weights in the tower, of another model or shape, or with options that a run cannot have "
+    "is refused before anything is written."
+)
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -229,6 +236,10 @@ def test_modules_trained_as_a_whole_and_a_regular_expression_are_taken(make_adap
     assert merge(run.output, tmp_path / "merged", num_questions=0).num_changed == 9
 
 
+@pytest.mark.guarantee(
+    "An adapter with weights in the tower, of another model or shape, or with options that a run cannot have "
+    "is refused before anything is written."
+)
 def test_an_adapter_of_another_model_is_refused(make_adapter, make_run, sample, tmp_path):
     other = shutil.copytree(sample / "model", tmp_path / "other")
     tensors = load_file(other / "model.safetensors")

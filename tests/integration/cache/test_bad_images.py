@@ -74,6 +74,9 @@ UNUSABLE = {
 }
 
 
+@pytest.mark.guarantee(
+    "`check`, `data audit` and `data clean` give the reason for which an image is quarantined, from its header."
+)
 @pytest.mark.parametrize("name", UNUSABLE)
 def test_check_audit_and_clean_give_the_reason_of_the_build_from_the_header(make_run, tmp_path, name):
     content, expected = UNUSABLE[name]
@@ -90,7 +93,7 @@ def test_check_audit_and_clean_give_the_reason_of_the_build_from_the_header(make
 
     checked = [result["value"] for result in output_of("check", run_file)["results"] if result["what"] == "images"]
     findings = {one["code"]: one["items"] for one in output_of("data", "audit", records)["findings"]}
-    cleaned = output_of("data", "clean", records, tmp_path / "clean.jsonl", "--headers-only")["images"]
+    cleaned = output_of("data", "clean", records, tmp_path / "clean.jsonl")["images"]
     [reason] = output_of("cache", "build", run_file)["quarantined"].values()
     assert expected.format(tmp_path / name) in reason
     assert [reason] == [item["reason"] for item in findings["images-broken"]] == [one["reason"] for one in cleaned]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ def test_the_phases_report_json_on_stdout_alone(run_file):
     assert (built["num_encoded"], built["num_reused"]) == (64, 0)
     again = run("cache", "build", run_file)
     assert "nothing new encoded, 64 of 64 images reused" in again.stdout
-    assert json.loads(run("cache", "status", run_file, "--json").stdout)["num_done"] == 64
+    assert json.loads(run("status", run_file, "--json").stdout)["cache"]["report"]["num_done"] == 64
 
 
 @pytest.fixture
@@ -134,30 +133,3 @@ def test_up_to_max_quarantined_images_are_not_a_failure(make_run, sample, tmp_pa
     assert result.exit_code == 1 and "1 image could not be encoded" in result.stdout
     assert run("cache", "build", path, "--max-quarantined", 1).exit_code == 0
     assert json.loads(run("cache", "build", path, "--retry-quarantined", "--json").stdout)["num_reused"] == 1
-
-
-def test_a_status_is_watched_until_all_is_built(run_file, monkeypatch):
-    run("cache", "plan", run_file, "--pilot", 0, "--write")
-    waits = []
-
-    def build(seconds):
-        waits.append(seconds)
-        run("cache", "build", run_file)
-
-    monkeypatch.setattr("lookonce.commands.cache.time.sleep", build)
-    result = run("cache", "status", run_file, "--watch", 0.5)
-    assert waits == [0.5] and result.exit_code == 0
-    first, last = result.stdout.splitlines()
-    assert first.startswith("0 of 64 images, 0 quarantined, 0 workers alive")
-    assert last.startswith("64 of 64 images")
-    lines = run("cache", "status", run_file, "--watch", 0.5, "--json").stdout.splitlines()
-    assert [json.loads(line)["num_done"] for line in lines] == [64]
-
-
-def test_an_interrupted_watch_ends_as_every_command(run_file, monkeypatch):
-    def interrupt(seconds):
-        signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr("lookonce.commands.cache.time.sleep", interrupt)
-    result = run("cache", "status", run_file, "--watch", 1)
-    assert (result.exit_code, result.stderr) == (130, "Error: interrupted; run the same command again\n")

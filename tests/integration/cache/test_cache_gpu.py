@@ -24,6 +24,7 @@ def test_two_builds_have_the_same_bits(make_run, tmp_path):
     assert all(torch.equal(caches[0][key], caches[1][key]) for key in caches[0].keys())
 
 
+@pytest.mark.guarantee("Several images in one tower batch give what each gives alone, to rounding.")
 def test_features_are_those_of_each_image_alone(make_run, tmp_path):
     inputs, cache = build(make_run, str(tmp_path / "caches"))
     files, tower = inputs.images.path_of, inputs.load_tower(fast=False)

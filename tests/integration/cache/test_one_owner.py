@@ -23,6 +23,11 @@ from lookonce.errors import CacheError
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.workflow import train
 
+pytestmark = pytest.mark.guarantee(
+    "No command changes a cache that another live process uses, here or on another machine; a killed process "
+    "frees the cache."
+)
+
 USERS = {
     "build": "lookonce.cache.build.worker:_Build.run",
     "plan": "lookonce.cache.build.progress.ensure_plan",
@@ -89,7 +94,7 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, make_run, built) -> Site:
-    run = make_run(train={"steps": 1}, eval={"max_new_tokens": 1, "batch_size": 64})
+    run = make_run(train={"steps": 1}, eval={"max_new_tokens": 1})
     (tmp_path / "run.yaml").write_text(run.to_yaml())
     unused = shutil.ignore_patterns(USES, CLAIMS)
     cache = shutil.copytree(built.folder, tmp_path / "caches" / built.folder.name, ignore=unused)

@@ -90,6 +90,7 @@ def content(inputs: OpenRun) -> dict[str, bytes]:
     return {key: bytes(raw_bytes(cache[key])) for key in cache.keys()}  # noqa: SIM118
 
 
+@pytest.mark.guarantee("A folder, a tar file and a parquet file of the same images make the same cache.")
 def test_the_cache_is_the_same_wherever_the_images_are(make_source: MakeSource) -> None:
     caches, folders, failed = [], set(), []
     for source in SOURCES:

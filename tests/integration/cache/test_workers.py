@@ -178,6 +178,11 @@ def largest(shards: tuple[Shard, ...]) -> int:
     return max(len(shard.keys) for shard in shards)
 
 
+@pytest.mark.guarantee("A killed worker loses its current shard and at most two tower batches of the next one.")
+@pytest.mark.guarantee(
+    "A cache built by one worker, or by four that are killed twenty times, holds the same features, bit for "
+    "bit, and no leftovers."
+)
 def test_four_workers_killed_twenty_times_build_what_one_builds_alone(
     workers: Nursery, alone: dict[str, bytes]
 ) -> None:

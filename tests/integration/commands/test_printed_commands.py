@@ -17,7 +17,10 @@ from lookonce.datasets.prepare.run import next_steps
 from lookonce.errors import UsageError
 from lookonce.study.run import MissingJob
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
+pytestmark = [
+    pytest.mark.usefixtures("no_fsync"),
+    pytest.mark.guarantee("Printed commands can be copied into a shell, whatever files are called."),
+]
 
 NAME = "my run; touch pwned"
 COMMAND = re.compile(r"(?:lookonce [a-z]|chmod u|gunzip |ls -ld |export [A-Z]+=)[^`<]*")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -80,17 +81,20 @@ def test_a_folder_that_may_not_be_written_to_is_named_with_the_command_that_allo
     assert said.endswith(f"allow it with: chmod u+w {place / name}") and ".tmp-" not in said
 
 
+@pytest.mark.guarantee(
+    "An error about a full disk names the file, what it needs and what is free, and leaves no partial file."
+)
 @pytest.mark.parametrize(
     ("words", "file"),
     [
         *((f"data convert PLACE/sample/test.jsonl PLACE/new/out{suffix}", f"out{suffix}") for suffix in SUFFIXES),
         (
-            "data clean PLACE/sample/test.jsonl PLACE/new/out.jsonl --image-root PLACE/sample --headers-only",
+            "data clean PLACE/sample/test.jsonl PLACE/new/out.jsonl --image-root PLACE/sample",
             "out.jsonl",
         ),
         ("data audit PLACE/sample/test.jsonl --html PLACE/new/out.html", "out.html"),
         ("data tar PLACE/sample/test.jsonl PLACE/new --image-root PLACE/sample", "images.ndjson"),
-        ("data prepare PLACE/mine.yaml PLACE/new/out --source PLACE/sample", "out/.prepare/settings.json"),
+        ("data prepare PLACE/mine.yaml PLACE/new/out --source PLACE/raw", "out/images/frame-0026.jpg"),
         ("sample PLACE/new/out", "out"),
         ("init PLACE/new/run.yaml --model PLACE/sample/model --train PLACE/sample/test.jsonl --yes", "run.yaml"),
         (f"adapter embeds {RUN} PLACE/sample/images/frame-0026.jpg -o PLACE/new/out.safetensors", "out.safetensors"),
@@ -101,7 +105,11 @@ def test_a_folder_that_may_not_be_written_to_is_named_with_the_command_that_allo
 )
 def test_a_full_disk_is_named_with_the_file_and_what_it_needs(place, largest_file, words, file):
     (place / "new").mkdir()
-    (place / "mine.yaml").write_text("name: mine\nfiles: test.jsonl\ncolumns: {image: images}\n")
+    (place / "raw").mkdir()
+    (place / "raw" / "frame-0026.jpg").symlink_to(place / "sample" / "images" / "frame-0026.jpg")
+    row = {"image": "frame-0026.jpg", "question": "Is there text?", "answer": "no"}
+    (place / "raw" / "test.jsonl").write_text(json.dumps(row) + "\n")
+    (place / "mine.yaml").write_text("name: mine\nfiles: test.jsonl\n")
     (place / "study.yaml").write_text(f"base: {place}/run.yaml\noutput: {place}/new\nseeds: 1\narms: {{a: }}\n")
     with largest_file(64):
         said = said_by(place, words)

@@ -1,4 +1,4 @@
-"""`lookonce report`: its files and messages, and watching a training."""
+"""`lookonce report`: its files and messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from lookonce.cli import main
 from lookonce.eval.scores.prediction import write_predictions
 from lookonce.files import write_json
 from lookonce.run.folder import RunFolder
-from lookonce.status import TrainingPhase
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -58,13 +57,3 @@ def test_inputs_and_files_that_are_no_pages_are_not_replaced(runs, tmp_path, out
     assert f"{output} exists and is not a page of lookonce report; name another file" in result.output
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert [invoke("a", "-o", "new.html").exit_code for _ in range(2)] == [0, 0]  # a page is written again
-
-
-def test_watching_writes_the_page_until_the_training_ends(runs, tmp_path, monkeypatch):
-    states = [TrainingPhase("running", "training", step, 9) for step in (1, 2)] + [TrainingPhase("finished")]
-    slept = []
-    monkeypatch.setattr("lookonce.report.runs.find_training", lambda folder, expiry_s: states[len(slept)])
-    monkeypatch.setattr("time.sleep", slept.append)
-    result = invoke("a", "--watch", "30")
-    assert slept == [30, 30] and "report.html: training step 2 of 9" in result.stderr
-    assert result.exit_code == 0 and (tmp_path / "report.html").exists()

@@ -20,11 +20,12 @@ def place(sample, built, make_run, tmp_path) -> Path:
     return tmp_path
 
 
+@pytest.mark.guarantee("A signal or Ctrl-C ends every command with a documented exit code and one line.")
 @pytest.mark.parametrize(
     ("words", "number", "code", "message"),
     [
         ("status run.yaml --watch 30", signal.SIGHUP, 75, "stopped by SIGHUP"),
-        ("cache status run.yaml --set cache.dtype=bfloat16 --watch 30", signal.SIGINT, 130, "interrupted"),
+        ("status run.yaml --set cache.dtype=bfloat16 --watch 30", signal.SIGINT, 130, "interrupted"),
     ],
 )
 def test_a_signal_to_the_process_group_ends_a_command(preloaded, place, words, number, code, message):

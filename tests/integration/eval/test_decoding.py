@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import GenerationConfig
 
-from lookonce.bench.answers import bench_answers
 from lookonce.datasets.images import image_size
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.datasets.sample.model import write_model
@@ -27,6 +26,13 @@ from lookonce.train.data.batches import Pixels, RowCollator
 from lookonce.train.data.tokenize import Example
 from lookonce.train.model.compile import num_compiled_graphs
 from lookonce.train.model.load import load_with_tower, load_without_tower
+
+AS_GENERATE = pytest.mark.guarantee(
+    "Answers with shared prefixes have the tokens of stock `generate` on the stock model with its tower, in "
+    "float32: for images of different sizes, 1 to 17 questions each, several images, several turns, a system "
+    "text, no image and answers that end at any token; in batches of any size; also through layers of linear "
+    "attention."
+)
 
 NEW_TOKENS = 6
 PIXELS = {"min_pixels": 1, "max_pixels": 120_000}
@@ -115,12 +121,14 @@ def assert_stock_answers(asked: Asked, chosen: list[int], room: Room, end: int, 
         assert answer.logprob < 0
 
 
+@AS_GENERATE
 def test_all_answers_are_those_of_generate_in_one_wave_and_in_many(asked):
     every = list(range(len(asked.examples)))
     for num_places, tokens_per_pack in ((100_000, 100_000), (1000, 300), (1, 1)):
         assert_stock_answers(asked, every, Room(num_places, tokens_per_pack, NEW_TOKENS), asked.never)
 
 
+@AS_GENERATE
 @pytest.mark.filterwarnings("default:flex_attention called without torch.compile")
 def test_passes_by_rows_have_the_same_answers_over_several_waves(asked):
     """As on a GPU, but launched and with FlexAttention written out."""
@@ -128,6 +136,7 @@ def test_passes_by_rows_have_the_same_answers_over_several_waves(asked):
     assert_stock_answers(asked, some, Room(600, 400, NEW_TOKENS), asked.stock[0][2], by_rows=True)
 
 
+@pytest.mark.guarantee("The passes that decode answers are compiled once for all sizes of batches.")
 @pytest.mark.filterwarnings("default")  # the compiler warns
 def test_passes_are_compiled_once_for_all_sizes_of_waves(asked, monkeypatch):
     """Else a wave of another size would wait for the compiler, and an interrupted evaluation could have other bits."""
@@ -145,6 +154,7 @@ def test_passes_are_compiled_once_for_all_sizes_of_waves(asked, monkeypatch):
     assert graphs == [8 if is_hybrid else 2] * 3
 
 
+@AS_GENERATE
 @settings(max_examples=15, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_answers_that_end_at_any_time_are_those_of_generate(asked, data):
@@ -168,12 +178,3 @@ def test_log_probabilities_are_those_of_the_whole_conversation_in_one_pass(asked
             logits = asked.model(**batch, use_cache=False).logits
         expected = logits.log_softmax(dim=-1).gather(2, targets[..., None]).sum()
         assert len(weights[0]) == NEW_TOKENS and answer.logprob == pytest.approx(float(expected), rel=1e-4)
-
-
-def test_the_measurement_has_both_engines_their_limits_and_equal_answers(asked):
-    records = asked.session.records["train"][:3]
-    first, report = bench_answers(asked.session, records, ["generate", "shared"])
-    assert [one.engine for one in report.measured] == ["generate", "shared"] and first.prompts_ms is None
-    assert report.same_answers == 1.0 and report.prompts_ms > 0 and report.weights_ms > 0
-    assert [line.split()[:2] for line in report.text().splitlines()[1:3]] == [["generate", "3"], ["shared", "3"]]
-    assert report.to_json()["measured"][1]["ms_per_question"] == pytest.approx(report.measured[1].seconds * 1e3 / 3)

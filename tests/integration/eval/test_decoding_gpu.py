@@ -43,11 +43,8 @@ class Asked:
             found |= zip(self.dialogues.questions(batch), (answer.token_ids for answer in answers), strict=True)
         return [found[number] for number in range(len(self.dialogues.asked))]
 
-    def generated(self, batch_size: int) -> Tokens:
-        inputs = self.session
-        options = inputs.run.eval.model_copy(update={"batch_size": batch_size})
-        run = inputs.run.model_copy(update={"eval": options})
-        return self.given(Generate(self.session.changed(run=run)))
+    def generated(self) -> Tokens:
+        return self.given(Generate(self.session))
 
 
 def num_different(some: Tokens, others: Tokens) -> int:
@@ -59,7 +56,7 @@ def test_float32_answers_are_those_of_generate_over_several_waves(make_run, rand
     asked = Asked(make_run(), random_lora, "fp32")
     engine = SharedPrefixes(asked.session, min_compiled=min_compiled)
     assert len(asked.dialogues.plan(engine)) > 2
-    shared, generated = asked.given(engine), asked.generated(16)
+    shared, generated = asked.given(engine), asked.generated()
     assert len(set(shared)) > 3 and num_different(shared, generated) <= len(shared) // 100
 
 
@@ -67,8 +64,8 @@ def test_bfloat16_answers_are_as_near_to_those_of_float32_as_those_of_generate(m
     """The kernels of this small model give the same bits for one row and for 16, so rows are no measure of rounding."""
     exact, asked = (Asked(make_run(), random_lora, precision) for precision in ("fp32", "bf16"))
     expected, generated, shared = (
-        exact.generated(16),
-        asked.generated(16),
+        exact.generated(),
+        asked.generated(),
         asked.given(SharedPrefixes(asked.session, min_compiled=0)),
     )
     spread = num_different(generated, expected)
@@ -95,7 +92,7 @@ def test_later_questions_follow_own_answers_as_with_generate(make_run, random_lo
     chat = asked.session.chat_tokenizer
     records = [replace(one, turns=one.turns * 3) for one in asked.session.records["train"]]
     dialogues = Dialogues.of(asked.session, [(record, turn) for record in records for turn in range(3)])
-    first = [tokens[1] for tokens in asked.generated(16)]
+    first = [tokens[1] for tokens in asked.generated()]
     end = max(set(first), key=first.count)
     ended = [np.append(np.array([end], np.int32), dialogue.later[0][1:]) for dialogue in dialogues.each]
     each = [replace(one, later=(piece, piece)) for one, piece in zip(dialogues.each, ended, strict=True)]
@@ -103,7 +100,7 @@ def test_later_questions_follow_own_answers_as_with_generate(make_run, random_lo
     ending = SimpleNamespace(image_token_id=chat.image_token_id, merge_size=chat.merge_size, tokenizer=tokenizer)
     asked.session, asked.dialogues = asked.session.changed(chat_tokenizer=ending), replace(dialogues, each=each)
     shared = asked.given(SharedPrefixes(asked.session, min_compiled=min_compiled))
-    generated = asked.generated(16)
+    generated = asked.generated()
     shown = [tokens for tokens in shared if tokens[-1] == end and len(tokens) > 1]
     print(f"{len(shared)} answers, {len(shown)} shown: {num_different(shared, generated)} differ")
     assert len(shared) // 10 < len(shown) < len(shared) and num_different(shared, generated) <= len(shared) // 100

@@ -31,6 +31,7 @@ from lookonce.workflow import train
 QUIET = {"notify": lambda note: None}
 
 
+@pytest.mark.guarantee("Training and `lookonce eval` give the same answers, in bf16 too.")
 def test_in_bfloat16_with_trained_embeddings_train_and_eval_give_the_same_answers(make_cached_run):
     run = make_cached_run(train={"steps": 8, "precision": "bf16"}, lora={"modules_to_save": ["embed_tokens"]})
     train(run, **QUIET)
@@ -127,6 +128,9 @@ def predicted(folder: Path, name: str) -> list[str]:
     return [row.predicted for row in read_predictions(folder / "predictions" / f"{name}.jsonl")]
 
 
+@pytest.mark.guarantee(
+    "A trained model whose adapter is switched off gives the untuned model's answers, and baselines are answered once."
+)
 def test_baselines_before_and_after_the_training(run, monkeypatch):
     """All in one test, since each part needs what the one before has written."""
     folder, run_file, loaded = run.output, run.output.parent / "run.yaml", []
@@ -178,6 +182,7 @@ def test_baselines_before_and_after_the_training(run, monkeypatch):
     assert len(loaded) == num_loaded + 1 and max(len(text.split()) for text in predicted(folder, "val-blank")) == 1
 
 
+@pytest.mark.guarantee("A blank image has the features of a grey file of its size.")
 def test_a_blank_image_has_the_features_of_a_grey_file_of_its_size(run, tmp_path):
     inputs = open_run(run, FROM_CACHE)
     session = inputs

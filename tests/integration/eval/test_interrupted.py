@@ -17,9 +17,19 @@ from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
 from lookonce.workflow import train
 
+SAME_PREDICTIONS = pytest.mark.guarantee(
+    "An evaluation that is interrupted, or shared by ranks, ends with the same predictions and scores."
+)
+
 QUIET = {"notify": lambda note: None}
 NUM_BATCHES, NEVER = 11, 99
-COMMAND = "from lookonce.cli import main; main()"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_batches():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines, "BATCH_SIZE", 8)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +40,7 @@ def trained(make_run_in, sample, built, tmp_path_factory) -> RunFile:
         data={"val": [], "train": str(sample / "test.jsonl")},
         cache={"dir": str(built.folder.parent)},
         train={"steps": 30, "learning_rate": 0.01},
-        eval={"engine": "generate", "batch_size": 8, "max_new_tokens": 2},
+        eval={"engine": "generate", "max_new_tokens": 2},
     )
     train(run, **QUIET)
     evaluate_run(run.output, "test")
@@ -65,6 +75,7 @@ def interrupt_after(monkeypatch, num_batches: int) -> list[int]:
     return asked
 
 
+@SAME_PREDICTIONS
 def test_an_interrupted_evaluation_continues_and_ends_with_the_same_bytes(trained, run, monkeypatch):
     notes, expected = [], results(trained.output)
     for number, num_left in ((3, NUM_BATCHES), (4, 8)):
@@ -81,6 +92,7 @@ def test_an_interrupted_evaluation_continues_and_ends_with_the_same_bytes(traine
     assert len({json.loads(line)["predicted"] for line in path.read_text().splitlines()}) > 1
 
 
+@SAME_PREDICTIONS
 def test_so_does_one_in_waves(trained, run, monkeypatch):
     """Although a wave is answered while the prompts of the next are computed."""
     settings = trained.eval.model_copy(update={"engine": "shared", "tokens_per_wave": 600})
@@ -160,6 +172,7 @@ def test_a_training_that_is_killed_while_it_evaluates_continues_there(trained, t
     assert results(run.output) == found
 
 
+@SAME_PREDICTIONS
 @pytest.mark.parametrize("num_answered", [0, 4])
 def test_ranks_share_the_questions_and_the_first_writes(trained, run, preloaded, monkeypatch, num_answered):
     """Also those that are left of an evaluation by a single process."""
@@ -189,6 +202,7 @@ SHOWING = """
 import sys
 from lookonce.eval.answers import engines
 real = engines.greedy_answers
+engines.BATCH_SIZE = 8
 
 def shown(*arguments):
     print("answered a batch", file=sys.stderr)

@@ -118,11 +118,15 @@ def test_it_beats_the_majority_baseline_on_held_out_images(trained):
     assert score.exact_match >= score.majority + 0.20
 
 
+@pytest.mark.guarantee("The model uses the image: with images swapped, accuracy falls to the majority baseline.")
 def test_with_other_images_accuracy_falls_to_the_majority_baseline(trained):
     score = scores(trained, "shuffled")
     assert score.exact_match <= score.majority + 0.05
 
 
+@pytest.mark.guarantee(
+    "The adapter loads with stock PEFT on the stock model, tower included, and gives the same answers."
+)
 def test_stock_peft_on_the_stock_model_gives_the_same_answers(trained, sample, stock_processor):
     evaluate_run(trained.output, "test")
     lines = (trained.output / "predictions" / "test.jsonl").read_text().splitlines()

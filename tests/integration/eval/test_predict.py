@@ -87,6 +87,10 @@ def texts(answers: list[Answer]) -> list[tuple]:
     return [(answer.text, answer.token_ids, answer.ended, round(answer.logprob, 3)) for answer in answers]
 
 
+@pytest.mark.guarantee(
+    "`lookonce predict` and `Answerer` give the tokens of `lookonce eval`, with each engine, all at once or "
+    "one at a time, from the cache or not."
+)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_answers_are_those_of_the_evaluation_and_one_at_a_time_gives_the_same(
     engine, trained, run_file, sample, tmp_path, encoded
@@ -121,6 +125,10 @@ def in_memory(monkeypatch) -> list[int]:
     return found
 
 
+@pytest.mark.guarantee(
+    "`lookonce predict` and `Answerer` give the tokens of `lookonce eval`, with each engine, all at once or "
+    "one at a time, from the cache or not."
+)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_without_a_cache_each_distinct_image_is_encoded_once_and_the_answers_are_the_same(
     engine, trained, run_file, sample, tmp_path, encoded, in_memory, monkeypatch
@@ -168,6 +176,7 @@ def test_what_cannot_be_answered_is_named_and_all_else_is_answered(run_file, sam
     assert [row["question"][:15] for row in summary["predictions"]] == ["Is there text?", "Is there a box?"]
 
 
+@pytest.mark.guarantee("An interrupted `lookonce predict` ends with the same bytes.")
 def test_an_interrupted_command_resumes_with_the_same_bytes(run_file, sample, tmp_path, encoded, monkeypatch):
     monkeypatch.setattr(rounds, "ROUND_TOKENS", 100)
     live = run_file(cache={"dir": tmp_path / "nowhere"})

@@ -85,6 +85,10 @@ def by_hand(row: Prediction, form: str) -> Record:
     return Record(images, (Turn(f"Known so far: {known}\n{row.question}", row.answer),))
 
 
+@pytest.mark.guarantee(
+    "With predicted answers as context, prompts have the answers that the model gave, and the answers to them "
+    "are those to the same prompts written by hand."
+)
 def test_contexts_have_the_answers_of_earlier_stages_and_answers_are_those_to_prompts_written_by_hand(run):
     found = rows(run)
     assert {row.ended for row in found} == {"stop"} and {row.stage for row in found} == {"1", "2", "3"}
@@ -137,6 +141,9 @@ def test_images_are_grey_in_every_stage_of_the_blank_baseline(run):
     assert len(engines) == 3 and all(isinstance(engine._source, BlankImages) for engine in engines)
 
 
+@pytest.mark.guarantee(
+    "With predicted answers as context, an evaluation that is interrupted in any stage ends with the same bytes."
+)
 def test_an_interrupted_evaluation_continues_in_its_stage_and_ends_with_the_same_bytes(run, monkeypatch):
     path = run.output / "predictions" / "val.jsonl"
     expected, said = path.read_bytes(), []
@@ -190,6 +197,9 @@ def test_the_key_says_what_the_run_itself_answers(run):
         evaluate_run(run.output, baselines=("true",), assignments=["eval.staged=true"], **QUIET)
 
 
+@pytest.mark.guarantee(
+    "Training with the answers of a predictions file equals training on records that have these answers in their texts."
+)
 def test_a_training_with_the_answers_of_a_file_is_that_of_records_written_by_hand(trained, make_run_in, tmp_path):
     """The file is another run's, which was trained on other images than it answered."""
     evaluate_run(trained.output, **QUIET)

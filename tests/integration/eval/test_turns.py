@@ -166,11 +166,16 @@ def often(asked) -> list[int]:
     return sorted(dict.fromkeys(tokens), key=tokens.count, reverse=True)
 
 
+@pytest.mark.guarantee(
+    "In a dialogue, each answer has the tokens of stock `generate` after the model's earlier answers, whatever"
+    " ends these and whatever they contain; also through layers of linear attention."
+)
 def test_own_answers_are_those_of_generate_in_one_wave_and_in_many(asked, often):
     for room in (Room(100_000, 100_000, NEW_TOKENS), Room(900, 300, NEW_TOKENS), Room(1, 1, NEW_TOKENS)):
         assert assert_stock_answers(asked, EVERY, room, often[0]) > 0
 
 
+@pytest.mark.guarantee("In a dialogue, no token is computed twice.")
 def test_nothing_is_computed_twice(asked, often):
     """Each token of the first prompts, of later questions and of answers is in one pass; an image once for all."""
     passes: list[int] = []
@@ -217,6 +222,10 @@ def test_passes_by_rows_have_the_same_answers(asked, often, monkeypatch):
     assert assert_stock_answers(asked, [0, 2, 4], Room(700, 400, NEW_TOKENS), often[0], by_rows=True) > 0
 
 
+@pytest.mark.guarantee(
+    "In a dialogue, each answer has the tokens of stock `generate` after the model's earlier answers, whatever"
+    " ends these and whatever they contain; also through layers of linear attention."
+)
 @settings(max_examples=8, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_whatever_ends_an_answer_and_whatever_is_special(asked, often, data):

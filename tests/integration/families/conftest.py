@@ -42,7 +42,7 @@ def site(
 
 @pytest.fixture(scope="module")
 def session(site: FamilySite, sample: Path) -> OpenRun:
-    """The records of the laws, with LoRA on all linear layers."""
+    """The records of test_modes.py, with LoRA on all linear layers."""
     from support.trainings import SIZES, records  # pytest rewrites what no conftest has imported
 
     write_records(site.folder / "records.jsonl", records(sample), image_root=sample)

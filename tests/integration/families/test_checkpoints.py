@@ -17,8 +17,13 @@ from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.fingerprint import hash_language_model
 from lookonce.errors import ModelError
 from lookonce.families.lookup import FAMILIES
-from lookonce.run.sections.lora import LoraSection
+from lookonce.run.sections import LoraSection
 from lookonce.train.model.load import add_lora, load_with_tower, load_without_tower
+
+TENSOR_IS_NAMED = pytest.mark.guarantee(
+    "A tensor that a checkpoint lacks, or has in another shape, is an error that names the tensor: in each "
+    "family, with published and newer names, in any number of files."
+)
 
 Tensors = dict[str, torch.Tensor]
 NUM_FILES = 3
@@ -125,6 +130,7 @@ def split(tensors: Tensors, part: str) -> tuple[Tensors, Tensors]:
     return chosen, {name: tensor for name, tensor in tensors.items() if name not in chosen}
 
 
+@TENSOR_IS_NAMED
 @pytest.mark.parametrize("names", [new_names, published])
 @pytest.mark.parametrize("part", [".layers.1.", "input_layernorm.weight", "lm_head.weight", "embed_tokens.weight"])
 def test_missing_tensors_are_counted_and_named(site, tmp_path, names, part):
@@ -136,6 +142,7 @@ def test_missing_tensors_are_counted_and_named(site, tmp_path, names, part):
             load(broken, torch.float32)
 
 
+@TENSOR_IS_NAMED
 @pytest.mark.parametrize("names", [new_names, published])
 def test_tensors_of_other_shapes_are_counted_and_named(site, tmp_path, names):
     """All those of a layer, norms and experts too."""
@@ -148,6 +155,7 @@ def test_tensors_of_other_shapes_are_counted_and_named(site, tmp_path, names):
             load(broken, torch.float32)
 
 
+@TENSOR_IS_NAMED
 @pytest.mark.parametrize("site", [FAMILIES["qwen3_5_moe"]], ids=["moe"], indirect=True)
 @pytest.mark.parametrize("part", ["gate_proj", "up_proj", "down_proj"])
 def test_a_tensor_that_one_expert_lacks_is_named(site, tmp_path, part):
@@ -162,6 +170,7 @@ def test_a_tensor_that_one_expert_lacks_is_named(site, tmp_path, part):
 EXPERTS = [FAMILIES["qwen3_5_moe"], FAMILIES["qwen3_vl_moe"]]
 
 
+@TENSOR_IS_NAMED
 @pytest.mark.parametrize("site", EXPERTS, ids=["3.5", "3"], indirect=True)
 @pytest.mark.parametrize("shape", [(-1,), (1, -1), (0,), ()], ids=["flat", "row", "empty", "scalar"])
 def test_one_misshapen_tensor_of_experts_is_named(site, tmp_path, shape):

@@ -15,6 +15,7 @@ from lookonce.train.model.load import base_model, head_size, load_without_tower,
 WITH_WEIGHTS = ("aten.mm", "aten.addmm")
 
 
+@pytest.mark.guarantee("A benchmark counts the same FLOPs of matrix products as PyTorch, in each family.")
 def test_products_with_weights_are_those_that_pytorch_counts(site, session, random_lora):
     """In some families the last layer computes more than targets need, which is counted beside."""
     model = random_lora(session, load_without_tower, torch.float32)

@@ -87,7 +87,7 @@ def backward() -> None:
 
 
 class Computation:
-    """The records of the laws through a model in one precision; weights are those of bfloat16 in both."""
+    """The records of test_modes.py through a model in one precision; weights are those of bfloat16 in both."""
 
     def __init__(self, session: OpenRun, precision: str, random_lora: Callable[..., Any]) -> None:
         dtype = PRECISIONS[precision]

@@ -58,6 +58,9 @@ def test_all_modes_give_the_same_adapter_and_the_cache_is_whole(trained):
     assert verify(folder).problems == []
 
 
+@pytest.mark.guarantee(
+    "In each family of models, the adapter gives the same answers on the stock model with its tower."
+)
 def test_answers_are_those_of_stock_libraries_with_the_tower(trained, site, stock_processor):
     """With PEFT's adapter on the stock model, and `generate`."""
     for name in {"shared", EXPERTS} & {*trained}:

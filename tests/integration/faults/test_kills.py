@@ -93,6 +93,10 @@ def runs(trainings, tmp_path: Path) -> tuple[RunFile, RunFile]:
     return trainings.make_run(**options), undisturbed
 
 
+@pytest.mark.guarantee(
+    "A training that is killed twenty times, in all of its phases, ends with the adapter, log, predictions and"
+    " files of one that was not."
+)
 @pytest.mark.parametrize("seed", [17])
 def test_a_training_that_is_killed_twenty_times_ends_as_one_that_was_not(trainings, preloaded, runs, tmp_path, seed):
     (run, undisturbed), rng = runs, random.Random(seed)

@@ -91,6 +91,7 @@ def test_of_several_processes_one_looks_at_the_cache(run, frames, built_inputs, 
     assert (other.fingerprint, other.images) == (first.fingerprint, first.images)
 
 
+@pytest.mark.guarantee("An edited or unknown image is never trained on from the cache.")
 def test_an_edited_image_is_hashed_and_its_features_are_missing(run, frames, built_inputs, site):
     site.noise("images/b.png", 99)
     with pytest.raises(FeaturesMissing, match=r"does not know 1 of 3 images, the first being .*b\.png \(.*jsonl:2\)"):
@@ -103,6 +104,7 @@ def test_an_image_that_was_only_touched_keeps_its_key(run, frames, built_inputs)
     assert inputs.images.key_of == built_inputs.images.key_of
 
 
+@pytest.mark.guarantee("An edited or unknown image is never trained on from the cache.")
 @pytest.mark.parametrize("exists", [True, False])
 def test_an_image_that_the_plan_does_not_know_is_an_error(run, frames, built_inputs, tmp_path, site, exists):
     write_records(tmp_path / "records.jsonl", (*NAMES, "new.png", "newer.png"))
@@ -170,6 +172,7 @@ def test_a_copied_tree_is_hashed_once_more_and_a_build_records_it(run, frames, b
     assert open_run(run, FROM_CACHE).notes == []
 
 
+@pytest.mark.guarantee("An edited or unknown image is never trained on from the cache.")
 def test_an_edit_that_keeps_size_and_modification_time_is_noticed(run, frames, built_inputs):
     path, before = frames / "a.png", (frames / "a.png").stat()
     content = bytearray(path.read_bytes())

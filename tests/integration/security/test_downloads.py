@@ -23,6 +23,11 @@ from lookonce.errors import ModelError, SourceError
 from lookonce.fetch import fetch
 from lookonce.hub import ADAPTER_FILES, download_dataset, download_model, find_adapter
 
+pytestmark = pytest.mark.guarantee(
+    "A download that differs from what the Hub states is refused, whether it was changed on its way or on the "
+    "disk, and so is a file that was added to the download and would be read."
+)
+
 NAME = "owner/model"
 FIRST = "1" * 39 + "a"
 WEIGHTS, CONFIG = "model.safetensors", "config.json"

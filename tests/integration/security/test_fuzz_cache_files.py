@@ -29,6 +29,10 @@ from lookonce.cache.store.metadata import (
 from lookonce.cache.store.reader import Index, VisionCache
 from lookonce.errors import LookonceError
 
+pytestmark = pytest.mark.guarantee(
+    "A damaged or hostile file is read, or refused by an error of lookonce, in bounded time and memory."
+)
+
 
 @pytest.fixture
 def cache(tmp_path: Path) -> SmallCache:

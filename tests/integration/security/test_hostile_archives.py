@@ -26,6 +26,10 @@ from lookonce.datasets.prepare.sources import ImageFinder
 from lookonce.datasets.records import RecordsFile, read_records
 from lookonce.errors import BadImage, ImageError, RecordsError
 
+pytestmark = pytest.mark.guarantee(
+    "A damaged or hostile file is read, or refused by an error of lookonce, in bounded time and memory."
+)
+
 HUGE = 1 << 36
 
 

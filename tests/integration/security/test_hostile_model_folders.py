@@ -20,6 +20,10 @@ from lookonce.files import read_json, write_json
 from lookonce.train.data.tokenize import _load_tokenizer
 from lookonce.train.model.load import load_without_tower
 
+pytestmark = pytest.mark.guarantee(
+    "A damaged or hostile file is read, or refused by an error of lookonce, in bounded time and memory."
+)
+
 CLASSES = ("AutoConfig", "AutoModel", "AutoModelForImageTextToText", "AutoProcessor", "AutoImageProcessor")
 OTHER_CLASS = {"tokenizer_class": "OtherTokenizer", "image_processor_type": "Other", "processor_class": "Other"}
 
@@ -78,6 +82,7 @@ def test_a_model_of_another_type_is_refused_before_its_code_is_looked_at(hostile
     assert not harm.exists()
 
 
+@pytest.mark.guarantee("Nothing but numbers is unpickled.")
 def test_weights_that_are_pickled_are_not_read(hostile):
     (hostile / "model.safetensors").rename(hostile / "pytorch_model.bin")
     with pytest.raises(ModelError, match="lookonce reads safetensors weights"):

@@ -13,6 +13,8 @@ from click.testing import CliRunner
 
 from lookonce.cli import main
 
+pytestmark = pytest.mark.guarantee("Nothing that is written contains an access token.")
+
 SECRETS = {
     "HF_TOKEN": "hf_plantedHubToken0123456789",
     "HUGGING_FACE_HUB_TOKEN": "hf_plantedOldHubToken0123456789",

@@ -36,6 +36,7 @@ def wrong_modes(folder: Path, umask: int) -> dict[str, str]:
     return found
 
 
+@pytest.mark.guarantee("Files follow the umask.")
 def test_all_files_follow_the_umask(umask, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "work"

@@ -16,6 +16,11 @@ from lookonce.train.data import batches
 from lookonce.train.model import attention, loss, packs
 from lookonce.train.model.packs import FEATURES, GRIDS, CapturedPasses, shape_of_batch
 
+pytestmark = pytest.mark.guarantee(
+    "The self-test finds transposed block lists, wrong masks, scaled gradients and stale buffers of a captured"
+    " graph, and passes where there are none."
+)
+
 CPU = torch.device("cpu")
 QUESTIONS = Questions(((3, 4), (6, 5), (2, 3)), (4, 3, 2, 2), 300, 4)
 REPLAYED, LAUNCHED = ON_CPU

@@ -12,8 +12,8 @@ import pytest
 from lookonce.claim_file import Process
 from lookonce.files import write_json
 from lookonce.run.config import RunFile
+from lookonce.run.log_file import Progress
 from lookonce.run.open import TO_BUILD, open_run
-from lookonce.run.progress_file import Progress
 from lookonce.status import RunStatus, State
 from lookonce.workflow import train
 
@@ -28,7 +28,7 @@ def trained(built, make_run_in, tmp_path_factory) -> RunFile:
         tmp_path_factory.mktemp("trained"),
         cache={"dir": str(built.folder.parent)},
         train={"steps": NUM_STEPS, "save_steps": 1},
-        eval={"max_new_tokens": 1, "batch_size": 64},
+        eval={"max_new_tokens": 1},
     )
     train(run, notify=lambda note: None)
     return run

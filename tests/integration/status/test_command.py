@@ -40,15 +40,6 @@ def test_json_has_the_keys_that_help_names(site, run_file):
     for keys in (value, value["cache"], value["training"]):
         assert all(key in named for key in keys if key not in ("is_trained", "is_evaluated")), keys.keys()
     assert (value["missing"], value["training"]["num_steps"], value["cache"]["num_shards"]) == ([], site.num_steps, 2)
-    assert json.loads(call(run_file, run_file, "--json").stdout)[1].keys() == value.keys()
-
-
-def test_several_runs_are_a_table(site, run_file, tmp_path):
-    site.finish()
-    other = tmp_path / "other.yaml"
-    other.write_text(site.run.model_copy(update={"output": tmp_path / "other"}).to_yaml())
-    header, first, second = call(run_file, other).stdout.splitlines()
-    assert first.split()[-1] == "nothing" and second.endswith("train, eval") and "64/64 images" in second
 
 
 def test_a_watch_prints_one_line_each_time_and_ends_when_all_is_done(site, run_file, monkeypatch):
@@ -57,7 +48,7 @@ def test_a_watch_prints_one_line_each_time_and_ends_when_all_is_done(site, run_f
         site.train()
 
     steps = iter([site.cache, site.begin, site.writes_progress, train])
-    monkeypatch.setattr("lookonce.commands.status.time.sleep", lambda seconds: next(steps)())
+    monkeypatch.setattr("lookonce.commands.train.time.sleep", lambda seconds: next(steps)())
     result = call(run_file, "--watch", 1)
     lines = result.stdout.splitlines()
     assert result.exit_code == 0 and len(lines) == 5 and next(steps, None) is None
@@ -69,7 +60,7 @@ def test_a_watch_prints_one_line_each_time_and_ends_when_all_is_done(site, run_f
 def test_a_watch_on_a_terminal_shows_the_whole_state(site, run_file, monkeypatch):
     site.finish()
     terminal = SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: True))
-    monkeypatch.setattr("lookonce.commands.status.sys", terminal)
+    monkeypatch.setattr("lookonce.commands.train.sys", terminal)
     assert call(run_file, "--watch", 1).stdout == call(run_file).stdout
 
 

@@ -157,6 +157,7 @@ STATES: dict[Callable[[Any], None], tuple[list[str], str, list[str], str]] = {
 }
 
 
+@pytest.mark.guarantee("`lookonce status` reports what a run still lacks, in every state in which a run can be left.")
 @pytest.mark.parametrize(("prepare", "expected"), STATES.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_what_is_missing_follows_from_the_files(site, monkeypatch, prepare, expected):
     missing, training, notes, command = expected

@@ -35,6 +35,10 @@ def study(study_of, make_run, tmp_path):
     return study_of(run.model_copy(update={"eval": run.eval.model_copy(update={"split": "test"})}).to_yaml())
 
 
+@pytest.mark.guarantee(
+    "A variant with zero epochs has the weights of the adapter it starts from, and gives the answers of that adapter."
+)
+@pytest.mark.guarantee("No context has an answer from a model that was trained on the image.")
 def test_contexts_are_answers_of_models_that_did_not_see_the_image_and_an_adapter_can_be_asked_alone(study):
     output = study.write("crossed", ARMS)
     said = json.loads(study("run", "crossed.yaml", "--json"))

@@ -56,6 +56,7 @@ def needed(arm: str, study: StudyFile) -> set[str]:
     return {arm} | (needed(before, study) if before else set())
 
 
+@pytest.mark.guarantee("The variants of the study of Kvasir-VQA train on as many answers as the baseline variant.")
 def test_the_arms_are_trained_on_as_many_answers_as_the_first(study_file):
     study, plan = read_study(study_file), plan_study(study_file, 1, None)
     assert plan.errors == []

@@ -20,7 +20,7 @@ ARMS = {"plain": None, "later": {"starts_from": "plain", "train.steps": 2}, "own
         {},
         {"batch": {"mode": "separate"}},
         {"batch": {"questions_per_image": 1, "max_tokens": 37}},
-        {"data": {"context": {"by": "stage", "order": [1, 2, 3], "dropout": 0.5}, "stage_map": STAGE_MAP}},
+        {"data": {"context": {"by": "stage", "order": [1, 2, 3]}, "stage_map": STAGE_MAP}},
     ],
     ids=str,
 )

@@ -113,6 +113,7 @@ def test_each_arm_has_a_sentence_with_its_figures(report):
     assert "20.0 points more than plain (95% interval " in routed and "96 records in 9.6 s" in routed
 
 
+@pytest.mark.guarantee("Every number on the page of a study is in the JSON of the study's report.")
 def test_the_json_has_every_number_of_the_page(report):
     known = numbers_in(json.loads(json.dumps(report.to_json(), default=str)))
     page = report.to_page()

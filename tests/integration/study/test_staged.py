@@ -33,6 +33,7 @@ def study(study_of, make_run, tmp_path):
     return study_of(run.model_copy(update={"eval": run.eval.model_copy(update={"split": "test"})}).to_yaml())
 
 
+@pytest.mark.guarantee("Routed predictions are those of each adapter alone, question by question.")
 def test_routed_arms_chains_and_arms_with_context_are_answered_and_reported(study):
     output = study.write("staged", ARMS, "staged")
     said = json.loads(study("run", "staged.yaml", "--json"))

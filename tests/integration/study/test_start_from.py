@@ -42,6 +42,9 @@ def interrupted_at(step, monkeypatch):
     monkeypatch.setattr("lookonce.train.train.MetricsLog", Interrupted)
 
 
+@pytest.mark.guarantee(
+    "A training that starts from another run begins with exactly the weights of that run, and changes nothing of it."
+)
 def test_the_first_step_has_the_weights_of_the_other_run_which_stays_as_it_is(trainings, options, make_run, tmp_path):
     notes = []
     longer = make_run(**options | {"train": options["train"] | {"steps": 4}}, output=str(tmp_path / "longer"))
@@ -62,6 +65,7 @@ def test_the_first_step_has_the_weights_of_the_other_run_which_stays_as_it_is(tr
     assert "start" not in RunFolder(first.output).recorded_inputs()
 
 
+@pytest.mark.guarantee("A training that starts from another run resumes exactly, also when that run is gone.")
 def test_an_interrupted_one_ends_with_the_same_adapter_also_if_the_other_run_is_gone(trainings, monkeypatch, tmp_path):
     other = trainings.uninterrupted("shared")
     start = {"start_from": str(tmp_path / "first"), "steps": 8, "save_steps": 3}
@@ -78,6 +82,7 @@ def test_an_interrupted_one_ends_with_the_same_adapter_also_if_the_other_run_is_
     assert train(run, **QUIET)  # finished: nothing is needed
 
 
+@pytest.mark.guarantee("A resumed training with another start is refused.")
 def test_another_start_is_refused(trainings, monkeypatch, tmp_path):
     other = trainings.uninterrupted("shared")
     run = trainings.unstarted("shared", start_from=str(other.output), steps=4)

@@ -55,7 +55,7 @@ def finished(make_run_in, built, sample, tmp_path_factory) -> Path:
     options = {
         "cache": {"dir": str(built.folder.parent)},
         "train": {"steps": 2, "save_steps": 1, "scheduler": "constant"},
-        "eval": {"max_new_tokens": 1, "batch_size": 64},
+        "eval": {"max_new_tokens": 1},
     }
     for name in ("run", "other"):
         run = make_run_in(folder, **options, output=str(folder / name))

@@ -24,6 +24,9 @@ def eager(layer: torch.nn.Module, **options: bool) -> None:
     COMPILE(layer, backend="eager", **options)
 
 
+@pytest.mark.guarantee(
+    "Packs of all lengths share one graph of compiled layers, in training too, where the first layer is one of them."
+)
 @pytest.mark.filterwarnings("default")  # the compiler warns
 def test_packs_of_all_lengths_with_any_number_of_targets_share_their_graphs(monkeypatch):
     """A capture cannot compile: a shape that needs another graph ends the training."""
@@ -45,6 +48,9 @@ def test_packs_of_all_lengths_with_any_number_of_targets_share_their_graphs(monk
     assert num_graphs[0] > 0 and len(set(num_graphs)) == 1
 
 
+@pytest.mark.guarantee(
+    "Packs of all lengths share one graph of compiled layers, in training too, where the first layer is one of them."
+)
 @pytest.mark.filterwarnings("default")  # the compiler warns
 def test_in_training_all_layers_share_one_graph(monkeypatch):
     """A second one would take as long to compile as the first: the first layer's input must have a gradient too."""

@@ -13,7 +13,7 @@ from support.batches import BatchMaker
 from lookonce.errors import TrainingError, UsageError
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
-from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections import BatchSection
 from lookonce.train.data.batches import Batch
 from lookonce.train.data.sampler import Sampler
 from lookonce.train.model.attention import PackMask
@@ -93,6 +93,7 @@ def assert_same(found, expected) -> None:
         assert (one - other).norm() <= 1e-5 * other.norm()
 
 
+@pytest.mark.guarantee("What another pack left in the buffers of a CUDA graph has no effect.")
 def test_every_step_has_the_loss_and_the_gradients_of_its_own_packs(passes, session):
     """Packs of one length have few and many images and answers in turn."""
     batches = steps(session, samples_per_step=6) + steps(session, samples_per_step=40)

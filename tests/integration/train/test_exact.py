@@ -14,7 +14,7 @@ from support.batches import BatchMaker
 from lookonce.datasets.images import image_size
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
-from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections import BatchSection
 from lookonce.train.data.batches import IGNORED, Batch, Pixels, RowCollator
 from lookonce.train.data.tokenize import to_messages
 from lookonce.train.model.load import PRECISIONS, load_with_tower, load_without_tower
@@ -111,6 +111,11 @@ def through_stock(model: Any, processor: Any, session: OpenRun) -> Outcome:
     return Outcome(logits[labels != IGNORED].detach(), loss.detach(), gradients(model))
 
 
+@pytest.mark.guarantee(
+    "Training from the cache has the same logits, loss and gradients of everything trained as the stock model,"
+    " to 1e-5 relative in float32: for images of different sizes, several images, several turns and no image "
+    "in one batch."
+)
 def test_cached_equals_the_stock_model_with_its_tower_and_pixels(session, sample, stock_processor, random_lora):
     batch = session.row_collator()(session.examples("train")[0])
     found = through_lookonce(random_lora(session, load_without_tower), batch)
@@ -128,6 +133,7 @@ def test_our_collator_with_pixels_equals_the_stock_processor(session, sample, st
     assert_equal(found, expected)
 
 
+@pytest.mark.guarantee("A step that is cut into several forward passes has the gradient of the whole step.")
 def test_a_step_cut_into_forward_passes_has_the_same_gradient(session, random_lora):
     examples, _ = session.examples("train")
     expected = through_lookonce(random_lora(session, load_without_tower), session.row_collator()(examples))

@@ -26,6 +26,11 @@ from lookonce.run.folder import CLAIM, RunFolder
 from lookonce.status import find_training
 from lookonce.workflow import train
 
+pytestmark = pytest.mark.guarantee(
+    "No command changes a run folder that another live process uses, here or on another machine; a killed "
+    "process frees the folder."
+)
+
 QUIET = {"notify": lambda note: None}
 AT_INPUTS = "lookonce.run.open:OpenRun.open_cache"
 AT_STEP = "lookonce.train.loop.log_files:MetricsLog.on_step_begin"
@@ -40,7 +45,7 @@ EXTEND = ("train", "run.yaml", "--resume", "--set", "train.steps=3")
 
 @pytest.fixture(scope="module")
 def options(built) -> dict[str, dict[str, object]]:
-    few = {"max_new_tokens": 1, "batch_size": 64}
+    few = {"max_new_tokens": 1}
     steps = {"steps": 2, "save_steps": 1, "scheduler": "constant"}
     return {"cache": {"dir": str(built.folder.parent)}, "train": steps, "eval": few}
 

@@ -132,6 +132,7 @@ def make(make_cached_run, sample, tmp_path):
     return make
 
 
+@pytest.mark.guarantee("Two processes and one give the same gradient for the same step.")
 @pytest.mark.parametrize(
     ("batch", "val", "variant"),
     [
@@ -244,7 +245,7 @@ def test_on_gpus_two_ranks_differ_from_one_no_more_than_bfloat16_from_float32(ma
         "two": (2, {"precision": "bf16"}),
         "sharded": (2, {"precision": "bf16", "fsdp": True}),
     }
-    no_validation = {"steps": 1, "save_steps": 1, "best": None, "tf32": False}
+    no_validation = {"steps": 1, "save_steps": 1, "best": None}
     processes = {}
     for name, (num_ranks, train) in variants.items():
         run = make(name, train=no_validation | train, mode="shared", tokens_per_pack=1024)

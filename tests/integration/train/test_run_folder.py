@@ -44,7 +44,7 @@ def test_a_refused_restart_keeps_the_old_run(make_cached_run):
 
 
 def test_checkpoints_and_log_follow_the_run_file(make_cached_run):
-    run = make_cached_run(train={"steps": 6, "save_steps": 1, "save_total_limit": 2, "logging_steps": 2})
+    run = make_cached_run(train={"steps": 6, "save_steps": 1, "logging_steps": 2})
     train(run, **QUIET)
     assert sorted(path.name for path in (run.output / "checkpoints").iterdir()) == ["checkpoint-5", "checkpoint-6"]
     lines = [json.loads(line) for line in (run.output / "log.jsonl").read_text().splitlines()]

@@ -24,7 +24,7 @@ from support.trainings import COMPILED_ON_GPU
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
-from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections import BatchSection
 from lookonce.selftest.model import Outcome, Passes, stock_rows
 from lookonce.train.data.packing import Pack, padded_length
 from lookonce.train.data.sampler import MicroBatch, Sampler
@@ -156,6 +156,10 @@ def distances(measured: list[Measured], name: str, result: str) -> list[float]:
     return found
 
 
+@pytest.mark.guarantee(
+    "On a GPU in bfloat16, with FlexAttention and compilation, sharing differs from separate samples by no "
+    "more than separate samples differ from themselves in another order."
+)
 @pytest.mark.parametrize("result", RESULTS)
 def test_sharing_differs_from_rows_no_more_than_each_question_alone_does(measured, result):
     sharing, spread = (distances(measured, name, result) for name in ("sharing", "spread"))
@@ -163,6 +167,12 @@ def test_sharing_differs_from_rows_no_more_than_each_question_alone_does(measure
     assert max(sharing) <= 2 * max(spread)
 
 
+@pytest.mark.guarantee(
+    "LoRA in one matrix with frozen weights, and within an MLP, gives PEFT's results to rounding, in each family."
+)
+@pytest.mark.guarantee(
+    "The last layer, computed for some tokens only, has the loss and gradients of the stock layer, in each family."
+)
 @pytest.mark.parametrize("result", RESULTS)
 def test_sharing_is_as_near_to_float32_as_rows_are(measured, result):
     shared, rows = (distances(measured, name, result) for name in ("shared_exact", "rows_exact"))
@@ -176,6 +186,8 @@ def test_packs_of_all_lengths_use_the_graphs_compiled_for_the_first(measured):
     assert [one.num_new_graphs for one in measured[1:]] == [0] * (len(measured) - 1)
 
 
+@pytest.mark.guarantee("Captured passes add up the gradients of a step as launched passes do.")
+@pytest.mark.guarantee("A replayed CUDA graph gives the bits of the launched pass.")
 def test_replayed_passes_have_the_bits_of_launched_ones(sessions, session, random_lora):
     """With packs of many lengths in any order, each length several times."""
     rounded = Computation(session, "bf16", random_lora)

@@ -91,7 +91,7 @@ def test_a_signal_stops_a_training_after_the_current_step_with_a_checkpoint(trai
     [
         {"save_steps": None, "eval_steps": None, "best": "loss"},
         {"save_steps": None, "eval_steps": 4},
-        {"save_steps": 4, "eval_steps": 4, "best": "loss", "save_total_limit": 1},
+        {"save_steps": 4, "eval_steps": 4, "best": "loss"},
         {"save_steps": 11, "eval_steps": None},
     ],
 )

@@ -39,6 +39,7 @@ def run(trainings, make_run, sample, tmp_path):
     return run
 
 
+@pytest.mark.guarantee("With the image folder deleted, training, resuming and evaluation give the same bits.")
 def test_without_images_a_resumed_training_and_its_evaluation_give_the_same_bits(trainings, run, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("lookonce.train.train.MetricsLog", Interrupted)

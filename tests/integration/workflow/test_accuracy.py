@@ -46,6 +46,10 @@ def interrupt_after(step, monkeypatch):
     monkeypatch.setattr(MetricsLog, "on_step_end", on_step_end)
 
 
+@pytest.mark.guarantee(
+    "A training that answers questions meanwhile has the losses, gradients and adapter of one that does not, "
+    "bit for bit."
+)
 @pytest.mark.parametrize(("mode", "engine"), [("shared", "shared"), ("shared", "generate"), ("separate", "shared")])
 def test_a_training_that_answers_questions_has_the_numbers_of_one_that_does_not(trainings, mode, engine):
     plain = training(trainings, "plain", {}, mode)
@@ -58,6 +62,9 @@ def test_a_training_that_answers_questions_has_the_numbers_of_one_that_does_not(
     assert 0 < summary.exact_match < 1 and measured(run)[-1][2] == summary.exact_match
 
 
+@pytest.mark.guarantee(
+    "A training that answers questions meanwhile has the same exact match when it is interrupted and resumed."
+)
 def test_an_interrupted_training_has_the_exact_match_of_an_uninterrupted_one(trainings, monkeypatch):
     """The checkpoint before the interruption is that of the epoch's last step, after which questions are answered."""
     longer, run = (
@@ -74,8 +81,9 @@ def test_an_interrupted_training_has_the_exact_match_of_an_uninterrupted_one(tra
     trainings.assert_same_adapter(run, longer)
 
 
+@pytest.mark.guarantee("`train.best: exact_match` keeps the checkpoint with the most right answers.")
 def test_the_checkpoint_with_the_most_right_answers_is_the_result(trainings, monkeypatch):
-    run = training(trainings, "best", {"every": 3}, save_steps=3, best="exact_match", save_total_limit=2)
+    run = training(trainings, "best", {"every": 3}, save_steps=3, best="exact_match")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         interrupt_after(20, patch)
         train(run, **QUIET)

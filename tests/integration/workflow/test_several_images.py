@@ -47,6 +47,7 @@ def predictions(run: RunFile) -> list[dict[str, Any]]:
     return [json.loads(line) for line in RunFolder(run.output).predictions("val").read_text().splitlines()]
 
 
+@pytest.mark.guarantee("Records with any number of images train alike in every batch mode.")
 def test_records_with_any_number_of_images_train_alike_in_every_mode(
     sample: Path, start: Callable[..., RunFile]
 ) -> None:

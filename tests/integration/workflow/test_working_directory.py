@@ -32,6 +32,7 @@ def home(sample, tmp_path, monkeypatch) -> Path:
     return home
 
 
+@pytest.mark.guarantee("A run with relative paths is evaluated from any working directory.")
 def test_from_the_first_run_file_to_an_evaluation_elsewhere(home, tmp_path, monkeypatch):
     given = ("--model", "data/model", "--train", "data/train.jsonl", "--test", "data/test.jsonl", "--yes")
     assert lookonce("init", "run.yaml", *given).exit_code == 0

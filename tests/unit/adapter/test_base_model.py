@@ -8,7 +8,7 @@ import pytest
 
 from lookonce.adapter.card import find_base_model
 from lookonce.errors import ModelError, UsageError
-from lookonce.run.sections.model import ModelSection
+from lookonce.run.sections import ModelSection
 
 COMMIT = "a1" * 20
 

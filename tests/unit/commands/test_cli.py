@@ -51,7 +51,6 @@ def test_examples_in_help_are_commands_that_parse(names):
 
 def test_all_commands_can_print_json():
     leaves = {names: command for names, command in commands().items() if not isinstance(command, click.Group)}
-    del leaves["completion",]  # it prints a script
     assert all(any("--json" in parameter.opts for parameter in command.params) for command in leaves.values())
 
 
@@ -86,7 +85,7 @@ def test_all_commands_can_print_json():
         (("cache", "verify", "FOLDER", "--level", "recompute"), 2, "name the run file instead of"),
         (("cache", "verify", "RUN", "--level", "recompute"), 1, "is not a cache"),
         (("cache", "verify", "FOLDER", "--images", "16"), 2, "--images is for --level recompute; leave it out or"),
-        (("cache", "verify", "RUN", "--level", "quick", "--seed", "1"), 2, "--seed is for --level recompute"),
+        (("cache", "verify", "RUN", "--level", "quick", "--images", "1"), 2, "--images is for --level recompute"),
         (("cache", "repair", "RUN"), 1, "holds no shards to repair"),
         (
             ("cache", "repair", "FOLDER"),
@@ -198,6 +197,7 @@ def stopped(names: tuple[str, ...], number: signal.Signals, monkeypatch) -> Resu
     return run(*names)
 
 
+@pytest.mark.guarantee("A signal or Ctrl-C ends every command with a documented exit code and one line.")
 @pytest.mark.parametrize(
     ("number", "code", "message"),
     [
@@ -253,7 +253,7 @@ def test_an_interrupted_prompt_is_an_interrupted_command(monkeypatch):
                 signal.raise_signal(signal.SIGINT)
             return 0
 
-    monkeypatch.setattr("lookonce.commands.init.is_terminal", lambda: True)
+    monkeypatch.setattr("lookonce.commands.prepare.is_terminal", lambda: True)
     result = CliRunner().invoke(main, ["init", "run.yaml"], input=io.BufferedReader(Interrupted()))
     assert result.exit_code == 130 and "Error: interrupted; run the same command again\n" in result.stderr
 
@@ -279,13 +279,3 @@ def test_advice_names_the_run_file_that_was_given(run_file, monkeypatch, words):
     path = run_file.rename("my run.yaml").name
     result = run(*(path if word == "RUN" else word for word in words))
     assert "broken; run: lookonce cache repair 'my run.yaml', not my-RUN.yaml" in result.stderr
-
-
-def test_advice_for_several_run_files_names_none(run_file, monkeypatch):
-    def fail(*args, **kwargs):
-        raise CacheError("broken; run: lookonce cache repair RUN.yaml")
-
-    monkeypatch.setattr("lookonce.status.RunStatus.open", fail)
-    other = run_file.with_name("b.yaml")
-    other.write_text(run_file.read_text())
-    assert "lookonce cache repair RUN.yaml" in run("status", run_file, other).stderr

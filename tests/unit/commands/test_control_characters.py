@@ -66,7 +66,7 @@ COMMANDS = (
     ("status", "run.yaml"),
     ("cache", "plan", "run.yaml"),
     ("cache", "build", "run.yaml"),
-    ("cache", "status", "run.yaml"),
+    ("status", "run.yaml"),
     ("cache", "verify", "run.yaml"),
     ("cache", "show", "run.yaml", NAMES[3]),
     ("train", "run.yaml"),
@@ -98,7 +98,7 @@ def test_json_has_the_texts_as_they_are(run):
 
 
 def test_all_commands_print_in_one_place(root):
-    """`say` escapes; only a completion script, which is our own text, is printed by itself."""
+    """`say` escapes."""
     commands = (root / "src" / "lookonce" / "commands").rglob("*.py")
     found = {path.name for path in commands if "click.echo" in path.read_text()}
-    assert found == {"options.py", "completion.py"}
+    assert found == {"options.py"}

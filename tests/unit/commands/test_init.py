@@ -24,7 +24,7 @@ def init(sample, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str, given: bool = True, answers: str | None = None) -> Result:
-        monkeypatch.setattr("lookonce.commands.init.is_terminal", lambda: answers is not None)
+        monkeypatch.setattr("lookonce.commands.prepare.is_terminal", lambda: answers is not None)
         own = ["--model", str(sample / "model"), "--train", str(sample / "train.jsonl")] if given else []
         return CliRunner().invoke(main, ["init", "run.yaml", *own, *words], input=answers)
 

@@ -21,11 +21,15 @@ ADVICE = "continue with: lookonce train RUN.yaml --resume"
             [(Path("a.yaml"), ("output=runs/b", "data.val=[x, y]"))],
             "lookonce train a.yaml --set output=runs/b --set 'data.val=[x, y]' --resume",
         ),
-        ([(Path("a.yaml"), ()), (Path("b.yaml"), ())], "lookonce train RUN.yaml --resume"),
+        ([(Path("no-file.yaml"), ())], "lookonce train RUN.yaml --resume"),
         ([], "lookonce train RUN.yaml --resume"),
     ],
 )
-def test_the_placeholder_is_replaced_by_the_only_run_file(noted, expected):
+def test_the_placeholder_is_replaced_by_the_run_file(noted, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a b.yaml", "a.yaml"):
+        Path(name).touch()
+
     @click.command()
     def command() -> None:
         for path, assignments in noted:

@@ -19,7 +19,7 @@ def result(monkeypatch, tmp_path):
         combination = {"device": device, "torch": "2.11.0"}
         report = Report(combination, (Check("model", difference, 0.1, Way()),), 1)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        monkeypatch.setattr("lookonce.selftest.run.run_selftest", lambda dense, notify: report)
+        monkeypatch.setattr("lookonce.selftest.run.run_selftest", lambda notify: report)
         return CliRunner().invoke(main, ["selftest", *words]), note_path(combination).exists()
 
     return run

@@ -155,6 +155,7 @@ def test_what_is_left_out_is_counted_and_named():
     ]
 
 
+@pytest.mark.guarantee("A share of the training records is part of every larger share with the same seed.")
 @FEW
 @given(STAGES, SHARES, SHARES, st.integers(0, 5))
 def test_shares_are_nested_exact_and_in_order(stages, one, other, seed):
@@ -164,6 +165,7 @@ def test_shares_are_nested_exact_and_in_order(stages, one, other, seed):
     assert set(found) <= set(select(stages, {"share": larger}, seed=seed))
 
 
+@pytest.mark.guarantee("Only records that were left out are replayed.")
 @FEW
 @given(STAGES, SHARES, SHARES, st.integers(0, 5))
 def test_replay_takes_a_nested_share_of_what_is_left_out_and_nothing_twice(stages, one, other, seed):
@@ -234,6 +236,7 @@ def folds_of(records: list[Record], number: int, seed: int = 0) -> list[tuple[li
         return []
 
 
+@pytest.mark.guarantee("Folds share no image, not even under two names, and together have all images.")
 @FEW
 @given(IMAGES, NUM_FOLDS, st.integers(0, 5))
 def test_every_image_is_left_out_once_and_never_trained_on_where_it_is(images, number, seed):
@@ -247,6 +250,7 @@ def test_every_image_is_left_out_once_and_never_trained_on_where_it_is(images, n
     assert not folds or sorted(found) == sorted(record.origin for record in records if record.images)
 
 
+@pytest.mark.guarantee("No context has an answer from a model that was trained on the image.")
 @FEW
 @given(IMAGES, NUM_FOLDS)
 def test_no_context_has_an_answer_of_a_model_that_trained_on_the_image(images, number):

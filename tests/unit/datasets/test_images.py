@@ -302,6 +302,7 @@ SHOWN = {
 }
 
 
+@pytest.mark.guarantee("An image's size is that of the picture as shown, read from the header.")
 @pytest.mark.parametrize("name", SHOWN)
 def test_the_size_is_that_of_the_image_as_shown_turned_as_its_name_says(name):
     with Image.open(io.BytesIO(SHOWN[name])) as image:

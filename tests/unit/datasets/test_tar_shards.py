@@ -129,6 +129,7 @@ def test_records_have_the_same_texts_about_the_same_bytes(sample, shards):
     assert all(read_bytes(one) == read_bytes(other) for one, other in list(paths.items())[::6])
 
 
+@pytest.mark.guarantee("Images written to tar shards keep their bytes, and the order in which caches are planned.")
 def test_images_are_indexed_as_in_the_folder_they_came_from(sample, shards):
     before, after = index_images(records(sample)), index_images(records(shards))
     assert list(after.path_of) == list(before.path_of) and after.size_of == before.size_of

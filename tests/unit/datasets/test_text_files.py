@@ -282,6 +282,7 @@ FORMULAS = [*("=1+1 @SUM(A1) -2+3 '=1 ''@x = -".split()), "+cmd|' /C calc'!A0", 
 PLAIN = ["-5", "+1.5e-3", "-.5", "a=b", "'quoted'", "5 - 3", "o'clock", "\u2212 5"]
 
 
+@pytest.mark.guarantee("No cell of a CSV file is a formula, and each cell reads back as the same text.")
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
 def test_a_cell_is_never_a_formula_and_reads_back_as_the_same_text(tmp_path, suffix):
     """Through the commands: converted to a table and back, the records are the same; numbers stay numbers."""

@@ -58,6 +58,7 @@ def test_too_many_pairs_are_refused_and_a_baseline_is_the_way_out():
     assert len(compare(runs, with_first_only=True).pairs) == 63
 
 
+@pytest.mark.guarantee("Equal runs are not distinguishable.")
 def test_equal_runs_are_not_distinguishable():
     comparison = compare([run("a", answers(0.8)), run("a (2)", answers(0.8))])
     assert sentences(comparison) == [

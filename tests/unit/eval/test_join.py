@@ -51,6 +51,7 @@ def test_questions_without_an_image_belong_to_their_record():
     assert join([run("a", *texts), run("b", *texts)]).clusters.tolist() == [0, 0, 1]
 
 
+@pytest.mark.guarantee("Runs that answered different questions are not compared.")
 def test_other_questions_are_refused_and_what_differs_is_named():
     many = [asked(number, f"question {number}") for number in range(8)]
     with pytest.raises(UsageError) as caught:
@@ -78,6 +79,7 @@ def answered(by: str, stages: list[str | None]) -> Run:
     return Run(by, rows, by, 1)
 
 
+@pytest.mark.guarantee("Routed predictions are those of each adapter alone, question by question.")
 @settings(max_examples=30)
 @given(st.lists(st.sampled_from("123"), min_size=1, max_size=9), st.randoms(use_true_random=False))
 def test_routed_predictions_are_those_of_each_run_alone(stages, chance):
@@ -101,6 +103,7 @@ def test_questions_without_a_run_are_counted_and_named():
         route({"1": answered("a", stages), "2": answered("b", stages)}, "stage")
 
 
+@pytest.mark.guarantee("Runs that answered different questions are not compared.")
 def test_runs_that_answered_other_questions_are_refused():
     with pytest.raises(UsageError, match="they answered different questions"):
         route({"1": answered("a", ["1"]), "2": answered("b", ["1", "2"])}, "stage")

@@ -57,6 +57,7 @@ def shape(value: Any) -> Any:
     return [shape(value[0])] if isinstance(value, list) else type(value)
 
 
+@pytest.mark.guarantee("A submission has the shape of the challenge's template.")
 @pytest.mark.parametrize("challenge", CHALLENGES)
 def test_a_submission_has_the_shape_of_the_published_template(challenge):
     pytest.importorskip("sacrebleu")

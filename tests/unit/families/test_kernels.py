@@ -174,6 +174,10 @@ def test_the_rule_is_that_of_pytorch_on_a_cpu_where_transformers_has_taken_a_ker
     assert torch.equal(run(), expected) and calls == ["chunk"]
 
 
+@pytest.mark.guarantee(
+    "Rows that are passed to a kernel as one row, and sequences that are passed to PyTorch as rows, have the "
+    "results, states and gradients that each has by itself."
+)
 def test_rows_are_given_to_the_package_as_the_sequences_of_one_row():
     of_pytorch = inspect.unwrap(modeling_qwen3_5.torch_chunk_gated_delta_rule)
     calls: list[list[int]] = []
@@ -211,6 +215,10 @@ def test_rows_are_given_to_the_package_as_the_sequences_of_one_row():
     assert calls == [[0, 70, 140, 210]]
 
 
+@pytest.mark.guarantee(
+    "Rows that are passed to a kernel as one row, and sequences that are passed to PyTorch as rows, have the "
+    "results, states and gradients that each has by itself."
+)
 def test_sequences_of_one_row_are_given_to_pytorch_as_rows():
     of_pytorch = inspect.unwrap(modeling_qwen3_5.torch_chunk_gated_delta_rule)
     drawn, ends = torch.Generator().manual_seed(0), torch.tensor([0, 5, 6, 76])

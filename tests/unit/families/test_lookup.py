@@ -136,6 +136,7 @@ def is_family(node: ast.AST) -> bool:
     return last in ("family", "DEFAULT")
 
 
+@pytest.mark.guarantee("Only the description of a family asks for the name of the family; no other module does.")
 def test_no_module_asks_for_the_name_of_a_family(root):
     found = {}
     for path in sorted(path for source in SOURCES for path in (root / source).rglob("*.py")):

@@ -40,6 +40,10 @@ def values(one: ContextScores, name: str) -> list[float]:
     return [round(found.value, 4) for found in (one.exact_match | one.differences)[name].values()]
 
 
+@pytest.mark.guarantee(
+    "Prompts with predicted, reference and no earlier answers are compared on the same questions; answers to "
+    "other questions count as absent."
+)
 def test_shares_and_paired_differences_are_those_of_the_answers(make_folder):
     [one] = scores(make_folder("a", staged(9, "own"), beside=ANSWERS), make_folder("b", questions()))
     assert one.num_questions == {"all": 60, "stage 1": 30, "stage 2": 30} and not one.not_asked
@@ -63,6 +67,10 @@ def test_seeds_are_one_and_a_difference_is_over_those_that_have_both(make_folder
     assert one.not_asked == [f"lookonce eval {tmp_path}/b --split val --no-context"]
 
 
+@pytest.mark.guarantee(
+    "Prompts with predicted, reference and no earlier answers are compared on the same questions; answers to "
+    "other questions count as absent."
+)
 @pytest.mark.parametrize("beside", [{}, {"true": staged(3, "true")[:30]}], ids=["nothing", "other questions"])
 def test_what_is_absent_is_named_with_its_command(make_folder, tmp_path, beside):
     report = Report.of(open_runs([make_folder("a", staged(9, "own"), beside=beside)]))

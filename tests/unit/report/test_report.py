@@ -29,6 +29,7 @@ def made(*paths: Path) -> tuple[Report, str]:
     return report, report.to_page()
 
 
+@pytest.mark.guarantee("No text of a record or of an answer becomes markup.")
 def test_hostile_texts_stay_text_in_page_and_json(make_folder):
     hostile = [*(text.replace("\ud800", "") for text in HOSTILE), "\u202eright\u200f to left", "a\nb\tc", ""]
     rows = [
@@ -50,6 +51,7 @@ def test_every_part_has_its_section_and_its_key(make_folder):
     assert all(report.to_json().values()) and len(report.to_json()) == len(TITLES)
 
 
+@pytest.mark.guarantee("Every number on the page of a report is in the JSON of the report.")
 @pytest.mark.parametrize("names", ["a", "ab"])
 def test_the_json_has_every_number_of_the_page(make_folder, names):
     report, text = made(*(make_folder(name, wrong(questions(), ord(name) - 80), seed=ord(name)) for name in names))

@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from lookonce.errors import CacheError, ModelError, RecordsError, RunFolderError
-from lookonce.run.absolute import with_absolute_paths
-from lookonce.run.config import RunFile, read_run_file
+from lookonce.run.config import RunFile, read_run_file, with_absolute_paths
 from lookonce.run.folder import RunFolder
 from lookonce.run.open import TO_BUILD, open_run, source_of
 from lookonce.run.records import read_splits

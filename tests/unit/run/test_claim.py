@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from lookonce.errors import RunFolderError
-from lookonce.run.claim import TRAIN, RunClaim, find_trainer
-from lookonce.run.folder import CLAIM, RunFolder
+from lookonce.run.folder import CLAIM, TRAIN, RunClaim, RunFolder, find_trainer
 
 
 @pytest.fixture

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from lookonce.errors import UsageError
-from lookonce.run.config import RunFile, read_run_file
-from lookonce.run.sections.train import TrainSection
+from lookonce.run.config import REMOVED, RunFile, read_run_file
+from lookonce.run.sections import RECORDED, TrainSection
 
 MINIMAL = "model: {path: m}\ndata: {train: a.jsonl}\noutput: runs/a\n"
 VALIDATED = MINIMAL.replace("a.jsonl", "a.jsonl, val: b.jsonl")
@@ -39,7 +41,6 @@ def test_a_record_is_never_longer_than_a_pack(tmp_path):
 
 def test_compiled_code_is_kept_beside_the_caches_unless_said_otherwise(tmp_path):
     assert read(tmp_path, MINIMAL, "cache.dir=/shared/caches").compile_cache == Path("/shared/caches/compiler")
-    assert read(tmp_path, MINIMAL, "train.compile_cache=mine").compile_cache == Path("mine")
 
 
 def test_a_resolved_run_file_reads_as_the_same_run(tmp_path):
@@ -179,3 +180,19 @@ def test_trackers_are_one_or_a_list(value, expected):
 def test_an_unknown_tracker_is_refused():
     with pytest.raises(ValueError, match="'tensorboard', 'wandb' or 'mlflow'"):
         TrainSection(track=["comet"])
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_key_that_was_removed_is_refused_with_what_to_write_instead(tmp_path, name):
+    with pytest.raises(UsageError, match=re.escape(f"{name}: this key was removed; {REMOVED[name]}")):
+        read(tmp_path, MINIMAL, f"{name}=null")
+
+
+def test_a_recorded_run_may_have_removed_keys_that_say_what_is_still_done(make_run):
+    values = make_run().model_dump(mode="json")
+    values["train"] |= {"prefetch": 3, "tf32": True}
+    values["data"]["skip_unusable"] = False
+    assert RunFile.model_validate(values, context=RECORDED) == make_run()
+    values["data"]["skip_unusable"] = True
+    with pytest.raises(ValidationError, match=r"data\.skip_unusable"):
+        RunFile.model_validate(values, context=RECORDED)

@@ -149,6 +149,9 @@ CASES = {
 }
 
 
+@pytest.mark.guarantee(
+    "A recorded fingerprint or hash of a model counts only while nothing it was computed from has changed."
+)
 @pytest.mark.parametrize(("change", "is_known"), CASES.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_a_fingerprint_is_known_while_nothing_has_changed(run, change: Callable[[RunFile], RunFile], is_known: bool):
     find_fingerprint(run)
@@ -165,6 +168,9 @@ HASH_IS_KNOWN = [nothing, link, fewer_pixels, another_dtype]
 HASH_IS_UNKNOWN = [weights, normalised, just_written, more, broken, another_release, other_code, another_hash]
 
 
+@pytest.mark.guarantee(
+    "A recorded fingerprint or hash of a model counts only while nothing it was computed from has changed."
+)
 @pytest.mark.parametrize("change", HASH_IS_KNOWN + HASH_IS_UNKNOWN, ids=lambda change: change.__name__)
 def test_the_hash_of_a_model_is_known_while_its_files_have_not_changed(run, change, monkeypatch):
     source_of(run).language_model_hash(run.cache.dir)

@@ -129,11 +129,9 @@ def test_the_same_run_file_on_other_inputs_is_another_run(make_run, change):
 @pytest.mark.parametrize(
     "change",
     [
-        {"train": {"prefetch": 3}},
         {"train": {"save_steps": 3, "eval_steps": 3}},
         {"train": {"epochs": 7}},
         {"train": {"cuda_graphs": False}},
-        {"train": {"compile_cache": "elsewhere"}},
         {"cache": {"dir": "elsewhere"}},
         {"model": {"path": "moved"}},
     ],

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from lookonce.errors import UsageError
-from lookonce.run.pin import pin, pin_start
+from lookonce.fetch import pin, pin_start
 
 COMMIT = "0123456789" * 4
 """A commit that YAML would read as a number without quotes."""

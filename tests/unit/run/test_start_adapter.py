@@ -9,7 +9,7 @@ from support.answers import look_trained
 from lookonce.checks.check import check_start
 from lookonce.errors import ModelError, UsageError
 from lookonce.run.folder import RunFolder
-from lookonce.run.sections.lora import LoraSection
+from lookonce.run.sections import LoraSection
 from lookonce.run.start_adapter import adapter_hash, check_same_model, find_start, shape_differences, start_identity
 
 COMMIT = "a1" * 20

@@ -48,6 +48,7 @@ def test_work_that_fails_is_not_counted():
     assert notes == [] and startup.seconds == {}
 
 
+@pytest.mark.guarantee("All seconds before the first step are accounted for.")
 def test_the_line_at_the_first_step_adds_up_to_all_seconds_since_the_beginning():
     notes: list[str] = []
     startup = Startup(notes.append, age_s=30.0)

@@ -11,6 +11,11 @@ from lookonce.selftest import attention as checked
 from lookonce.selftest.attention import Heads, Layout, Lengths, attention_checks, mask_checks, random_layout
 from lookonce.train.model import attention
 
+pytestmark = pytest.mark.guarantee(
+    "The self-test finds transposed block lists, wrong masks, scaled gradients and stale buffers of a captured"
+    " graph, and passes where there are none."
+)
+
 CPU = torch.device("cpu")
 HEADS = Heads(4, 2, 16)
 LAYOUTS = (Layout((Lengths(200, (33, 20, 60), (0, 9, 19)), Lengths(129, (5,)))), random_layout(random.Random(1), 300))

@@ -1,4 +1,4 @@
-"""The definition of which token attends to which, written from rows, is the law of training."""
+"""The definition of which token attends to which, written from rows, is the attention of training."""
 
 from __future__ import annotations
 

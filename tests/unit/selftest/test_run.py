@@ -15,7 +15,7 @@ from lookonce.text import quiet
 def compared(monkeypatch):
     """Runs a comparison in which some ways are wrong, and gives what was compared, in order."""
 
-    def compare(ways, own=None, wrong=(), precision="bf16", **options):
+    def compare(ways, own=None, wrong=(), precision="bf16"):
         class Checks:
             def __init__(self, size, questions, dtype, name, device):
                 self.name = name
@@ -26,7 +26,7 @@ def compared(monkeypatch):
 
         done: list[tuple[str, Way]] = []
         monkeypatch.setattr(run, "ModelChecks", Checks)
-        Comparison(gpu_sizes(precision), torch.device("cpu"), quiet).run(ways, own, **options)
+        Comparison(gpu_sizes(precision), torch.device("cpu"), quiet).run(ways, own)
         return done
 
     monkeypatch.setattr(run, "mask_checks", lambda *arguments: [])
@@ -37,15 +37,14 @@ def compared(monkeypatch):
 WITH_FLEX, PLAIN = ON_GPU[:4], Way(compiled=False)
 
 
-def test_ways_with_flex_attention_are_compared_once_and_parts_in_float32(compared):
+def test_all_ways_are_compared_once_and_parts_in_float32(compared):
     done = compared(ON_GPU)
-    assert [way for name, way in done if name == "bf16"] == list(WITH_FLEX)
-    assert [way for name, way in done if name == "fp32"] == [PLAIN, Way(compiled=False, recorded=False)]
+    assert [way for name, way in done if name == "bf16"] == list(ON_GPU)
+    assert [way for name, way in done if name == "fp32"] == [way for way in ON_GPU if not way.compiled]
 
 
-def test_dense_masks_are_compared_if_asked_for_or_if_nothing_else_is_exact(compared):
-    assert {way for _, way in compared(ON_GPU, dense=True)} == set(ON_GPU)
-    assert {way for _, way in compared(ON_GPU, wrong=[("fp32", ON_GPU[3])])} == set(ON_GPU)
+def test_dense_masks_are_compared_before_a_training_if_nothing_else_is_exact(compared):
+    assert {way for _, way in compared(ON_GPU, Way(), wrong=[("bf16", way) for way in WITH_FLEX])} == set(ON_GPU)
     assert {way for _, way in compared(ON_CPU)} == set(ON_CPU)
 
 

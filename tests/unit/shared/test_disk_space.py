@@ -84,6 +84,7 @@ def test_a_build_that_does_not_fit_is_refused_before_the_tower_is_loaded(site, i
     assert not site.leftovers()
 
 
+@pytest.mark.guarantee("A full disk ends a build at the boundary of a shard, and the next build resumes.")
 def test_finished_shards_need_no_room(site, images, monkeypatch):
     site.build(images)
     monkeypatch.setattr("shutil.disk_usage", lambda folder: Usage(10**12, 0, 0))

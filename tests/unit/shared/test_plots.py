@@ -80,6 +80,7 @@ def test_a_file_is_svg_with_text_as_text():
     assert " _other" in texts(text), "matplotlib leaves names with _ out of its legend"
 
 
+@pytest.mark.guarantee("No text of a record or of an answer becomes markup.")
 @pytest.mark.parametrize("words", [*HOSTILE, "$\\frac{", "小さなポリープ", "x" * 9000, "", "\u202eleft"])
 def test_any_name_is_drawn_as_text(words):
     files = to_file(losses(words, words)), to_file(forest([arm(words, [], (0.4, 0.6))]))

@@ -41,7 +41,7 @@ def test_the_arm_that_selects_least_builds_for_all_that_have_its_features(builde
             "batch.order": {"by": "stage", "lessons": [0, 1, 2, 3]},
             "data.context": {"by": "stage", "order": [0, 1]},
         },
-        "attention": {"model.attention": "eager", "cache.shard_mb": 2, "cache.check": False},
+        "attention": {"model.attention": "eager", "cache.shard_mb": 2},
         "small": {"data.where": {"stage": 2}, "cache.max_pixels": 65536},
         "elsewhere": {"cache.dir": "elsewhere"},
     }

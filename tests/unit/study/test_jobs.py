@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,6 +43,7 @@ def jobs(draw) -> list[Job]:
     ]
 
 
+@pytest.mark.guarantee("No GPU of a study is idle while a job could run.")
 @settings(max_examples=50, deadline=None)
 @given(jobs(), st.integers(1, 4))
 def test_no_place_is_idle_while_a_job_could_run(jobs, num_slots):

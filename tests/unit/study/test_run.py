@@ -36,14 +36,6 @@ def test_runs_with_the_same_images_share_a_build_and_wait_for_theirs_only(write_
     assert jobs["cache of a-1"].command[:2] == ("cache", "build") and not jobs["cache of a-1"].is_done()
 
 
-def test_images_that_cannot_be_encoded_do_not_stop_runs_that_leave_them_out(write_study):
-    arms = {"a": {"data.skip_unusable": True}, "b": {"cache.max_pixels": 65536}}
-    jobs = {job.name: job for job in find_jobs(expand(read_study(write_study(arms, seeds=[1]))), set())}
-    *command, number, _ = jobs["cache of a-1"].command
-    assert command == ["cache", "build", "--max-quarantined"] and int(number) > 8
-    assert len(jobs["cache of b-1"].command) == 3
-
-
 def test_a_run_with_context_is_asked_with_true_and_with_no_context_after_its_result(write_study, look_complete):
     arms = {"plain": None, "staged": {"data.context": {"by": "stage", "order": [1, 2]}}}
     arms["inference-only"] = arms["staged"] | {"eval.staged": "none"}

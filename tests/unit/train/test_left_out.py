@@ -6,9 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lookonce.run.sections.batch import BatchSection
-from lookonce.run.sections.cache import CacheSection
-from lookonce.run.sections.train import TrainSection
+from lookonce.run.sections import BatchSection, CacheSection, TrainSection
 from lookonce.run.startup import Startup
 from lookonce.train.loop.checkpoints import Start
 from lookonce.train.loop.distributed import ALONE

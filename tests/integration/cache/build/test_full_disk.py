@@ -26,6 +26,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(space, "MIN_MARGIN_BYTES", 0)
 
 
+@pytest.mark.guarantee("A full disk ends a build at the boundary of a shard, and the next build resumes.")
 def test_a_shard_without_room_is_not_begun_and_the_current_one_is_finished(site, images, monkeypatch):
     def usage(folder: Path) -> Usage:
         return Usage(10**12, 0, 0 if tower.num_encoded else 10**12)
@@ -50,6 +51,7 @@ def resumes(site, images, kept: dict[Path, tuple[int, bytes]]) -> None:
     assert site.stored() == site.stored("undisturbed")
 
 
+@pytest.mark.guarantee("A full disk ends a build at the boundary of a shard, and the next build resumes.")
 def test_a_disk_that_fills_up_during_a_build_costs_the_current_shard(site, images, narrow, small_disk):
     site.path = small_disk.folder
     ballast = []

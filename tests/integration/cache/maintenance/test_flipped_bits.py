@@ -10,7 +10,10 @@ from lookonce.cache.maintenance.verify import regions, verify
 from lookonce.cache.store.metadata import finished_shards, read_receipt
 from lookonce.cache.store.shards import shard_path
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
+pytestmark = [
+    pytest.mark.usefixtures("no_fsync"),
+    pytest.mark.guarantee("Every flipped byte of a shard is found and named."),
+]
 
 NUM_FLIPS = 200
 

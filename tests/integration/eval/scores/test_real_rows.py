@@ -20,6 +20,8 @@ from lookonce.eval.scores import match
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.eval.scores.prediction import Prediction
 
+pytestmark = pytest.mark.guarantee("Metrics have the values of their published definitions, also on real answers.")
+
 A_DIGIT = 0.01
 ACCURACY = 0.924
 MAX_SECONDS = 15

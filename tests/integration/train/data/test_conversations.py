@@ -55,6 +55,10 @@ def conversations(chat_tokenizer):
     return ConversationTokenizer(chat_tokenizer)
 
 
+@pytest.mark.guarantee(
+    "Conversations that are tokenised together have the tokens, the targets and the errors of one at a time, "
+    "whatever their texts and the template."
+)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # all examples use one object
 @given(records=st.lists(RECORDS, max_size=6))
 def test_tokens_and_errors_are_those_of_conversations_one_by_one(chat_tokenizer, conversations, records):
@@ -90,6 +94,7 @@ def test_so_are_those_of_a_template_that_changes_texts(own_chat_tokenizer, chang
     assert len({ids.tobytes() for ids, _ in found}) == 3
 
 
+@pytest.mark.guarantee("A context has the tokens of a record written by hand.")
 @pytest.mark.parametrize("system", [None, "Be brief."])
 def test_a_context_has_the_tokens_of_a_record_written_by_hand_and_only_own_answers_are_supervised(
     chat_tokenizer, conversations, system

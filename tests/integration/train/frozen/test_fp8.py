@@ -32,6 +32,7 @@ def num_fp8(model: Any) -> int:
     return sum(isinstance(module, Fp8Linear) for module in model.modules())
 
 
+@pytest.mark.guarantee("After training in fp8, answers are computed with unrounded weights.")
 def test_it_is_answered_with_unrounded_weights(run):
     assert (run.output / "predictions" / "val.jsonl").exists()
     inputs, adapter = open_run(run, TO_BUILD), run.output / "adapter"

@@ -21,7 +21,7 @@ from support.trainings import COMPILED_ON_GPU, needs_bitsandbytes
 from lookonce.cache.store.reader import VisionCache
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
-from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections import BatchSection
 from lookonce.selftest.model import Outcome, Passes, stock_rows
 from lookonce.train.data.packing import Pack
 from lookonce.train.data.sampler import MicroBatch, Sampler
@@ -102,6 +102,7 @@ def test_sharing_differs_from_rows_no_more_than_each_question_alone_does(session
     assert new_graphs[0] > 0 and not any(new_graphs[1:])
 
 
+@pytest.mark.guarantee("On the same quantised weights, all batch modes have the same loss and gradients.")
 @needs_bitsandbytes
 def test_sharing_is_exact_in_float32(session, random_lora):
     computation = Computation(session, random_lora, "nf4", "fp32")
@@ -110,6 +111,7 @@ def test_sharing_is_exact_in_float32(session, random_lora):
         assert max(found.distance(computation.rows(batches, micro_batch))) < TOLERANCE
 
 
+@pytest.mark.guarantee("On quantised weights, replayed passes have the bits of launched ones.")
 @pytest.mark.parametrize("frozen", KINDS)
 def test_replayed_passes_have_the_bits_of_launched_ones(session, random_lora, frozen):
     computation = Computation(session, random_lora, frozen, "bf16")

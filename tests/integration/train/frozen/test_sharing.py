@@ -14,7 +14,7 @@ from support.trainings import needs_bitsandbytes
 
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
-from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections import BatchSection
 from lookonce.selftest.model import Outcome, Passes
 from lookonce.train.model.load import load_without_tower
 from lookonce.train.model.packs import packed_attention
@@ -67,6 +67,7 @@ def test_compiled_layers_are_one_graph_and_give_the_same(session, random_lora, f
         assert max(found.distance(launched)) < TOLERANCE
 
 
+@pytest.mark.guarantee("On the same quantised weights, all batch modes have the same loss and gradients.")
 @pytest.mark.parametrize("frozen", QUANTISED)
 def test_all_batch_modes_give_the_same_loss_and_gradients(session, random_lora, frozen):
     steps = Steps(session, random_lora, frozen)
@@ -76,6 +77,7 @@ def test_all_batch_modes_give_the_same_loss_and_gradients(session, random_lora, 
             assert max(found.distance(expected)) < TOLERANCE
 
 
+@pytest.mark.guarantee("In fp8, batch modes differ by rounding alone.")
 def test_with_fp8_the_batch_modes_differ_far_less_than_fp8_from_unrounded_weights(session, random_lora):
     """Inputs that differ in their last bit may be rounded to neighbouring values, so equal to 1e-5 they are not."""
     steps, unrounded = Steps(session, random_lora, "fp8"), Steps(session, random_lora, "precision")

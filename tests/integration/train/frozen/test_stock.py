@@ -51,6 +51,9 @@ def stock_model(model: Path, run: RunFile, monkeypatch: pytest.MonkeyPatch) -> A
     return PeftModel.from_pretrained(loaded, str(run.output / "adapter")).eval()
 
 
+@pytest.mark.guarantee(
+    "An adapter of quantised weights gives the same answers on the stock model that is quantised in the same way."
+)
 def test_stock_libraries_give_the_same_answers(trained, sample, stock_processor, monkeypatch):
     asked = predictions(trained)[:NUM_ASKED]
     assert len({line["predicted"] for line in asked}) > 2

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from lookonce.bench.flops import num_flops
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import ModelError
-from lookonce.run.sections.lora import LoraSection
+from lookonce.run.sections import LoraSection
 from lookonce.train.data.packing import Group
 from lookonce.train.model.load import add_lora, load_with_tower, load_without_tower, text_model
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 import json, sys
 from pathlib import Path
@@ -34,6 +36,10 @@ def compile_in_a_process(folder: Path, machine: str) -> tuple[float, dict[str, i
     return json.loads(done.stdout)
 
 
+@pytest.mark.guarantee(
+    "Files of compiled code that are damaged, or of another user, device, version or model, never reach the compiler."
+)
+@pytest.mark.guarantee("A process finds what another process compiled.")
 def test_a_process_finds_what_another_one_compiled_beside_a_damaged_file(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     result, graphs, kernels, notes = compile_in_a_process(tmp_path, "a")

@@ -14,8 +14,7 @@ from support.trainings import needs_bitsandbytes
 from torch import nn
 
 from lookonce.run.open import FROM_CACHE, open_run
-from lookonce.run.sections.batch import BatchSection
-from lookonce.run.sections.train import UNQUANTISED
+from lookonce.run.sections import UNQUANTISED, BatchSection
 from lookonce.selftest.model import Passes
 from lookonce.train.model.compile import checkpointed
 from lookonce.train.model.load import load_without_tower
@@ -28,6 +27,7 @@ COMPILED = [(UNQUANTISED, True), pytest.param("nf4", "selective", marks=needs_bi
 """Kinds of frozen weights and forms of checkpointing."""
 
 
+@pytest.mark.guarantee("Compiled layers with gradient checkpointing stay one graph, on quantised weights too.")
 @pytest.mark.filterwarnings("default")  # the compiler warns
 @pytest.mark.skipif(torch.cuda.is_available(), reason="quantised weights are loaded onto the GPU")
 @pytest.mark.parametrize(("frozen", "how"), COMPILED)

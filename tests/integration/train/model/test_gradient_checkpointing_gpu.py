@@ -12,7 +12,7 @@ import torch
 from support.batches import Replays, packs_of
 from support.trainings import COMPILED_ON_GPU
 
-from lookonce.run.sections.train import Checkpointing
+from lookonce.run.sections import Checkpointing
 from lookonce.selftest.attention import Heads
 from lookonce.selftest.model import MERGE_SIZE, ModelSize, Outcome, Passes, Questions, small_model
 from lookonce.train.model.compile import checkpointed
@@ -58,6 +58,10 @@ def test_in_float32_nothing_changes(how, dropout):
         assert loss < 1e-5 and gradient < 1e-4
 
 
+@pytest.mark.guarantee(
+    "With dropout, a compiled layer that is checkpointed as a whole draws other random numbers, and its "
+    "gradients are those of its loss."
+)
 @pytest.mark.parametrize("how", [False, *HOW])
 def test_with_dropout_the_gradient_is_that_of_the_loss(how):
     """By finite differences: the graph of a whole layer that is checkpointed draws other random numbers than without.

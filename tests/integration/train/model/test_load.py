@@ -13,7 +13,7 @@ from transformers import Qwen3VLForConditionalGeneration
 
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import ModelError, RunFolderError
-from lookonce.run.sections.lora import LoraSection
+from lookonce.run.sections import LoraSection
 from lookonce.train.model.load import CachedVisionTower, add_lora, load_trained, load_with_tower, load_without_tower
 
 pytestmark = pytest.mark.usefixtures("no_fsync")

@@ -27,6 +27,11 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.images import UNDECODABLE, ImageIndex
 
+STOCK_PIXELS = pytest.mark.guarantee(
+    "An image file of any format and mode has the pixels that the stock processor gives for its path, or is "
+    "quarantined with its reason, and stops nothing."
+)
+
 # On palettes with several transparent colours, and on formats that Pillow will drop.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL", "ignore::DeprecationWarning:PIL")
 
@@ -248,6 +253,7 @@ def stock(sample: Path) -> Qwen2VLImageProcessorPil:
     return Qwen2VLImageProcessorPil.from_pretrained(sample / "model")
 
 
+@STOCK_PIXELS
 @pytest.mark.parametrize("name", ENCODED)
 def test_the_tower_gets_the_patches_of_the_stock_processor_bit_for_bit(
     world: World, stock: Qwen2VLImageProcessorPil, name: str
@@ -280,6 +286,7 @@ def test_the_cases_are_what_their_names_say(world: World) -> None:
     assert {number for number, size in upright.items() if size == (HEIGHT, WIDTH)} == {5, 6, 7, 8}
 
 
+@STOCK_PIXELS
 @pytest.mark.parametrize("name", QUARANTINED)
 def test_a_file_that_is_not_a_valid_image_is_quarantined_with_the_reason(world: World, name: str) -> None:
     path, key = world.paths[name], world.key(name)
@@ -299,6 +306,7 @@ def test_an_unreadable_file_is_reported_with_the_reason(world: World, name: str)
     assert world.lines[str(path)] == {"key": None, "file": str(path), "reason": world.images.unusable[path]}
 
 
+@STOCK_PIXELS
 def test_all_other_images_are_encoded(world: World) -> None:
     assert set(world.cache.keys()) == {world.key(name) for name in ENCODED}
     assert len(world.report.quarantined) == len(world.lines) == len(QUARANTINED) + len(UNREADABLE)

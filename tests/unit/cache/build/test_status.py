@@ -1,4 +1,4 @@
-"""`cache status`: progress and workers of a cache, from receipts and claims that others are writing."""
+"""Progress and workers of a cache, from receipts and claims that others are writing."""
 
 from __future__ import annotations
 

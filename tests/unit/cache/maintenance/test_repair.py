@@ -43,6 +43,7 @@ def test_an_intact_cache_is_not_changed(site, images, folder, before, run_repair
     assert site.stamps() == stamps and "nothing to repair" in report.text()
 
 
+@pytest.mark.guarantee("Repair rebuilds only the damaged shard.")
 @pytest.mark.parametrize(
     "damage",
     [

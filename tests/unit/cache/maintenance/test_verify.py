@@ -48,6 +48,7 @@ def test_an_intact_cache_has_no_problems_and_is_not_written_to(folder, level):
     json.dumps(asdict(report), default=str)
 
 
+@pytest.mark.guarantee("Every flipped byte of a shard is found and named.")
 def test_quick_finds_every_flipped_bit_of_a_header(folder, flip, found):
     [name, *_] = finished_shards(folder)
     size = read_receipt(folder, name).header_bytes
@@ -57,6 +58,7 @@ def test_quick_finds_every_flipped_bit_of_a_header(folder, flip, found):
         flip(shard_path(folder, name), at)
 
 
+@pytest.mark.guarantee("Every flipped byte of a shard is found and named.")
 @pytest.mark.parametrize("level", ["quick", "full"])
 def test_every_flipped_bit_of_a_receipt_is_found(folder, level, flip, found):
     [name, *_] = finished_shards(folder)

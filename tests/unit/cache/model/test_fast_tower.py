@@ -27,6 +27,7 @@ def one_by_one(tower: Tower, patches: torch.Tensor) -> torch.Tensor:
     return torch.cat([tower.encode(piece, [grid]) for piece, grid in zip(pieces, GRIDS, strict=True)])
 
 
+@pytest.mark.guarantee("Several images in one tower batch give what each gives alone, to rounding.")
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
 def test_a_tower_batch_gives_the_features_of_each_image_alone(model_folder, dtype, tolerance):
     patches = patches_of(GRIDS)
@@ -96,6 +97,7 @@ def test_flops_are_those_of_the_layers(model_folder):
     assert tower.flop(num_tokens) == 2 * num_tokens * (4 * (others + attention) + mergers)
 
 
+@pytest.mark.guarantee("Several images in one tower batch give what each gives alone, to rounding.")
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float32, 1e-3)])

@@ -17,6 +17,8 @@ from lookonce.cache.model.pixels import ImageProcessor, Patcher
 from lookonce.datasets.sample.model import MAX_PIXELS, MIN_PIXELS, write_image_processor
 from lookonce.errors import BadImage
 
+pytestmark = pytest.mark.guarantee("Patches made from 8-bit pixels have the bits of the stock processor's patches.")
+
 CPU, DTYPES = torch.device("cpu"), [torch.float32, torch.bfloat16, torch.float16]
 
 SIZES = [

@@ -76,6 +76,7 @@ def original(sample: Path) -> Fingerprint:
     return fingerprint_of(sample / "model")
 
 
+@pytest.mark.guarantee("A different tower, different pixels or a different dtype makes a different cache.")
 @pytest.mark.parametrize("change", [flip_a_bit, swap_two_tensors, store_as_bfloat16])
 def test_other_tower_tensors_give_another_fingerprint(model, original, change):
     rewrite_tensors(model, change)
@@ -84,6 +85,7 @@ def test_other_tower_tensors_give_another_fingerprint(model, original, change):
     assert [name for name, _, _ in changed.differences(original)] == ["tower_sha256"]
 
 
+@pytest.mark.guarantee("A different tower, different pixels or a different dtype makes a different cache.")
 @pytest.mark.parametrize(
     ("options", "field", "value"),
     [
@@ -116,6 +118,7 @@ def test_another_format_version_gives_another_fingerprint(sample, original, monk
     assert changed.differences(original) == [("format_version", FORMAT_VERSION + 1, FORMAT_VERSION)]
 
 
+@pytest.mark.guarantee("A different tower, different pixels or a different dtype makes a different cache.")
 @pytest.mark.parametrize(
     ("file", "section", "key", "value", "field"),
     [
@@ -153,15 +156,18 @@ def test_a_single_bit_of_any_tower_tensor_matters(sample, position, bit):
     assert len(hashes) == 1 + len(tensors)
 
 
+@pytest.mark.guarantee("A different language model, path or order of records keeps the same cache.")
 def test_language_model_weights_do_not_matter(model, original):
     rewrite_tensors(model, change_language_model)
     assert fingerprint_of(model).sha256 == original.sha256
 
 
+@pytest.mark.guarantee("A different language model, path or order of records keeps the same cache.")
 def test_the_folder_does_not_matter(model, original):
     assert fingerprint_of(model.rename(model.with_name("elsewhere"))).sha256 == original.sha256
 
 
+@pytest.mark.guarantee("A different language model, path or order of records keeps the same cache.")
 def test_records_and_their_order_do_not_matter(sample, tmp_path, make_run, original):
     lines = (sample / "train.jsonl").read_text().splitlines()
     changed = [json.loads(line) for line in lines[:3]]

@@ -24,6 +24,8 @@ from lookonce.cache.store.reader import VisionCache, write_index
 from lookonce.cache.store.shards import shard_path
 from lookonce.errors import CacheCorrupt, FeaturesMissing
 
+DAMAGE_IS_AN_ERROR = pytest.mark.guarantee("A flipped byte is an error, never a training sample.")
+
 UNKNOWN = "f" * 64
 BUILD, REPAIR = "lookonce cache build", "lookonce cache repair"
 
@@ -125,6 +127,7 @@ def test_features_have_the_dtype_of_the_tower(small, tmp_path, dtype):
             assert torch.equal(got, item) == (dtype == "bfloat16")
 
 
+@DAMAGE_IS_AN_ERROR
 @pytest.mark.parametrize("position", [0, -1])
 def test_a_flipped_byte_is_an_error_for_its_image_alone(small, position):
     shard, entry = VisionCache.open(small.folder).entry(small.keys[1])
@@ -144,6 +147,7 @@ def test_a_flipped_byte_is_an_error_for_its_image_alone(small, position):
         assert torch.equal(cache[key], small.features[key])
 
 
+@DAMAGE_IS_AN_ERROR
 @pytest.mark.parametrize("damaged", ["features", "scales"])
 def test_a_flipped_byte_in_quantized_features_or_scales_is_an_error(small, tmp_path, damaged):
     fingerprint = replace(small.fingerprint, dtype="fp8_e4m3")
@@ -157,6 +161,7 @@ def test_a_flipped_byte_in_quantized_features_or_scales_is_an_error(small, tmp_p
         VisionCache.open(tmp_path)[small.keys[0]]
 
 
+@DAMAGE_IS_AN_ERROR
 def test_without_checks_a_flipped_byte_is_not_detected(small):
     shard, entry = VisionCache.open(small.folder).entry(small.keys[1])
     flip_a_byte(shard_path(small.folder, shard), entry.offset)

@@ -32,6 +32,7 @@ def test_features_are_read_bit_for_bit(one_shard, tmp_path, dtype):
         assert cache.grid_thw(key) == one_shard.grids[key]
 
 
+@pytest.mark.guarantee("Shards are plain safetensors files.")
 @pytest.mark.parametrize("dtype", STORAGE)
 def test_the_safetensors_library_reads_the_same_tensors(one_shard, tmp_path, dtype):
     expected = one_shard.named(one_shard.write_cache(tmp_path, dtype))

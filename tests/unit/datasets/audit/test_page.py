@@ -31,6 +31,7 @@ def hostile(tmp_path: Path) -> Corpus:
     return Corpus.read([write_lines(tmp_path / "<i>train.jsonl", *lines)])
 
 
+@pytest.mark.guarantee("No text of a record or of an answer becomes markup.")
 def test_hostile_texts_stay_text_and_the_page_needs_no_network(hostile):
     sections = [Section(HOSTILE[0], HOSTILE[1], [(HOSTILE, [HOSTILE])])]
     page = assert_harmless(to_page(audit(hostile), sections, draw_contact_sheet(hostile)))
@@ -95,5 +96,5 @@ def test_only_strict_exits_1_and_only_for_errors(sample, write):
 
 
 def test_token_options_need_a_tokenizer(sample):
-    result = run("data", "audit", sample / "train.jsonl", "--image-tokens", 400)
+    result = run("data", "audit", sample / "train.jsonl", "--max-pixels", 400)
     assert result.exit_code == 2 and "--tokenizer" in result.stderr

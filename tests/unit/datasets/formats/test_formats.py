@@ -164,8 +164,8 @@ def test_numbers_and_booleans_become_the_text_of_json(tmp_path, answer, text):
 def test_without_it_the_error_names_what_to_do(tmp_path, form, answer):
     with pytest.raises(RecordsError) as refusal:
         read_one(tmp_path, rows_of(answer)[form])
-    assert f"must be text that is not empty, got {json.dumps(answer)}; put it into quotes, or set" in str(refusal.value)
-    assert "`data.coerce_answers: true`" in str(refusal.value)
+    assert f"must be text that is not empty, got {json.dumps(answer)}; put it into quotes, or let" in str(refusal.value)
+    assert "lookonce data convert RECORDS OUT --coerce-answers" in str(refusal.value)
 
 
 @pytest.mark.parametrize("answer", [None, float("nan"), float("inf"), "", " ", ["a"], {"a": 1}])
@@ -173,7 +173,7 @@ def test_missing_values_and_other_types_stay_errors(tmp_path, answer):
     for row in rows_of(answer).values():
         with pytest.raises(RecordsError) as refusal:
             read_one(tmp_path, row, coerce_answers=True)
-        assert "coerce_answers" not in str(refusal.value)
+        assert "--coerce-answers" not in str(refusal.value)
 
 
 def test_only_answers_are_changed_also_where_the_format_is_given(tmp_path):

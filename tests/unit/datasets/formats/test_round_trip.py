@@ -18,6 +18,9 @@ from lookonce.datasets.formats.registry import FORMAT_NAMES, FormatName
 from lookonce.datasets.records import Record, RecordsFile, Turn, read_records, write_records
 from lookonce.errors import RecordsError, UsageError
 
+READ_BACK_THE_SAME = pytest.mark.guarantee(
+    "What is written in a record format is recognised as that format and read back the same, or is refused."
+)
 AWKWARD = st.sampled_from([*" \n\r\t,;\"'\\\u2028\x85\x0c\0é🩺<", "\r\n", "image>", "[]"])
 TEXT = st.lists(AWKWARD | st.text(CHARACTERS, max_size=4), min_size=1, max_size=4).map("".join).filter(str.strip)
 NAME = st.text(
@@ -74,6 +77,7 @@ HELD: dict[str, tuple[st.SearchStrategy[list[Record]], list[tuple[FormatName, st
 """Records, and the formats and suffixes of files that hold them."""
 
 
+@READ_BACK_THE_SAME
 @pytest.mark.parametrize(("held", "formats"), HELD.values(), ids=HELD.keys())
 def test_records_are_recognised_and_read_back_as_written(tmp_path_factory, held, formats):
     folder = tmp_path_factory.mktemp("round-trip")
@@ -99,6 +103,7 @@ def is_same(found: Record, expected: Record) -> bool:
     return (found.images, found.turns, found.system) == (expected.images, expected.turns, expected.system)
 
 
+@READ_BACK_THE_SAME
 @given(
     records=records((0, 3), 2, JSON, TEXT | st.just("a <image> b"), TEXT | st.just("<image>")),
     keys=st.lists(st.sampled_from(["turns", "images", "image", "messages", "question", "system", "tools", "output"])),
@@ -159,6 +164,7 @@ NOT_HELD: dict[str, tuple[Record, FormatName, str, str]] = {
 }
 
 
+@READ_BACK_THE_SAME
 @pytest.mark.parametrize(("record", "format", "suffix", "expected"), NOT_HELD.values(), ids=NOT_HELD.keys())
 def test_a_record_that_a_format_cannot_hold_is_refused_and_named(tmp_path, record, format, suffix, expected):
     path = tmp_path / f"out{suffix}"

@@ -73,6 +73,7 @@ ROW = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.guarantee("Every row of a dataset is in a record or counted.")
 @settings(max_examples=25)
 @given(
     rows=st.lists(ROW, min_size=1, max_size=25),

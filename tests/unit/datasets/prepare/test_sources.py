@@ -148,6 +148,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return content(prepare("kvasir-vqa", folder / "out", Options(str(folder / "in"))))
 
 
+@pytest.mark.guarantee("All sources of a dataset give the same records.")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_all_file_formats_give_the_same_records_and_image_files(tmp_path, made, layout, expected):
     LAYOUTS[layout](tmp_path / "in")

@@ -90,6 +90,7 @@ IMAGES = st.lists(
 )
 
 
+@pytest.mark.guarantee("No image bytes and no image name are on two sides of a split by image.")
 @given(rows=IMAGES, seed=st.integers(0, 5), order=st.randoms(use_true_random=False))
 def test_no_bytes_and_no_name_are_on_two_sides_for_any_order_of_rows(rows, seed, order):
     parts = split_by_image(rows, SHARES, seed)

@@ -217,6 +217,9 @@ def answers_after(question: str, earlier: tuple[str, ...]) -> dict[tuple[str, ..
     return found
 
 
+@pytest.mark.guarantee(
+    "In the sample with stages, both earlier answers together determine a later one, and one of them alone does not."
+)
 @pytest.mark.parametrize(
     ("question", "earlier"), [(PROTOCOL, (PROCEDURE, TEXT)), (CLASS, (BOX, SIDE)), (FORM, (PROTOCOL, CLASS))]
 )

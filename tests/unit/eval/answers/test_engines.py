@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from lookonce.bench.answers import ENGINES
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.datasets.records import Record, Turn
 from lookonce.errors import TrainingError
@@ -93,7 +92,11 @@ def test_a_question_that_does_not_fit_is_named(engine, fits):
 
 @pytest.mark.parametrize(
     ("make", "is_compiled"),
-    [(partial(SharedPrefixes, min_compiled=7), True), (SharedPrefixes, False), (ENGINES["shared"], True)],
+    [
+        (partial(SharedPrefixes, min_compiled=7), True),
+        (SharedPrefixes, False),
+        (partial(SharedPrefixes, min_compiled=0), True),
+    ],
 )
 def test_layers_are_compiled_on_a_gpu_for_many_questions_and_in_measurements(
     prompter, fits, monkeypatch, make, is_compiled

@@ -40,6 +40,7 @@ def answer(chat, text: str, *, ended: bool = True) -> Answer:
     return Answer.of([*token_ids, *[chat.tokenizer.eos_token_id] * ended], [0.0] * 99, chat.tokenizer)
 
 
+@pytest.mark.guarantee("In a dialogue, prompts have the tokens of the chat template.")
 @pytest.mark.parametrize("record", RECORDS)
 def test_a_later_prompt_has_the_tokens_of_the_template_with_the_answers_before(chat_tokenizer, record):
     dialogue, expected = dialogue_of(chat_tokenizer, record), prompts_of(chat_tokenizer, record)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -77,6 +78,10 @@ class Wave:
         self.check(torch.cat([*own, self.inputs(padding)]), sequences, np.cumsum(lengths) - 1)
 
 
+@pytest.mark.guarantee(
+    "States of linear attention that passes keep and continue give each conversation what the stock layer "
+    "gives it by itself."
+)
 @settings(max_examples=20)
 @given(prefix=st.integers(1, 150), lengths=LENGTHS, padding=st.integers(0, 3), data=st.data())
 def test_conversations_continue_by_any_tokens_as_if_each_were_computed_from_its_beginning(
@@ -104,6 +109,7 @@ def branches_of(examples: list[int], ended: list[bool]) -> Branches:
     return unused
 
 
+@pytest.mark.guarantee("An ended answer or another conversation changes no state of linear attention.")
 def test_only_branches_that_go_on_change_their_states_and_unused_rows_none():
     wave, other = Wave(9, [2, 3, 4], num_states=6), Wave(9, [2, 3, 4], num_states=6)
     tokens = wave.inputs(4)

@@ -6,6 +6,8 @@ import pytest
 
 from lookonce.eval.scores import match
 
+pytestmark = pytest.mark.guarantee("Metrics have the values of their published definitions, also on real answers.")
+
 
 @pytest.mark.parametrize(
     ("given", "references", "strict", "lower"),

@@ -9,7 +9,10 @@ import pytest
 from lookonce.eval.scores import match
 from lookonce.eval.scores.match import TextMetrics
 
-pytestmark = pytest.mark.skipif(not match.has_text_metrics(), reason=f"the extra `metrics` is {match.NOT_INSTALLED}")
+pytestmark = [
+    pytest.mark.skipif(not match.has_text_metrics(), reason=f"the extra `metrics` is {match.NOT_INSTALLED}"),
+    pytest.mark.guarantee("Metrics have the values of their published definitions, also on real answers."),
+]
 
 
 def scores(*pairs: tuple[str, str]) -> dict[str, float]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.batches import BatchMaker
 
-from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections import BatchSection
 from lookonce.train.data.batches import CPU
 from lookonce.train.data.packing import BLOCK
 from lookonce.train.data.tokenize import Example

@@ -43,6 +43,9 @@ def as_lists(batch):
     return {name: tensor.tolist() for name, tensor in batch.items()}
 
 
+@pytest.mark.guarantee(
+    "A pack has each token that a target is predicted from or that such a token attends to, and no other."
+)
 def test_a_pack_has_each_prefix_followed_by_its_branches():
     """Three questions about an image of four tokens, the last two with the same prompt; and one without an image."""
     examples = [
@@ -106,6 +109,9 @@ def tokens_of(batch, groups) -> list[tuple[int, torch.Tensor]]:
     return found
 
 
+@pytest.mark.guarantee(
+    "A pack has each token that a target is predicted from or that such a token attends to, and no other."
+)
 @given(EXAMPLES)
 def test_every_example_has_the_same_tokens_and_positions_as_alone(examples):
     batch, groups = pack_of(examples)

@@ -29,6 +29,10 @@ def joined(chat_tokenizer, parts_of_text):
     return {text: [token for part in parts for token in ids_of[part]] for text, parts in parts_of_text.items()}
 
 
+@pytest.mark.guarantee(
+    "Conversations that are tokenised together have the tokens, the targets and the errors of one at a time, "
+    "whatever their texts and the template."
+)
 def test_the_parts_between_cuts_have_the_tokens_of_the_whole(chat_tokenizer):
     assert joined(chat_tokenizer, {text: CUTS.split(text) for text in TEXTS}) == encode(chat_tokenizer, TEXTS)
 

@@ -88,6 +88,9 @@ def test_no_prefix_has_a_target_and_no_branch_is_empty(examples):
         assert min(group.branch_tokens) >= 1
 
 
+@pytest.mark.guarantee(
+    "A pack has each token that a target is predicted from or that such a token attends to, and no other."
+)
 @given(EXAMPLES)
 def test_prefix_and_branch_are_what_targets_are_predicted_from(examples):
     for group in group_examples(examples, IMAGE):

@@ -13,6 +13,8 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.datasets.records import Turn
 
+pytestmark = pytest.mark.guarantee("Positions equal those of the stock model.")
+
 TEXT, MERGE = 5, 2
 GRID = st.tuples(st.just(1), st.integers(1, 9).map(lambda n: MERGE * n), st.integers(1, 9).map(lambda n: MERGE * n))
 TURNS = (Turn("Is there text?", "yes"), Turn("How many polyps are in the image?", "2"))

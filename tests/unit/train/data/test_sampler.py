@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections import BatchSection
 from lookonce.train.data.sampler import ENOUGH_PACKS, MicroBatch, Sampler
 from lookonce.train.data.tokenize import Example
 
@@ -68,6 +68,7 @@ def numbers(step: list[MicroBatch], *, fillers: bool = False) -> list[int]:
     return [number for pack in packs for group in pack.groups for number in group.examples]
 
 
+@pytest.mark.guarantee("Every record is trained on once an epoch.")
 @given(EXAMPLES, BATCHES, RANKS, st.sampled_from(MODES))
 def test_every_example_comes_once_an_epoch_on_one_of_the_ranks(examples, batch, num_ranks, mode):
     of_ranks = samplers(examples, num_ranks, mode=mode, **batch)
@@ -77,6 +78,7 @@ def test_every_example_comes_once_an_epoch_on_one_of_the_ranks(examples, batch, 
         assert {len(sampler) for sampler in of_ranks} == {len(steps)}
 
 
+@pytest.mark.guarantee("Every step has exactly the configured number of samples, except for the last one of an epoch.")
 @given(EXAMPLES, BATCHES, RANKS)
 def test_all_modes_have_the_same_steps_on_any_number_of_ranks(examples, batch, num_ranks):
     expected = [sorted(numbers(step)) for step in steps_of(samplers(examples, mode="separate", **batch))]
@@ -174,6 +176,10 @@ def test_an_epoch_follows_from_its_number_and_the_seed():
     assert epochs[0] == epochs[2] != epochs[1]
 
 
+@pytest.mark.guarantee(
+    "With `batch.order` by a metadata field, an epoch goes through the values of the field in order, in every "
+    "batch mode."
+)
 def test_lessons_are_trained_on_one_after_another_in_every_mode():
     examples = examples_of([(key, 1, lesson) for lesson in (1, 0, 2) for key in "abcab"])
     for mode in MODES:
@@ -183,6 +189,9 @@ def test_lessons_are_trained_on_one_after_another_in_every_mode():
             assert lessons == [[0, 0, 0, 0], [0, 1, 1, 1], [1, 1, 2, 2], [2, 2, 2]]
 
 
+@pytest.mark.guarantee(
+    "With `batch.order: as_given`, each step has the next records of the files, in every batch mode."
+)
 def test_as_given_each_step_has_the_next_records_in_every_mode():
     examples = examples_of([(key, 1) for key in "abcabca"])
     for mode in MODES:

@@ -45,6 +45,7 @@ def num_prefixes(steps: list[list[Group]]) -> int:
     return sum(len(step) for step in steps)
 
 
+@pytest.mark.guarantee("Every record is trained on once an epoch.")
 @given(SIZES, SAMPLES, QUESTIONS, SHUFFLE, LESSONS)
 def test_every_example_comes_once_an_epoch_with_its_own_prefix_and_branch(
     of_sizes, samples, questions, shuffle, num_lessons
@@ -58,6 +59,7 @@ def test_every_example_comes_once_an_epoch_with_its_own_prefix_and_branch(
         assert part == group.subset([group.examples.index(number) for number in part.examples])
 
 
+@pytest.mark.guarantee("Every step has exactly the configured number of samples, except for the last one of an epoch.")
 @given(SIZES, SAMPLES, QUESTIONS, SHUFFLE, LESSONS)
 def test_every_step_but_the_last_has_equally_many_samples(of_sizes, samples, questions, shuffle, num_lessons):
     steps = epoch_steps(groups_of(of_sizes, num_lessons), samples, questions, 0, 0, shuffle=shuffle)
@@ -87,6 +89,9 @@ def test_without_shuffling_the_order_is_unchanged(of_sizes, samples, questions):
     assert order(steps) == list(range(sum(of_sizes)))
 
 
+@pytest.mark.guarantee(
+    "With `batch.order: as_given`, each step has the next records of the files, in every batch mode."
+)
 @given(SIZES, SAMPLES, st.randoms(use_true_random=False))
 def test_without_shuffling_each_step_has_the_next_examples_whatever_their_images(of_sizes, samples, rng):
     """The questions of an image used to move forward to its first one."""
@@ -100,6 +105,10 @@ def test_without_shuffling_each_step_has_the_next_examples_whatever_their_images
         assert sorted(order([step])) == list(range(sum(of_sizes)))[start : start + samples]
 
 
+@pytest.mark.guarantee(
+    "With `batch.order` by a metadata field, an epoch goes through the values of the field in order, in every "
+    "batch mode."
+)
 @given(SIZES, SAMPLES, QUESTIONS, LESSONS)
 def test_an_epoch_goes_through_its_lessons_in_order(of_sizes, samples, questions, num_lessons):
     """Also where the next chunk does not fit and one of the next lesson would."""

@@ -50,6 +50,7 @@ def supervised_text(chat_tokenizer: ChatTokenizer, example) -> list[str]:
     return [chat_tokenizer.tokenizer.decode(example.token_ids[start:end]) for start, end in pairs]
 
 
+@pytest.mark.guarantee("Tokens equal those of the stock processor, with the sample's tokenizer and the published one.")
 def test_tokens_equal_those_of_the_stock_processor(model_folder, chat_tokenizer, stock_processor):
     stock = stock_processor(model_folder)
     images = {name: Image.new("RGB", size, "red") for name, size in SIZES.items()}

@@ -59,6 +59,10 @@ def test_a_whole_checkpoint_has_the_checksums_of_all_its_files(folder):
     assert damaged_files(checkpoint) == [] and found(folder) == ("checkpoint-8", [])
 
 
+@pytest.mark.guarantee(
+    "A damaged checkpoint is never loaded: a flipped byte in any of its files is named, and the training "
+    "resumes from the checkpoint before."
+)
 @pytest.mark.parametrize("name", [*FILES, CHECKSUMS])
 @pytest.mark.parametrize("damage", [lambda data: bytes([data[0] ^ 1]) + data[1:], lambda data: data[: len(data) // 2]])
 def test_damage_is_named_and_the_checkpoint_before_is_used(folder, name, damage):

@@ -10,7 +10,7 @@ import pytest
 
 from lookonce.errors import Stopped
 from lookonce.files import write_json
-from lookonce.run.progress_file import Progress, read_progress
+from lookonce.run.log_file import Progress, read_progress
 from lookonce.train.loop.log_files import Heartbeat
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections import BatchSection
 from lookonce.train.data.dataset import DataCollatorForPacks, PackBatchSampler, VQADataset
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.arguments import training_arguments

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lookonce.run.sections.batch import BatchSection
+from lookonce.run.sections import BatchSection
 from lookonce.run.startup import Startup
 from lookonce.train.data.sampler import Sampler
 from lookonce.train.data.tokenize import Example

@@ -12,7 +12,7 @@ from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import ModelError
 from lookonce.families.lookup import DEFAULT, FAMILIES
-from lookonce.run.sections.lora import LoraSection
+from lookonce.run.sections import LoraSection
 from lookonce.train.model.attention import NAME
 from lookonce.train.model.compile import as_loaded, training_on_packs
 from lookonce.train.model.load import add_lora, load_without_tower, text_model

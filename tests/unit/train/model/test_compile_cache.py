@@ -11,6 +11,10 @@ import torch
 from lookonce.train.model import compile
 from lookonce.train.model.compile import MAX_FILES, CompileCache
 
+ONLY_WHAT_FITS = pytest.mark.guarantee(
+    "Files of compiled code that are damaged, or of another user, device, version or model, never reach the compiler."
+)
+
 
 class Compiler:
     """Stands in for torch.compiler: the content of a file is the names of its artifacts."""
@@ -51,6 +55,7 @@ def files(tmp_path):
     return lambda: sorted((tmp_path / "compiler").glob("*"))
 
 
+@pytest.mark.guarantee("A process finds what another process compiled.")
 def test_what_a_training_compiled_the_next_one_finds_and_does_not_keep_again(training, files):
     cache, compiler, notes = training(["a", "b"])
     cache.load()
@@ -74,6 +79,7 @@ def test_nothing_is_kept_if_nothing_was_compiled(training, files):
     assert files() == [] and notes == []
 
 
+@ONLY_WHAT_FITS
 @pytest.mark.parametrize(
     "damage", [lambda content: content[:-1], lambda content: b"X" + content[1:], lambda content: b""]
 )
@@ -90,6 +96,7 @@ def test_a_damaged_file_is_removed_and_never_given_to_the_compiler(training, fil
     assert files() == [path]
 
 
+@ONLY_WHAT_FITS
 @pytest.mark.parametrize(
     "other",
     [
@@ -109,6 +116,7 @@ def test_files_of_another_device_or_version_are_not_read(training, files, monkey
     assert len(files()) == 2
 
 
+@ONLY_WHAT_FITS
 def test_files_of_another_model_are_not_read(training, tmp_path):
     training(["a"])[0].save()
     (tmp_path / "other.json").write_text('{"hidden_size": 64}')
@@ -117,6 +125,7 @@ def test_files_of_another_model_are_not_read(training, tmp_path):
     assert compiler.found == []
 
 
+@ONLY_WHAT_FITS
 def test_files_of_another_user_are_not_read(training, monkeypatch):
     training(["a"])[0].save()
     user = os.getuid()
@@ -156,4 +165,4 @@ def test_a_folder_that_cannot_be_written_to_is_said(training, tmp_path):
     cache, _, notes = training(["a"])
     cache.load()
     cache.save()
-    assert notes[-1] == f"compiled code is not kept in {tmp_path}/compiler (File exists); see train.compile_cache"
+    assert notes[-1] == f"compiled code is not kept in {tmp_path}/compiler (File exists); it lies in `cache.dir`"

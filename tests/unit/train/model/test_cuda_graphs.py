@@ -38,6 +38,7 @@ def test_out_of_memory_stays_that(later):
         captured(torch.OutOfMemoryError(), *later)(BATCH)
 
 
+@pytest.mark.guarantee("Captured passes add up the gradients of a step as launched passes do.")
 def test_passes_add_to_the_gradients_of_their_step():
     """A weight that no pass of the step uses has no gradient; those of the step before are gone."""
     used, sometimes = (torch.nn.Parameter(torch.tensor([value])) for value in (2.0, 3.0))

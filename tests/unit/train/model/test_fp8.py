@@ -12,7 +12,7 @@ from torch import nn
 
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import ModelError, UsageError
-from lookonce.run.sections.lora import LoraSection
+from lookonce.run.sections import LoraSection
 from lookonce.train.model.frozen import LARGEST, Fp8Linear, check_frozen, frozen_of_answers, rounded
 from lookonce.train.model.load import add_lora, load_without_tower
 
@@ -54,6 +54,7 @@ def test_results_and_gradients_are_near_those_of_the_layer_it_replaces(bias):
     assert 0.005 < relative(of_fp8, of_plain) < 0.05
 
 
+@pytest.mark.guarantee("In fp8, a token's result and gradient do not depend on the tokens beside it.")
 def test_a_token_is_computed_alike_whatever_is_beside_it():
     """As packs and padded rows put different tokens beside it."""
     _, fp8 = layers()
@@ -98,10 +99,7 @@ def test_a_gpu_that_cannot_is_named(monkeypatch: pytest.MonkeyPatch):
     check_frozen("fp8")
 
 
-@pytest.mark.parametrize(
-    ("trained", "asked", "expected"),
-    [("fp8", None, "precision"), ("nf4", None, "nf4"), ("precision", None, "precision"), ("fp8", "fp8", "fp8")],
-)
-def test_answers_are_computed_with_unrounded_weights_after_fp8_unless_it_is_asked_for(trained, asked, expected):
-    run: Any = SimpleNamespace(train=SimpleNamespace(frozen=trained), eval=SimpleNamespace(frozen=asked))
+@pytest.mark.parametrize(("trained", "expected"), [("fp8", "precision"), ("nf4", "nf4"), ("precision", "precision")])
+def test_answers_are_computed_with_unrounded_weights_after_fp8(trained, expected):
+    run: Any = SimpleNamespace(train=SimpleNamespace(frozen=trained))
     assert frozen_of_answers(run) == expected

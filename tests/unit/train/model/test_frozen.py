@@ -34,11 +34,6 @@ def test_it_is_refused_before_anything_is_read(nothing_installed):
         training_arguments(run_with(frozen="nf4"), Path("checkpoints"))
 
 
-def test_what_only_the_answers_need_is_refused_before_training(nothing_installed):
-    with pytest.raises(UsageError, match=r"^eval.frozen: int8 needs bitsandbytes"):
-        training_arguments(run_with({"frozen": "int8"}), Path("checkpoints"))
-
-
 def test_weights_in_the_precision_of_training_need_nothing(nothing_installed):
     assert quantised("precision") is None
 

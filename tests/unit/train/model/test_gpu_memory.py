@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lookonce.run.sections.train import UNQUANTISED
+from lookonce.run.sections import UNQUANTISED
 from lookonce.train.model.gpu_memory import (
     CARDS_GB,
     LEAST_TOKENS,
@@ -31,6 +31,7 @@ def number(text: str) -> int:
     return int(text.replace(",", "").rstrip("+")) if text[0].isdigit() else 0
 
 
+@pytest.mark.guarantee("The proposed packs equal those of the documented table of GPU memory.")
 def test_the_longest_packs_are_those_of_the_documented_table(root):
     page = (root / "docs" / "training.md").read_text()
     rows = re.findall(r"^\| (\dB) \| `(\w+)` \| `(\w+)` \| (.+) \|$", page, re.M)
@@ -41,6 +42,7 @@ def test_the_longest_packs_are_those_of_the_documented_table(root):
         assert all(("+" in cell) == (number(cell) == MOST_TOKENS) for cell in cells.split(" | "))
 
 
+@pytest.mark.guarantee("The figures of the documented table of GPU memory equal those of its report.")
 def test_the_peaks_are_those_of_the_report(root):
     found = {}
     for day in (23, 24):  # what was measured again replaces what was

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from lookonce.cache.model.model_folder import ModelFolder
-from lookonce.run.sections.lora import LoraSection
-from lookonce.run.sections.train import Checkpointing
+from lookonce.run.sections import Checkpointing, LoraSection
 from lookonce.train.model import compile
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import checkpointed, training_on_packs
@@ -80,6 +79,7 @@ def assert_the_same_from_less(model: Any) -> None:
         most = stored
 
 
+@pytest.mark.guarantee("Gradient checkpointing gives the bits of the same loss and gradients, with less stored.")
 def test_loss_and_gradients_are_the_same_and_less_is_stored(model):
     assert_the_same_from_less(model)
 

@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import create_mask, flex_attention
 
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.families.lookup import DEFAULT, FAMILIES
-from lookonce.run.sections.lora import LoraSection
+from lookonce.run.sections import LoraSection
 from lookonce.train.data.packing import BLOCK
 from lookonce.train.model import attention, loss
 from lookonce.train.model.attention import PackMask, dense_mask, shared_prefix_attention
@@ -57,6 +57,9 @@ def loss_and_gradients(model: Any) -> list[torch.Tensor]:
     return [loss.detach(), *(weight.grad.clone() for weight in model.parameters() if weight.requires_grad)]
 
 
+@pytest.mark.guarantee(
+    "The last layer, computed for some tokens only, has the loss and gradients of the stock layer, in each family."
+)
 def test_loss_and_gradients_are_those_of_the_stock_layer(model, monkeypatch):
     seen = []
     text_model(model).norm.register_forward_hook(lambda *call: seen.append(call[-1].shape[1]))

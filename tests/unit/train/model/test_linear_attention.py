@@ -55,6 +55,9 @@ def packs(draw: st.DrawFn) -> torch.Tensor:
     return torch.tensor([*ends, len(ends) + 1], dtype=torch.int32)
 
 
+@pytest.mark.guarantee(
+    "Packs through layers of linear attention have the same loss and LoRA gradients as stock rows, to 1e-10 in float64."
+)
 @settings(max_examples=15)
 @given(seen_until=packs())
 def test_each_token_has_the_result_and_gradient_of_its_own_sequence(seen_until):

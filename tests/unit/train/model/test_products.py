@@ -37,6 +37,10 @@ def computed(model: Any, **autocast: Any) -> list[torch.Tensor]:
     return [output.detach(), x.grad, *trained]
 
 
+@pytest.mark.guarantee(
+    "LoRA with its scale in matrix B gives PEFT's results, to the last bit if the scale is a power of two, in "
+    "each family."
+)
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_with_a_scale_that_is_a_power_of_two_no_bit_changes(bf16, dropout):
@@ -47,6 +51,10 @@ def test_with_a_scale_that_is_a_power_of_two_no_bit_changes(bf16, dropout):
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
+@pytest.mark.guarantee(
+    "LoRA with its scale in matrix B gives PEFT's results, to the last bit if the scale is a power of two, in "
+    "each family."
+)
 def test_another_scale_changes_the_rounding_alone():
     model = adapted(lora_alpha=10, use_rslora=True, bias="lora_only")
     expected = computed(model, enabled=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +24,7 @@ def seen_until(trees: list, start: int = 0) -> list[int]:
     return found
 
 
+@pytest.mark.guarantee("A pack is cut into segments that continue one another as its mask says, at any depth.")
 @given(
     trees=TREES.filter(len), padding=st.integers(0, 3), num_before=st.integers(0, 4), short=st.sampled_from([0, 2, 9])
 )
@@ -53,6 +55,7 @@ def test_the_tokens_of_a_sequence_are_those_that_its_last_one_attends_to(trees, 
     assert [results[place] for place in segments.places] == [*range(length)]
 
 
+@pytest.mark.guarantee("A pack is cut into segments that continue one another as its mask says, at any depth.")
 def test_segments_begin_where_a_branch_does_and_no_token_continues_another_image():
     ends = torch.tensor([7, 7, 5, 4, 5, 7, 7, 9, 9])
     first, second, third = segments_of(ends, 2, short=0).depths

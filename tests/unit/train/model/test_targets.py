@@ -12,7 +12,7 @@ from torch import nn
 
 from lookonce.errors import ModelError
 from lookonce.families.lookup import FAMILIES
-from lookonce.run.sections.lora import LoraSection
+from lookonce.run.sections import LoraSection
 from lookonce.train.model.lora import (
     beyond_targets,
     expert_tensors,

@@ -35,12 +35,12 @@ LAYERS = (
 )
 """Layers from the bottom up; folders of one layer may import each other. Shared modules are below all. What turns
 records into batches is below an open run, which has it, and the keys of a run file are below both."""
-ROOMS = {
+ORDER = {
     "cache": ("format", "model", "store", "build", "maintenance"),
     "train": ("data", "model", "loop", "train"),
     "eval": tuple("statistics scores decoding answers answerer predict join compare submission run".split()),
 }
-"""Each folder's rooms, or modules beside them, from the bottom up."""
+"""The packages and modules of each folder, from the bottom up."""
 
 
 def sources(root: Path) -> list[Path]:
@@ -103,9 +103,11 @@ def height(name: str) -> int:
     """The number of a module's layer; 0 for shared modules. The package itself, with the public API, is above all."""
     if name == "lookonce":
         return len(LAYERS) + 1
-    _, folder, room = f"{name}..".split(".")[:3]
-    found = [number for number, layer in enumerate(LAYERS, start=1) if {folder, f"{folder}.{room}"} & {*layer.split()}]
-    return next((number for number in found if f"{folder}.{room}" in LAYERS[number - 1].split()), max(found, default=0))
+    _, folder, inner = f"{name}..".split(".")[:3]
+    found = [number for number, layer in enumerate(LAYERS, start=1) if {folder, f"{folder}.{inner}"} & {*layer.split()}]
+    return next(
+        (number for number in found if f"{folder}.{inner}" in LAYERS[number - 1].split()), max(found, default=0)
+    )
 
 
 @pytest.mark.parametrize("package", LINKED)
@@ -135,15 +137,15 @@ def test_imports_run_one_way(root):
     assert upward == []
 
 
-def test_rooms_of_a_folder_do_not_import_upward(root):
+def test_packages_of_a_folder_do_not_import_upward(root):
     upward = []
     for path in sources(root):
         mine = module_name(path, root).split(".")
-        order = ROOMS.get(mine[1] if len(mine) > 1 else "", ())
+        order = ORDER.get(mine[1] if len(mine) > 1 else "", ())
         for name in imported(path, root):
             other = name.split(".")
             if order and other[1:2] == mine[1:2] and len(other) > 2 and len(mine) > 2:
-                assert {mine[2], other[2]} <= set(order), f"{path}: add its room to ROOMS"
+                assert {mine[2], other[2]} <= set(order), f"{path}: add its package to ORDER"
                 if order.index(other[2]) > order.index(mine[2]):
                     upward.append(f"{path.relative_to(root)} imports {name}")
     assert upward == []
@@ -184,11 +186,11 @@ def test_scripts_import_names_that_exist(root, folder):
             assert hasattr(importlib.import_module(module), attribute), f"{path}: {name}"
 
 
-def test_tests_mirror_the_rooms(root):
+def test_tests_mirror_the_packages(root):
     """Every folder of unit tests is a folder of the source, so that a module's tests are found by its path."""
-    rooms = {Path(*module_name(path, root).split(".")[1:-1]) for path in sources(root)} | {Path("shared"), Path()}
+    packages = {Path(*module_name(path, root).split(".")[1:-1]) for path in sources(root)} | {Path("shared"), Path()}
     tests = {path.parent.relative_to(root / "tests" / "unit") for path in (root / "tests" / "unit").rglob("test_*.py")}
-    assert tests <= rooms, tests - rooms
+    assert tests <= packages, tests - packages
 
 
 def test_pytest_enters_every_folder_of_tests(root, pytestconfig):

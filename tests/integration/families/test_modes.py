@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from PIL import Image
 from support.trainings import SIZES, Step, batches, gradients, records, step
@@ -58,6 +59,20 @@ def assert_every_mode_trains_like_the_stock_model(session: OpenRun, random_lora:
             assert (found[name] - gradient).norm() < TOLERANCE * gradient.norm(), (mode, joins, name)
 
 
+@pytest.mark.guarantee(
+    "LoRA in one matrix with frozen weights, and within an MLP, gives PEFT's results to rounding, in each family."
+)
+@pytest.mark.guarantee(
+    "LoRA with its scale in matrix B gives PEFT's results, to the last bit if the scale is a power of two, in "
+    "each family."
+)
+@pytest.mark.guarantee(
+    "The last layer, computed for some tokens only, has the loss and gradients of the stock layer, in each family."
+)
+@pytest.mark.guarantee(
+    "In each family of models, with its default LoRA targets, every batch mode has the same loss and LoRA "
+    "gradients as the stock model with its tower, to 1e-5 in float32."
+)
 def test_every_mode_trains_like_the_stock_model(site, sample, random_lora, stock_processor):
     write_records(site.folder / "records.jsonl", records(sample), image_root=sample)
     data = {"train": str(site.folder / "records.jsonl"), "val": [], "test": [], "image_root": str(sample)}

@@ -1,5 +1,11 @@
 """Measure how fast questions are answered: shared prefixes beside `generate`, and beside what limits both.
 
+    python benchmarks/answers.py --model 8b --images 64 --set eval.max_new_tokens=8
+    python benchmarks/answers.py --run run.yaml --split test --engines shared
+
+With `--run`, the questions of a split of a run file; with `--model`, synthetic ones and a model of this size with
+random weights, which are written to `bench` and kept. The first engine is the baseline.
+
 Design: each engine runs its whole path, from records to a file of answers: tokenizing, reading features, computing,
 detokenizing, writing. Its first batch is timed apart, since it compiles and captures. Two limits are measured beside
 them: the prompts alone, which are the forward pass over the packs of training, and reading the weights once for each
@@ -8,6 +14,7 @@ token of a wave. Random weights seldom give an end token, so nearly all answers 
 
 from __future__ import annotations
 
+import argparse
 import json
 import tempfile
 import time
@@ -20,12 +27,14 @@ from typing import Any
 import torch
 
 from lookonce.bench.flops import synchronize
+from lookonce.bench.step import make_run
 from lookonce.datasets.records import Record
 from lookonce.environment import best_device, device_name
 from lookonce.eval.answers.engines import Engine, Generate, SharedPrefixes
 from lookonce.eval.answers.questions import Dialogues
 from lookonce.eval.decoding.dialogue import Answer
-from lookonce.run.open import OpenRun
+from lookonce.run.config import read_run_file
+from lookonce.run.open import TO_BUILD, TO_MEASURE, OpenRun, open_run
 from lookonce.text import Notify, count, duration, quiet, table
 from lookonce.train.model.load import add_lora, load_trained, load_untuned, text_model
 
@@ -189,3 +198,28 @@ def _seconds(function: Callable[[], object]) -> float:
     function()
     synchronize(best_device())
     return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    chosen = parser.add_mutually_exclusive_group(required=True)
+    chosen.add_argument("--run", type=Path)
+    chosen.add_argument("--model")
+    parser.add_argument("--images", type=int, default=64)
+    parser.add_argument("--tokenizer", type=Path)
+    parser.add_argument("--split", default="train")
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=[*ENGINES])
+    parser.add_argument("--set", action="append", default=[], dest="assignments")
+    given = parser.parse_args()
+    if given.model:
+        run = make_run(Path("bench"), given.model, given.images, given.tokenizer, given.assignments)
+        open_run(run, TO_BUILD).build()
+    else:
+        run = read_run_file(given.run, given.assignments)
+    with open_run(run, TO_MEASURE) as opened:
+        for report in bench_answers(opened, opened.records[given.split], given.engines, print):
+            print(report.text(), json.dumps(report.to_json()), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from lookonce.run.sections.start import HubAdapter, hub_adapter
+from lookonce.run.sections import HubAdapter, hub_adapter
 
 COMMIT = "a1" * 20
 

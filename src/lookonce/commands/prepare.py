@@ -1,0 +1,259 @@
+"""What precedes a run: `lookonce sample`, `init`, `check` and `fetch`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lookonce.commands.options import (
+    GIGABYTES,
+    IMAGES,
+    JSON,
+    PATH,
+    RUN,
+    SET,
+    Decimal,
+    emit,
+    notify,
+    read_run,
+    remember_run_file,
+    with_run_file,
+)
+from lookonce.errors import UsageError
+from lookonce.families.lookup import DEFAULT, FAMILIES
+from lookonce.text import shell
+
+NEXT = """next:
+  lookonce cache build {run}
+  lookonce train {run}
+  lookonce eval {output} --split test"""
+"""What to run after it."""
+
+
+@click.command()
+@click.argument("folder", metavar="DIR", type=PATH)
+@click.option(
+    "--family",
+    default=DEFAULT.model_type,
+    show_default=True,
+    type=click.Choice([*FAMILIES]),
+    help="Family of the model.",
+)
+@click.option(
+    "--model",
+    default="tiny",
+    show_default=True,
+    type=click.Choice([*dict.fromkeys(size for family in FAMILIES.values() for size in family.sizes)]),
+    help="Size of the model, one that the family has. Real sizes have random weights and serve to measure speed.",
+)
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path, exists=True),
+    help="Folder of a tokenizer for the model; by default the sample's own.",
+)
+@click.option(
+    "--images", "num_images", type=click.IntRange(8, IMAGES), help="Number of images; by default 64, with --stages 128."
+)
+@click.option(
+    "--sizes",
+    type=PATH,
+    help="CSV file with columns width and height: image sizes, in the proportions of its rows; or kvasir for "
+    "Kvasir-VQA's sizes.",
+)
+@click.option("--tower-only", is_flag=True, help="Leave out the language model: enough to build and measure caches.")
+@click.option("--stages", is_flag=True, help="Ask in three stages: later answers follow from earlier ones.")
+@JSON
+def sample(folder: Path, as_json: bool, **options: Any) -> None:
+    """Write a small sample dataset, a model to try everything on, and a run file for both, DIR/run.yaml.
+
+    Paths in the run file begin in the folder where this command runs. A model of a real size has no run file: it serves
+    to measure speed.
+
+    \b
+    Examples:
+      lookonce sample data/sample
+      lookonce sample data/stages --stages
+      lookonce sample data/qwen2.5 --family qwen2_5_vl
+      lookonce sample data/speed --model 2b
+      lookonce sample data/cache-speed --model 8b --tower-only --images 1200 --sizes sizes.csv
+    """
+    from lookonce.datasets.sample.write import write_sample
+
+    report = write_sample(folder, **options)
+    emit(asdict(report), report.text(), as_json)
+    if report.run_file:
+        notify(NEXT.format(run=shell(report.run_file), output=shell(f"runs/{folder.absolute().name}")))
+
+
+MODEL, OUTPUT = "Qwen/Qwen3-VL-8B-Instruct", "runs/first"
+
+
+@click.command()
+@click.argument("run_file", metavar="RUN.yaml", type=PATH)
+@click.option("--model", metavar="MODEL", help=f"A model folder, or a Hub name such as {MODEL}.")
+@click.option("--train", multiple=True, metavar="RECORDS", help="Records file to train on; may be given several times.")
+@click.option("--val", multiple=True, metavar="RECORDS", help="Records file for the validation loss.")
+@click.option("--test", multiple=True, metavar="RECORDS", help="Records file for a final evaluation.")
+@click.option("--image-root", metavar="DIR", help="Folder of the images; by default that of the records file.")
+@click.option(
+    "--gpu-memory",
+    "gpu_gb",
+    type=GIGABYTES,
+    metavar="GB",
+    help="Memory of the GPU that will train, in GB; by default that of this machine's.",
+)
+@click.option("--output", metavar="DIR", help=f"The run folder; by default {OUTPUT}.")
+@click.option("--yes", "is_yes", is_flag=True, help="Ask nothing: use the defaults for what is not given.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+@JSON
+def init(run_file: Path, gpu_gb: float | None, is_yes: bool, force: bool, as_json: bool, **given: Any) -> None:
+    """Write a run file, with a comment that says why each value was proposed.
+
+    Reads the records, the sizes of their images and the model's tokenizer, and looks at this machine. Proposes
+    batch.tokens_per_pack, batch.samples_per_step and cache.max_pixels, and keys that the model needs, such as
+    data.enable_thinking. On a terminal, asks for what is not given.
+
+    \b
+    Examples:
+      lookonce init run.yaml
+      lookonce init run.yaml --model data/sample/model --train data/sample/train.jsonl --val data/sample/val.jsonl --yes
+      lookonce init run.yaml --model Qwen/Qwen3-VL-8B-Instruct --train train.jsonl --gpu-memory 40 --force
+    """
+    from lookonce.proposal import NO_VAL, refuse_existing
+    from lookonce.proposal import init as write_run_file
+
+    refuse_existing(run_file, force)  # before anything is asked
+    if not is_yes and is_terminal():
+        gpu_gb = _ask(given, gpu_gb)
+    missing = [f"--{name}" for name in ("model", "train") if not given[name]]
+    if missing:
+        raise UsageError(f"{' and '.join(missing)} must be given; on a terminal and without --yes, init asks for them")
+    given["output"] = given["output"] or OUTPUT
+    values = _by_key(given)
+    written = write_run_file(run_file, values, gpu_gb, force=force)
+    emit(written.to_json(), written.text(), as_json)
+    if "data.val" not in values:
+        notify(NO_VAL)
+
+
+def is_terminal() -> bool:
+    """Whether someone can answer questions."""
+    return sys.stdin.isatty()
+
+
+def _ask(given: dict[str, Any], gpu_gb: float | None) -> float | None:
+    """Ask for what is not given; returns the memory of the GPU."""
+    given["model"] = given["model"] or click.prompt("Model: a folder or a Hub name", default=MODEL, err=True)
+    given["train"] = given["train"] or (click.prompt("Records to train on", err=True),)
+    for split, use in (("val", "the validation loss"), ("test", "a final evaluation")):
+        if not given[split]:
+            answer = click.prompt(f"Records for {use} (empty: none)", default="", show_default=False, err=True)
+            given[split] = (answer,) if answer else ()
+    if gpu_gb is None:
+        question = "Memory of the GPU that will train, in GB (0: that of this machine's)"
+        gpu_gb = click.prompt(question, default=0.0, type=Decimal(0, 10_000), err=True) or None
+    given["output"] = given["output"] or click.prompt("Run folder", default=OUTPUT, err=True)
+    return gpu_gb
+
+
+def _by_key(given: dict[str, Any]) -> dict[str, Any]:
+    """The given values by their keys in the run file."""
+    keys = {"model": "model.path", "image_root": "data.image_root", "output": "output"}
+    keys |= {split: f"data.{split}" for split in ("train", "val", "test")}
+    values = {keys[name]: list(value) if isinstance(value, tuple) else value for name, value in given.items() if value}
+    return {key: values[key] for key in ("model.path", *(key for key in values if key != "model.path"))}
+
+
+@click.command()
+@RUN
+@SET
+@click.option("--all", "is_all", is_flag=True, help="Read all records, not only the first thousand of each file.")
+@click.option(
+    "--gpu-memory",
+    "gpu_gb",
+    type=GIGABYTES,
+    metavar="GB",
+    help="Memory of the GPU that will train, in GB; by default that of this machine's.",
+)
+@JSON
+def check(run_file: Path, assignments: tuple[str, ...], is_all: bool, gpu_gb: float | None, as_json: bool) -> None:
+    """Say what would stop or surprise the run later.
+
+    Needs no GPU, downloads nothing and writes nothing to the run. Looks at the keys of the run file, paths, records,
+    model, tokenizer, token lengths, images and the cache, disk space, GPU memory, and the run folder. Every problem is
+    listed, with its number and what to do about it, not only the first.
+
+    Exits 1 if there is an error. Warnings are what will be different from what one might expect, such as records that
+    are left out.
+
+    \b
+    Examples:
+      lookonce check data/sample/run.yaml
+      lookonce check run.yaml --all --gpu-memory 24
+      lookonce check run.yaml --set batch.tokens_per_pack=4096 --json
+    """
+    from lookonce.checks.check import FIRST_RECORDS
+    from lookonce.checks.check import check as check_run
+
+    remember_run_file(run_file, assignments)
+    report = check_run(run_file, assignments, None if is_all else FIRST_RECORDS, gpu_gb)
+    emit(report.to_json(), with_run_file(report.text()), as_json)
+    sys.exit(0 if report.is_ok else 1)
+
+
+@click.command()
+@RUN
+@SET
+@click.option("--pin", "pins", is_flag=True, help="Write the commits of what was downloaded into RUN.yaml.")
+@JSON
+def fetch(run_file: Path, assignments: tuple[str, ...], pins: bool, as_json: bool) -> None:
+    """Download everything that a run needs, while there is internet.
+
+    Downloads the model at `model.revision` (safetensors weights, configurations, tokenizer), compares its files with
+    the hashes that the Hub states, opens it as jobs will, checks that records and images exist, and prints the
+    environment variables for jobs. A model folder is only checked. An adapter on the Hub that `train.start_from` names
+    is downloaded too. Both are stored in HF_HOME, which all nodes must share.
+
+    Exits with 1 if something is missing that it cannot download.
+
+    \b
+    Examples:
+      lookonce fetch data/sample/run.yaml
+      lookonce fetch run.yaml --pin
+      lookonce fetch run.yaml --set model.revision=main --json
+    """
+    run = read_run(run_file, assignments)
+    from lookonce.fetch import fetch as fetch_run
+    from lookonce.fetch import pin
+
+    report = fetch_run(run)
+    emit(asdict(report), report.text(), as_json)
+    if pins and report.commit:
+        is_new = pin(run_file, report.commit)
+        notify(f"{run_file} {'now has' if is_new else 'already has'} model.revision: {report.commit}")
+    elif not report.is_pinned:
+        notify(
+            f"model.revision is {run.model.revision or 'not set'}, so the model may change; pin this one with --pin, "
+            f'or in section `model`: revision: "{report.commit}"'
+        )
+    if report.start:
+        _pin_start(run_file, report.start, report.is_start_pinned, pins)
+    sys.exit(1 if report.problems else 0)
+
+
+def _pin_start(run_file: Path, start: str, is_pinned: bool, pins: bool) -> None:
+    """Write the commit of the adapter to start from, or say how."""
+    from lookonce.fetch import pin_start
+    from lookonce.run.sections import hub_adapter
+
+    adapter = hub_adapter(start)
+    assert adapter is not None and adapter.revision is not None
+    if pins:
+        is_new = pin_start(run_file, adapter.name, adapter.revision)
+        notify(f"{run_file} {'now has' if is_new else 'already has'} train.start_from: {start}")
+    elif not is_pinned:
+        notify(f'train.start_from names no commit; pin this one with --pin, or write: start_from: "{start}"')

@@ -1,0 +1,491 @@
+"""The sections of the run file: every key with its meaning, its default and what is allowed.
+
+Numbers have a lowest and a highest value, which the code behind them can take. In paths, `~` and environment variables
+are expanded. A variable that is not set is an error, because a folder named `$SCRATCH` would be made otherwise; so is
+an empty one, with which `$SCRATCH/caches` would be a folder at the root of the disk. Two kinds of paths may keep a
+variable: `cache.stage`, whose variable is often set within jobs only, and paths recorded by earlier versions.
+
+`train.start_from` names another run by a path, or an adapter on the Hub. `runs/first` could be a folder or a
+repository's name, so an adapter on the Hub has the scheme of huggingface_hub's file system, `hf://owner/name@revision`
+(https://huggingface.co/docs/huggingface_hub/guides/hf_file_system). It stays text, because a path would lose a slash.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    Tag,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+
+from lookonce.cache.format import Backend, DtypeName
+from lookonce.datasets.context import ContextForm
+from lookonce.datasets.curriculum import Fold, LessonOrder, Selection
+from lookonce.settings import (
+    MAX_COUNT,
+    ByContent,
+    Extends,
+    Free,
+    FreeUnlessAnswersDecide,
+    OnResume,
+    Same,
+    Section,
+    Seed,
+    as_list,
+    number_from_text,
+)
+
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+"""How many of something, such as steps."""
+NumTokens = Annotated[int, Field(ge=1, le=1_000_000)]
+"""Tokens that are in memory together; the models that are trained take at most 262,144."""
+NumRows = Annotated[int, Field(ge=1, le=100_000)]
+"""Rows that are in memory together."""
+NumPixels = Annotated[int, Field(ge=1, le=100_000_000)]
+"""Pixels of an image; the models' own limit is a sixth of it or less."""
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+RECORDED = {"is_recorded": True}
+"""The validation context of values that were recorded with a run, in which variables need not be set."""
+VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]+)\})", re.ASCII)
+
+SECRET = re.compile("(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_?KEY|ACCESS_KEY)(_|$)", re.IGNORECASE)
+"""What the names of variables with secrets have."""
+
+
+def expand(path: str) -> str:
+    """Expand `~` and environment variables; a variable that is not set, or is empty, stays as written.
+
+    Raises:
+        ValueError: there is no such user, or a variable is a secret.
+    """
+    if secret := next((name for name in map(_name, VARIABLE.finditer(path)) if SECRET.search(name)), None):
+        raise ValueError(f"the environment variable {secret} is a secret, which messages about the path would show")
+    expanded = os.path.expanduser(VARIABLE.sub(lambda found: os.environ.get(_name(found)) or found[0], path))
+    if expanded.startswith("~"):
+        raise ValueError(f"there is no home folder of {expanded.partition('/')[0]}; write the path in full")
+    return expanded
+
+
+def _expand_all(path: str, info: ValidationInfo) -> str:
+    unset = [name for name in map(_name, VARIABLE.finditer(path)) if not os.environ.get(name)]
+    if unset and info.context != RECORDED:
+        if unset[0] in os.environ:
+            raise ValueError(f"the environment variable {unset[0]} is empty; set it, or write the path without it")
+        raise ValueError(f"the environment variable {unset[0]} is not set; set it, or write the path without it")
+    return expand(path)
+
+
+def _name(found: re.Match[str]) -> str:
+    """The name of a variable that was found in a path."""
+    return found[1] or found[2]
+
+
+UserPath = Annotated[Path, AfterValidator(lambda path, info: Path(_expand_all(str(path), info)))]
+"""A path whose variables must be set."""
+StagePath = Annotated[Path, AfterValidator(lambda path: Path(expand(str(path))))]
+"""A path that may not exist; a variable that is not set stays as written."""
+ModelName = Annotated[str, Field(min_length=1), AfterValidator(_expand_all)]
+"""A path, or the name of a model on the Hub."""
+Paths = Annotated[list[UserPath], BeforeValidator(as_list)]
+"""One path or a list of them."""
+
+
+class ModelSection(Section):
+    """The model that is fine-tuned."""
+
+    path: ByContent[ModelName]
+    """A model folder, or the name of a model on the Hugging Face Hub (owner/name)."""
+    revision: ByContent[str | None] = None
+    """Branch, tag or commit of a Hub model; by default its main branch. `lookonce fetch --pin` writes the commit
+    here."""
+    attention: Same[Literal["sdpa", "eager", "flash_attention_2"]] = "sdpa"
+    """Attention for padded batches and for generation; packed training always uses FlexAttention on a GPU."""
+
+
+def _as_word(value: object) -> object:
+    """YAML reads the word true as a boolean."""
+    return "true" if value is True else value
+
+
+def _kind_of_answers(value: Any) -> str:
+    return "true" if value in (True, "true") else "files"
+
+
+Answers = Annotated[
+    Annotated[Literal["true"], BeforeValidator(_as_word), Tag("true")] | Annotated[Paths, Tag("files")],
+    Discriminator(_kind_of_answers),
+]
+
+
+class ContextSection(ContextForm):
+    """Answers to earlier questions in the prompts of later ones."""
+
+    answers: ByContent[Answers] = "true"
+    """Whose answers they are in training and in the validation loss: `true` are those of the records; or predictions
+    files with a model's own answers to the same questions, one path or a list."""
+
+    @property
+    def given(self) -> list[Path]:
+        """The predictions files; none if the answers are true."""
+        return [] if self.answers == "true" else self.answers
+
+
+class DataSection(Section):
+    """The records and images of the run."""
+
+    train: ByContent[Annotated[Paths, Field(min_length=1)]]
+    """Records files to train on: one path or a list, in any record format; its first record
+    tells which."""
+    val: ByContent[Paths] = []
+    """Records files for the validation loss, the exact match while training (`eval.every`), and the evaluation at the
+    end of training if `eval.split` is val."""
+    test: ByContent[Paths] = []
+    """Records files for a final evaluation (`lookonce eval --split test`); nothing is learned or chosen from them."""
+    image_root: ByContent[UserPath | None] = None
+    """Folder that image paths in records are relative to, and must not lead out of. By default each records file's own
+    folder, and absolute image paths are allowed."""
+    stage_map: ByContent[UserPath | None] = None
+    """A stage map: a YAML file with the stage and category of each question text, such as
+    datasets/kvasir-vqa.stages/reasoning.yaml. They become metadata of the records of all splits, in place of the
+    records' own. A question that the map lacks is an error, unless the map has a `default`."""
+    where: Same[Selection | None] = None
+    """Which training records are used: those whose metadata has one of the given values in each of the given fields,
+    such as {stage: [1, 2]}. With {share: 0.384}, alone or beside fields, it is that share of these records, drawn by
+    `train.seed`; a larger share has all records of a smaller one. Other training records are as if they did not exist;
+    they are counted and named. Validation and test records stay all."""
+    replay: Same[Selection | None] = None
+    """Which of the training records that `where` leaves out are used as well, in the same form: with
+    {stage: 1, share: 0.1} a tenth of the records of stage 1. By default none."""
+    held_out: Same[Fold | None] = None
+    """Leave the training records about a part of the images out: with {fold: 1, of: 2} those about the first of two
+    halves, drawn by `train.seed`. They are a split of their own, `held_out`, about images that the model never saw.
+    Training ends with the answers to their questions and to those of `val`, which another run can name in
+    `data.context.answers`. By default none."""
+    context: ContextSection | None = None
+    """Put the answers to questions of earlier stages into the prompts of later questions about the same images, as in
+    {by: stage, order: [1, 2, 3]}; the keys are below. By default a prompt has no other answers than its record."""
+
+    enable_thinking: Same[bool | None] = None
+    """Handed to the chat template, in training and for all answers. With `false` the template of Qwen3.5 writes an
+    empty block `<think></think>` before each answer, which belongs to the prompt; without it, training refuses this
+    template, as its prompts end within the block. By default the template decides. One that does not know the variable
+    is an error."""
+
+    @model_validator(mode="after")
+    def _replays_what_is_left_out(self) -> DataSection:
+        if self.replay and not self.where:
+            raise ValueError("`replay` selects from the records that `where` leaves out, and needs `where`")
+        return self
+
+
+class CacheSection(Section):
+    """The vision-feature cache."""
+
+    dir: Free[UserPath] = Path("caches")
+    """Folder of all caches. Each fingerprint has its own subfolder, so caches of several models can share it."""
+    dtype: Same[DtypeName] = "bfloat16"
+    """Storage type of the features, in which the tower also computes. fp8_e4m3 halves the size of bfloat16; the tower
+    then computes in bfloat16."""
+    backend: Same[Backend] = "pil"
+    """Library that resizes images. The pixels of the two differ slightly, so each has its own cache."""
+    min_pixels: Same[NumPixels | None] = None
+    """Smaller images are enlarged to this many pixels; by default the model's own limit."""
+    max_pixels: Same[NumPixels | None] = None
+    """Larger images are shrunk to this many pixels; by default the model's own limit. An image has one token per
+    32 x 32 pixels (28 x 28 in Qwen2-VL and Qwen2.5-VL), so a lower limit means fewer tokens, a smaller cache and faster
+    training."""
+    shard_mb: Free[Annotated[int, Field(ge=1, le=1_000_000)]] = 2048
+    """Planned size of a shard in megabytes. A killed worker loses at most its unfinished shard and up to two tower
+    batches of the next one."""
+    stage: Free[StagePath | None] = None
+    """Folder into which `lookonce cache stage` copied the cache, for example $SLURM_TMPDIR. Training reads the copy if
+    it is complete, and the original otherwise. Only here, a variable that is not set is no error: there is no copy
+    then."""
+    claim_s: Free[Annotated[float, Field(ge=0.1, le=604_800)]] = 180
+    """Seconds without a heartbeat after which a process on another machine counts as dead, and its shard, cache or run
+    folder is taken over. Must be longer than a network file system needs to show one machine what another wrote."""
+
+
+NAME = re.compile(r"[\w.]+")
+SEVERAL_NAMES = re.compile(rf"{NAME.pattern}(\s*[\s,;]\s*{NAME.pattern})+")
+
+
+def _is_one_name(value: Any) -> Any:
+    if isinstance(value, str) and SEVERAL_NAMES.fullmatch(value.strip()):
+        raise ValueError(f"several names are a list: [{', '.join(NAME.findall(value))}]")
+    return value
+
+
+def _name_as_list(value: Any) -> Any:
+    """The name of a module as a list; PEFT takes a text for an expression, which matches no module if it is a name."""
+    return [value] if isinstance(value, str) and NAME.fullmatch(value) else _is_one_name(value)
+
+
+class LoraSection(Section):
+    """The LoRA adapter."""
+
+    rank: Same[Annotated[int, Field(ge=1, le=8192)]] = 16
+    """Rank of the LoRA matrices. A higher rank can learn more and has proportionally more weights to train."""
+    alpha: Same[Annotated[int, Field(ge=1, le=1_000_000)]] = 32
+    """LoRA scale: the adapter's output is multiplied by alpha / rank."""
+    dropout: Same[Fraction] = 0.0
+    """Fraction of the adapter's inputs that are randomly set to zero in training; 0 disables dropout."""
+    rslora: Same[bool] = False
+    """Scale by alpha / sqrt(rank) instead of alpha / rank (https://arxiv.org/abs/2312.03732)."""
+    targets: Same[Annotated[list[str] | str, BeforeValidator(_name_as_list)]] = [
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    ]
+    """Modules that get LoRA weights: a name, a list of names, or one regular expression for whole names, as in PEFT.
+    Only modules of the language model are allowed."""
+    experts: Same[bool] = False
+    """Give LoRA weights to the experts of a mixture of experts too, other ones to each. Needs `dropout: 0`. Training
+    then keeps a second copy of all experts' weights, the sum of these and the adapter."""
+    modules_to_save: Same[list[Annotated[str, BeforeValidator(_is_one_name)]]] = []
+    """Modules that are trained in full and saved with the adapter, for example embed_tokens."""
+
+    @model_validator(mode="after")
+    def _experts_have_no_dropout(self) -> LoraSection:
+        if self.experts and self.dropout:
+            raise ValueError(f"experts: true needs dropout: 0, not {self.dropout}; set one of them")
+        return self
+
+
+def _kind_of_order(value: Any) -> str:
+    """Names the kind of order that a value is, so that errors are about that kind alone."""
+    return "name" if isinstance(value, str) else "mapping"
+
+
+Order = Annotated[
+    Annotated[Literal["random", "as_given"], Tag("name")] | Annotated[LessonOrder, Tag("mapping")],
+    Discriminator(_kind_of_order),
+]
+
+
+NumSamples = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class BatchSection(Section):
+    """How records become optimizer steps and forward passes."""
+
+    mode: Same[Literal["shared", "packed", "separate"]] = "shared"
+    """`shared`: all questions about an image share one pass over its tokens, several images per sequence. `packed`:
+    each question has its own copy of the image, without padding. `separate`: each question is a padded row of a batch.
+    All three train on the same steps with the same loss."""
+    samples_per_step: Same[NumSamples] = 16
+    """Records (questions) per optimizer step: the effective batch size, over all forward passes and all GPUs."""
+    tokens_per_pack: Same[NumTokens] = 8192
+    """Tokens of the longest pack in `shared` and `packed` mode, limited by GPU memory. Longer records are left out;
+    otherwise loss and gradients do not depend on it."""
+    questions_per_image: Same[Count | None] = None
+    """At most this many questions about an image stay together when the order is shuffled. By default all of them; 1 is
+    the usual random order."""
+    samples_per_forward: Same[NumRows] = 4
+    """Rows per forward pass in `separate` mode. Limited by GPU memory; loss and gradients do not depend on it."""
+    max_tokens: Same[NumTokens] = 4096
+    """Records with more tokens are left out and counted; so are records that are longer than a pack."""
+    order: Same[Order] = "random"
+    """`random` shuffles by the seed in every epoch. `as_given` keeps the order of the records files: each step has the
+    next records, whatever their images. {by: stage, lessons: [1, 2, 3]} trains in every epoch on all records whose
+    metadata has stage 1, then on those of stage 2, then 3, each lesson shuffled. Steps have their full size: one may
+    hold the end of a lesson and the beginning of the next."""
+    loss: Same[Literal["token", "sample"]] = "token"
+    """`token`: mean over all supervised tokens of a step. `sample`: mean over its samples, each with the mean of its
+    tokens, so that long answers do not count more."""
+
+    @property
+    def has_packs(self) -> bool:
+        """Whether packs go through the model, and not padded rows."""
+        return self.mode != "separate"
+
+    @property
+    def lesson_order(self) -> LessonOrder | None:
+        """The lessons of an epoch; None if it has none."""
+        return self.order if isinstance(self.order, LessonOrder) else None
+
+    @property
+    def longest_record(self) -> int:
+        """Tokens of the longest record that is not left out."""
+        return min(self.max_tokens, self.tokens_per_pack) if self.has_packs else self.max_tokens
+
+    @property
+    def limiting_key(self) -> str:
+        """The key that sets `longest_record`."""
+        return "batch.max_tokens" if self.longest_record == self.max_tokens else "batch.tokens_per_pack"
+
+
+SCHEME = "hf://"
+FORM = re.compile(r"hf://(?P<name>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[^@\s]+))?")
+
+
+class HubAdapter(NamedTuple):
+    """An adapter on the Hub."""
+
+    name: str
+    """Owner and name of the repository."""
+    revision: str | None
+    """A branch, a tag or a commit; None for the newest."""
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{self.name}" + (f"@{self.revision}" if self.revision else "")
+
+
+def hub_adapter(start: Path | str | None) -> HubAdapter | None:
+    """The adapter on the Hub that a value of `train.start_from` names; None for a path."""
+    found = FORM.fullmatch(start) if isinstance(start, str) else None
+    return HubAdapter(found["name"], found["revision"]) if found else None
+
+
+def _either(value: Any, as_path: ValidatorFunctionWrapHandler) -> Any:
+    if not (isinstance(value, str) and value.startswith(SCHEME)):
+        return as_path(value)
+    if hub_adapter(value) is None:
+        raise ValueError(f"an adapter on the Hub is {SCHEME}OWNER/NAME@COMMIT (got {value})")
+    return value
+
+
+if TYPE_CHECKING:
+    StartFrom = Path | str
+else:
+    StartFrom = Annotated[UserPath, WrapValidator(_either), PlainSerializer(str, when_used="json")]
+
+
+Tracker = Literal["tensorboard", "wandb", "mlflow"]
+Argument = Annotated[int | float, Field(ge=-MAX_COUNT, le=MAX_COUNT)]
+SchedulerArgument = Annotated[bool | Argument | str, BeforeValidator(number_from_text)]
+Frozen = Literal["precision", "fp8", "int8", "nf4"]
+Checkpointing = Literal[False, True, "selective"]
+UNQUANTISED = "precision"
+"""The value of `frozen` for weights that are not quantised."""
+
+
+class TrainSection(Section):
+    """The training."""
+
+    start_from: ByContent[StartFrom | None] = None
+    """Another run, by its output folder or its run file, with whose trained adapter this training starts; or an adapter
+    that `lookonce adapter push` uploaded: `hf://owner/name@COMMIT`. Its section `lora` must be the same apart from
+    `dropout`. Only the weights are taken: optimizer and schedule are new, nothing is merged, and that run stays as it
+    is. By default a new adapter is trained."""
+    epochs: Extends[Annotated[float, Field(ge=0, le=1_000_000)]] = 3
+    """How many times the training records are passed through; fractions are allowed. Ignored if `steps` is set. With 0
+    nothing is trained: the adapter of `start_from` answers as it is, with this run's other settings."""
+    steps: Extends[Count | None] = None
+    """Number of optimizer steps; by default it follows from `epochs`."""
+    precision: Same[Literal["bf16", "fp16", "fp32"]] = "bf16"
+    """Precision of the frozen weights and of autocast. Trained weights are always float32. `bf16` and `fp16` use
+    TensorFloat-32 for float32 matrix products on GPUs that have it (Ampere and later); `fp32` does not."""
+    frozen: Same[Frozen] = "precision"
+    """How the frozen weights of the decoder layers are kept. `precision`: as `precision` says. `fp8`: their products
+    are computed in 8-bit floating point, which is faster on GPUs that can (Ada, Hopper and later). `int8` and `nf4`:
+    rounded to 8 or 4 bits (QLoRA), which takes less GPU memory. Needs: pip install 'lookonce[qlora]'."""
+    optimizer: Same[str] = "adamw_torch_fused"
+    """Any optimizer name of transformers' TrainingArguments."""
+    learning_rate: Same[Annotated[float, Field(ge=1e-12, le=10)]] = 2e-4
+    """Peak learning rate: reached after `warmup`, then lowered by `scheduler`."""
+    scheduler: Same[str] = "cosine"
+    """Learning rate schedule: a name of transformers' SchedulerType, for example linear, constant_with_warmup or
+    cosine_with_min_lr."""
+    scheduler_args: Same[dict[str, SchedulerArgument]] = {}
+    """Arguments of the schedule, which some need: {min_lr_rate: 0.1} for cosine_with_min_lr, {num_decay_steps: 100} for
+    warmup_stable_decay."""
+    warmup: Same[Annotated[float, Field(ge=0, le=MAX_COUNT)]] = 0.03
+    """Steps in which the learning rate rises from 0 to its peak; a value below 1 is a fraction of all steps."""
+    max_grad_norm: Same[Annotated[float, Field(ge=0, le=1_000_000)]] = 1.0
+    """Gradients are scaled down to at most this norm; 0 disables clipping."""
+    gradient_checkpointing: Same[Checkpointing] = False
+    """Compute activations again in the backward pass instead of storing them: less GPU memory, slower steps.
+    `selective`: those of each layer's MLP, half of what is stored. true: all, for the least memory. Losses and
+    gradients are the same; with `lora.dropout` on a GPU, true draws other random numbers."""
+    compile: Free[bool] = True
+    """Compile the decoder layers with torch.compile, on a GPU only. Takes up to a minute, once for all pack lengths."""
+    flex_attention: Free[bool] = True
+    """Compute the attention over packs with FlexAttention, on a GPU only. Otherwise PyTorch's own attention gets a
+    dense mask: slower, and its memory grows with the square of `tokens_per_pack`."""
+    cuda_graphs: Free[bool] = True
+    """Capture passes over packs as CUDA graphs, so that the GPU does not wait for the CPU to launch kernels. The graphs
+    keep their memory until training ends. Not used with fp16, fsdp or `separate` mode, nor
+    with gradient checkpointing if `compile` is false."""
+    fsdp: Free[bool] = False
+    """Shard the frozen weights over the GPUs of a distributed training (FSDP2), for models too large for one GPU."""
+    logging_steps: Free[Count] = 10
+    """Print and log the loss every this many steps."""
+    eval_steps: Annotated[Count | None, OnResume("free", unless_best=("loss",))] = None
+    """Measure the validation loss every this many steps; by default after each epoch."""
+    save_steps: Annotated[Count | None, OnResume("free", unless_best=("loss", "exact_match"))] = None
+    """Save a checkpoint every this many steps; by default after each epoch."""
+    best: Same[Literal["loss", "exact_match"] | None] = None
+    """The checkpoint that is the result: `loss` is the one with the lowest validation loss, `exact_match` the one with
+    the most right answers (see `eval.every`). By default the last step."""
+    seed: Same[Seed] = 42
+    """Seed of the adapter's initial weights, the order of the records, dropout, and the share of `data.where`."""
+    track: Free[list[Tracker]] = []
+    """Trackers that also get the log, the settings and the scores: tensorboard, wandb, mlflow; one or a list. Their
+    files lie in the run folder; environment variables such as WANDB_PROJECT and MLFLOW_TRACKING_URI are followed.
+    Needs: pip install 'lookonce[track]' for TensorBoard, 'lookonce[wandb]', 'lookonce[mlflow]'."""
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether anything is trained."""
+        return bool(self.steps or self.epochs)
+
+    @model_validator(mode="after")
+    def _shards_what_it_can(self) -> TrainSection:
+        if self.fsdp and self.frozen != UNQUANTISED:
+            raise ValueError(f"fsdp cannot shard quantised weights (got frozen={self.frozen}); remove one of the two")
+        return self
+
+    @model_validator(mode="after")
+    def _has_an_adapter(self) -> TrainSection:
+        if not (self.has_steps or self.start_from):
+            raise ValueError("without `epochs` there is nothing to train, so `start_from` must name a trained run")
+        return self
+
+
+class EvalSection(Section):
+    """The evaluation: greedy answers, scored by exact match."""
+
+    every: FreeUnlessAnswersDecide[Literal["epoch"] | Count | None] = None
+    """Answer validation questions while training, after each `epoch` or every this many steps, and log the exact match.
+    By default only after training."""
+    max_questions: FreeUnlessAnswersDecide[Count | None] = None
+    """At most this many questions each time that `eval.every` asks for, about images drawn by `train.seed`; by default
+    all of `data.val`."""
+    split: Free[Literal["val", "test"]] = "val"
+    """Split whose questions are answered after training; `lookonce eval --split` chooses another."""
+    turns: FreeUnlessAnswersDecide[Annotated[Literal["own", "true"], BeforeValidator(_as_word)]] = "own"
+    """In records of several turns, whose answers a later question follows: the model's `own`, as when it is used, or
+    those of the record, which are `true`. An own answer that is empty or cut off is shown as "(not answered)"."""
+    staged: FreeUnlessAnswersDecide[Annotated[Literal["own", "true", "none"], BeforeValidator(_as_word)]] = "own"
+    """With `data.context`, whose answers to earlier questions are in the prompts: the model's `own`, for which the
+    questions are answered stage by stage; those of the records, which are `true`; or `none`."""
+    max_new_tokens: FreeUnlessAnswersDecide[Annotated[int, Field(ge=1, le=100_000)]] = 32
+    """Longest answer in tokens; longer ones are cut off."""
+    engine: Free[Literal["shared", "generate"]] = "shared"
+    """How answers are computed. `shared`: the tokens of an image once for all its questions, whose answers grow
+    together. `generate`: transformers' own, each question with its own copy of the image. Both give the same answers,
+    apart from rounding."""
+    tokens_per_wave: Free[NumTokens | None] = None
+    """With `shared`, tokens of questions and answers that are in memory together, image tokens included; by default as
+    many as the GPU has memory for, at most 65,536. A token of an 8B takes 147 kB. In models with linear attention there
+    is at most one state for each 64 of them. If there is too little memory, parts of a wave are answered one after
+    another."""
