@@ -9,6 +9,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from support.rows import files_in, jpeg_of, write_lines
+
 from lookonce.datasets.prepare.definition import known_datasets
 from lookonce.datasets.prepare.run import Options, prepare
 
@@ -26,7 +28,7 @@ for attempt in range(1, 100):
     if not (child := os.fork()):
         prepare("kvasir-vqa", Path("out"), Options(sys.argv[1]))
         os._exit(0)
-    time.sleep(0.03 * attempt)
+    time.sleep(0.05 * 1.3**attempt)
     os.kill(child, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     print(code, flush=True)
@@ -36,30 +38,23 @@ for attempt in range(1, 100):
 """A program that kills a preparation later and later, until it ends by itself."""
 
 
-def jpeg_of(name: object) -> bytes:
-    """Bytes that begin like a JPEG and are unique to a name."""
-    return b"\xff\xd8\xff\xe0" + f"image {name} ".encode() * 40
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
 def test_a_run_killed_many_times_ends_with_the_same_bytes(tmp_path, preloaded):
-    source = tmp_path / "in"
-    (source / "images").mkdir(parents=True)
-    with (source / "train.jsonl").open("w") as rows:
-        for number in range(80):
-            (source / "images" / f"cl{number}.jpg").write_bytes(jpeg_of(number))
-            for question in ("Is there text?", "How many instrumnets are in the image?"):
-                row = {"question": question, "answer": "lower-rigth;center", "img_id": f"cl{number}"}
-                rows.write(json.dumps(row) + "\n")
-    expected = content(prepare("kvasir-vqa", tmp_path / "uninterrupted", Options(str(source))).folder)
+    source, questions = tmp_path / "in", ("Is there text?", "How many instrumnets are in the image?")
+    rows = [
+        {"question": question, "answer": "lower-rigth;center", "img_id": f"cl{number}"}
+        for number in range(80)
+        for question in questions
+    ]
+    write_lines(source / "train.jsonl", *rows)
+    (source / "images").mkdir()
+    for number in range(80):
+        (source / "images" / f"cl{number}.jpg").write_bytes(jpeg_of(number))
+    expected = files_in(prepare("kvasir-vqa", tmp_path / "uninterrupted", Options(str(source))).folder)
     killer = preloaded.start(KILLED, str(source), folder=tmp_path, name="killer")
     assert killer.wait() == 0, killer.error
     *killed, last = killer.out.split()
     assert last == "0" and len(killed) > 1 and set(killed) == {str(-signal.SIGKILL)}, killer.error
-    assert content(tmp_path / "out") == expected
+    assert files_in(tmp_path / "out") == expected
 
 
 def normalised(row: dict) -> tuple[str, str, tuple[str, ...]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
@@ -36,31 +35,30 @@ def records_of(sample: Path) -> list[Record]:
     return [record for split in SPLITS for record in read_records(sample / f"{split}.jsonl")]
 
 
-def test_same_seed_gives_the_same_bytes_of_every_file(sample: Path, tmp_path: Path) -> None:
-    write_sample(tmp_path)
-    assert contents(tmp_path) == contents(sample)
+def test_same_seed_gives_the_same_bytes_of_every_file_and_the_current_folder_stays(sample, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_sample(Path("."))
+    assert contents(Path.cwd()) == contents(sample)
 
 
-def test_another_seed_gives_other_scenes_questions_and_pixels() -> None:
+def test_another_seed_gives_other_scenes_questions_and_pixels():
     other = list(make_scenes(OTHER_SEED))
     assert SCENES != other
     assert [ask(scene) for scene in SCENES] != [ask(scene) for scene in other]
     assert draw(SCENES[0]).tobytes() != draw(other[0]).tobytes()
 
 
-def test_an_existing_sample_is_kept(sample: Path) -> None:
+def test_an_existing_sample_is_kept_and_counted(sample):
     before = {path: path.stat().st_mtime_ns for path in sample.rglob("*")}
-    report = write_sample(sample)
+    report, index = write_sample(sample), index_images(records_of(sample))
     assert not report.fresh
     assert report.text().startswith(f"already exists: {sample}: 66 images (64 distinct)")
     assert {path: path.stat().st_mtime_ns for path in sample.rglob("*")} == before
-
-
-def test_report_counts_what_was_written(sample: Path) -> None:
-    report, index = write_sample(sample), index_images(records_of(sample))
     assert (report.num_files, report.num_images) == (index.num_files, index.num_distinct)
     assert report.num_files == len(list((sample / "images").iterdir()))
     assert report.num_questions == {split: len(read_records(sample / f"{split}.jsonl")) for split in SPLITS}
+    stamp = json.loads((sample / "sample.json").read_text())
+    assert stamp.items() >= {"seed": DEFAULT_SEED, "model": "tiny", "tokenizer": None}.items()
 
 
 @pytest.mark.parametrize(
@@ -77,16 +75,14 @@ def test_report_counts_what_was_written(sample: Path) -> None:
     ],
     ids=lambda value: [*value][0] if isinstance(value, dict) else "",
 )
-def test_another_sample_in_the_folder_is_refused_with_the_differences(
-    sample: Path, wanted: dict[str, Any], expected
-) -> None:
+def test_another_sample_in_the_folder_is_refused_with_the_differences(sample, wanted, expected):
     before = contents(sample)
     with pytest.raises(UsageError, match=f"holds another sample {expected}Choose another folder"):
         write_sample(sample, **wanted)
     assert contents(sample) == before
 
 
-def test_samples_that_differ_in_sizes_or_number_are_distinguished(tmp_path: Path) -> None:
+def test_samples_that_differ_in_sizes_or_number_are_distinguished(tmp_path):
     """Also the default sample, and one with the random sizes of an older version."""
     folder = tmp_path / "sample"
     write_sample(folder, num_images=8, sizes=KVASIR_SIZES, tower_only=True)
@@ -99,14 +95,14 @@ def test_samples_that_differ_in_sizes_or_number_are_distinguished(tmp_path: Path
         write_sample(folder, num_images=8, sizes=KVASIR_SIZES, tower_only=True)
 
 
-def test_folder_with_foreign_files_is_refused_and_kept(tmp_path: Path) -> None:
+def test_folder_with_foreign_files_is_refused_and_kept(tmp_path):
     (tmp_path / "results.csv").write_text("of a year's work")
     with pytest.raises(UsageError, match="is not empty and has no sample; choose another folder or empty it"):
         write_sample(tmp_path)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["of a year's work"]
 
 
-def test_interrupted_writing_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_writing_leaves_nothing_behind(tmp_path, monkeypatch):
     drawn = []
 
     def interrupted(scene: Scene) -> Image.Image:
@@ -122,21 +118,6 @@ def test_interrupted_writing_leaves_nothing_behind(tmp_path: Path, monkeypatch: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_stamp_says_how_the_sample_was_made(sample: Path) -> None:
-    stamp = json.loads((sample / "sample.json").read_text())
-    assert {name: stamp[name] for name in ("seed", "model", "tokenizer")} == {
-        "seed": DEFAULT_SEED,
-        "model": "tiny",
-        "tokenizer": None,
-    }
-
-
-def test_writing_to_the_current_folder_keeps_it_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_sample(Path("."))
-    assert (Path.cwd() / "train.jsonl").exists()
-
-
 @pytest.mark.parametrize(
     ("prepare", "options", "message"),
     [
@@ -146,7 +127,7 @@ def test_writing_to_the_current_folder_keeps_it_current(tmp_path: Path, monkeypa
         (lambda folder: None, {"tokenizer": Path("nowhere")}, "nowhere has no tokenizer"),
     ],
 )
-def test_impossible_samples_are_refused(tmp_path: Path, prepare: Any, options: Any, message: str) -> None:
+def test_impossible_samples_are_refused(tmp_path, prepare, options, message):
     prepare(tmp_path / "sample")
     with pytest.raises(UsageError, match=message):
         write_sample(tmp_path / "sample", **options)

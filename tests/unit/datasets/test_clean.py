@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from PIL import Image
+from support.rows import encoded, run
 
-from lookonce.cli import main
 from lookonce.datasets.audit.audit import audit
 from lookonce.datasets.audit.corpus import Corpus
 from lookonce.datasets.records import read_records
@@ -24,44 +24,27 @@ def line(image: str) -> bytes:
     return json.dumps({"image_filename": image, "question": "Where?", "answer": "here"}).encode() + b"\n"
 
 
+NOISE = encoded(Image.effect_noise((48, 40), 90), "PNG")
+
+
 @pytest.fixture
-def records(tmp_path, noise_png) -> Path:
+def records(tmp_path: Path) -> Path:
     """A file with good lines, malformed ones, and lines of images that are missing, truncated and no image."""
-    for name in ("a.png", "b.png"):
-        (tmp_path / name).write_bytes(noise_png)
-    (tmp_path / "cut.png").write_bytes(noise_png[: len(noise_png) // 2])
-    (tmp_path / "text.png").write_bytes(b"not an image")
+    images = {"a.png": NOISE, "b.png": NOISE, "cut.png": NOISE[: len(NOISE) // 2], "text.png": b"not an image"}
+    for name, content in images.items():
+        (tmp_path / name).write_bytes(content)
     lines = [GOOD, b"{\n", line("cut.png"), b"\n", ALSO_GOOD, line("nowhere.png"), NUMBER, line("text.png"), b"[]\n"]
-    path = tmp_path / "train.jsonl"
-    path.write_bytes(b"".join(lines) + GOOD.rstrip())
-    return path
+    (tmp_path / "train.jsonl").write_bytes(b"".join(lines) + GOOD.rstrip())
+    return tmp_path / "train.jsonl"
 
 
-@pytest.fixture(scope="session")
-def noise_png() -> bytes:
-    import io
-
-    import numpy as np
-    from PIL import Image
-
-    target = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 48, 3), np.uint8)).save(target, "PNG")
-    return target.getvalue()
-
-
-def test_lines_that_are_kept_have_their_bytes(records):
+def test_lines_that_are_kept_have_their_bytes_and_the_report_names_all_others(records):
     report = clean(records, records.with_name("out.jsonl"))
     assert report.target.read_bytes() == GOOD + ALSO_GOOD + GOOD.rstrip()
     assert (report.num_records, report.num_kept, report.num_malformed, report.left_out.num_left_out) == (9, 3, 3, 3)
-
-
-def test_the_report_names_all_that_is_left_out(records):
-    report = clean(records, records.with_name("out.jsonl"))
     assert [len(kind.places) for kind in report.malformed] == [1, 1, 1]
     assert {image.path.name: image.places for image in report.left_out.images} == {
-        "cut.png": (f"{records}:3",),
-        "nowhere.png": (f"{records}:6",),
-        "text.png": (f"{records}:8",),
+        f"{name}.png": (f"{records}:{line}",) for name, line in (("cut", 3), ("nowhere", 6), ("text", 8))
     }
     text = report.text()
     assert "3 malformed records, 3 records of 3 unusable images" in text and "3 records, unchanged" in text
@@ -125,8 +108,6 @@ def test_a_file_without_usable_records_is_refused_with_the_report(records):
 
 
 def test_the_command_prints_the_report(records):
-    target = records.with_name("out.jsonl")
-    done = CliRunner().invoke(main, ["data", "clean", str(records), str(target), "--json"])
-    value = json.loads(done.stdout)
+    value = json.loads(run("data", "clean", records, records.with_name("out.jsonl"), "--json").stdout)
     assert (value["num_kept"], value["num_malformed"], value["num_with_unusable_images"]) == (3, 3, 3)
     assert [image["places"] for image in value["images"]] == [[f"{records}:{line}"] for line in (3, 6, 8)]

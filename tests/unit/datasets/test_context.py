@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from support.rows import write_lines
 
 from lookonce.datasets.context import NOT_ANSWERED, ContextForm, as_shown, with_context, with_given
 from lookonce.datasets.records import Context, Record, Turn
@@ -85,10 +85,12 @@ def test_the_same_answer_is_told_once():
     assert known(records)[3] == (Turn("a?", "yes"), Turn("a?", "no"))
 
 
-def test_an_answer_that_is_empty_or_cut_off_is_not_shown():
-    assert [as_shown(" two ", "stop"), as_shown("a", None), as_shown(" ", "stop"), as_shown("a", "length")] == [
-        *("two", "a", NOT_ANSWERED, NOT_ANSWERED)
-    ]
+@pytest.mark.parametrize(
+    ("text", "ended", "shown"),
+    [(" two ", "stop", "two"), ("a", None, "a"), (" ", "stop", NOT_ANSWERED), ("a", "length", NOT_ANSWERED)],
+)
+def test_an_answer_that_is_empty_or_cut_off_is_not_shown(text, ended, shown):
+    assert as_shown(text, ended) == shown
 
 
 def test_a_stage_that_no_record_is_in_is_refused():
@@ -98,16 +100,16 @@ def test_a_stage_that_no_record_is_in_is_refused():
         FORM.check([Record((), (Turn("a?", "b"),))])
 
 
+NOTHING_ELSE = "and nothing else in braces"
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"order": [1]}, "at least 2 items"),
         ({"order": [1, "1"]}, "has 1 twice"),
-        ({"each": "{question}"}, "must have {answer}, may have {question}, and nothing else in braces"),
-        (
-            {"template": "{answers} {question} {image}"},
-            "must have {answers} and {question}, and nothing else in braces",
-        ),
+        ({"each": "{question}"}, f"must have {{answer}}, may have {{question}}, {NOTHING_ELSE}"),
+        ({"template": "{answers} {question} {image}"}, f"must have {{answers}} and {{question}}, {NOTHING_ELSE}"),
     ],
 )
 def test_wrong_values_are_refused(values, message):
@@ -141,9 +143,7 @@ def read(tmp_path):
     """The contexts with files of these rows, and the records of training and validation."""
 
     def read(*files: list[object]) -> list[tuple[Turn, ...]]:
-        paths = [tmp_path / f"{number}.jsonl" for number in range(len(files))]
-        for path, rows in zip(paths, files, strict=True):
-            path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+        paths = [write_lines(tmp_path / f"{number}.jsonl", *rows) for number, rows in enumerate(files)]
         found = with_given(RECORDS, TWO_STAGES, paths, given_keys)
         return [one.known for some in found.values() for one in some]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,16 @@ from lookonce.errors import RecordsError, UsageError
 
 def record(*questions: str, **metadata: object) -> Record:
     return Record((), tuple(Turn(question, "yes") for question in questions), metadata=metadata, origin="a.jsonl:1")
+
+
+def with_metadata(*metadata: dict[str, object]) -> list[Record]:
+    """A record with each of these metadata, of which the origin is the number."""
+    return [Record((), (Turn("q", "a"),), metadata=one, origin=str(n)) for n, one in enumerate(metadata)]
+
+
+def in_stages(*stages: object) -> list[Record]:
+    """A record of each of these stages; None is a record without one."""
+    return with_metadata(*({} if stage is None else {"stage": stage} for stage in stages))
 
 
 @pytest.fixture
@@ -107,19 +118,11 @@ STAGES = st.lists(st.sampled_from([1, 2, "3", None]), min_size=1, max_size=40)
 SHARES = st.floats(0.01, 1)
 
 
-def records_of(stages: list[object]) -> list[Record]:
-    """A record of each of these stages; None is a record without one."""
-    return [
-        Record((), (Turn("q", "a"),), metadata={} if stage is None else {"stage": stage}, origin=str(number))
-        for number, stage in enumerate(stages)
-    ]
-
-
 def select(stages, where, replay=None, seed=0, notify=lambda note: None) -> list[int]:
     """The positions of the records that are trained on."""
     where = Selection.model_validate(where)
     replay = replay and Selection.model_validate(replay)
-    return [int(record.origin) for record in select_training(records_of(stages), where, replay, seed, notify)]
+    return [int(record.origin) for record in select_training(in_stages(*stages), where, replay, seed, notify)]
 
 
 @pytest.mark.parametrize(
@@ -137,8 +140,7 @@ def test_records_with_one_of_the_values_are_selected_in_their_order(where, selec
 
 
 def test_every_field_must_fit_and_one_value_of_a_list_is_enough():
-    metadata = [{"a": 1, "b": ["x", "y"]}, {"a": 1, "b": ["z"]}, {"a": 2, "b": "x"}, {"a": True}]
-    records = [Record((), (Turn("q", "a"),), metadata=one, origin=str(n)) for n, one in enumerate(metadata)]
+    records = with_metadata({"a": 1, "b": ["x", "y"]}, {"a": 1, "b": ["z"]}, {"a": 2, "b": "x"}, {"a": True})
     found = select_training(records, Selection.model_validate({"a": 1, "b": "x"}), None, 0)
     assert [record.origin for record in found] == ["0"]
 
@@ -197,12 +199,9 @@ def test_a_selection_that_cannot_be_meant_is_refused(where, replay, message):
 
 
 def test_fields_that_no_record_has_together_are_refused():
-    records = [Record((), (Turn("q", "a"),), metadata=one) for one in ({"a": 1, "b": 2}, {"a": 2, "b": 1})]
+    records = with_metadata({"a": 1, "b": 2}, {"a": 2, "b": 1})
     with pytest.raises(RecordsError, match="`data.where` leaves no record"):
         select_training(records, Selection.model_validate({"a": 1, "b": 1}), None, 0)
-
-
-def test_without_metadata_the_message_names_the_stage_map():
     with pytest.raises(RecordsError, match="records have no metadata; `data.stage_map` gives them some"):
         select([None], {"stage": 1})
 
@@ -215,13 +214,8 @@ FORM = ContextForm(by="stage", order=[1, 2])
 def records_about(images: list[list[int]]) -> list[Record]:
     """A record about each of these images, in stages 1 and 2 in turn."""
     return [
-        Record(
-            tuple(Path(str(one)) for one in some),
-            (Turn(f"q{place}", "a"),),
-            metadata={"stage": place % 2 + 1},
-            origin=str(place),
-        )
-        for place, some in enumerate(images)
+        replace(record, images=tuple(map(Path, map(str, some))), turns=(Turn(f"q{record.origin}", "a"),))
+        for record, some in zip(in_stages(*(place % 2 + 1 for place in range(len(images)))), images, strict=True)
     ]
 
 
@@ -288,13 +282,6 @@ def test_fewer_images_than_folds_are_refused():
 
 
 ORDER = LessonOrder(by="stage", lessons=[2, "easy", 1])
-
-
-def in_stages(*stages: object) -> list[Record]:
-    return [
-        Record((), (Turn("q", "a"),), metadata={} if stage is None else {"stage": stage}, origin="a.jsonl:1")
-        for stage in stages
-    ]
 
 
 def test_a_record_is_in_the_lesson_of_its_value_as_json_or_as_text():

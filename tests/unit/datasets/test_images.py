@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 from PIL import Image, ImageOps
+from support.rows import encoded as saved
 
-import lookonce.datasets.images
 from lookonce.datasets import images
 from lookonce.datasets.images import (
     TICK_S,
@@ -73,7 +73,7 @@ def peak_bytes(function: Callable[[], Any]) -> int:
 
 
 @pytest.mark.parametrize("content", [b"", b"pixels", bytes(3_000_000)], ids=["empty", "small", "large"])
-def test_key_is_the_sha256_of_the_bytes_in_full_width(tmp_path: Path, content: bytes) -> None:
+def test_key_is_the_sha256_of_the_bytes_in_full_width(tmp_path, content):
     path = file(tmp_path, "a.jpg", content)
     assert image_key(path) == sha256(content)
     assert read_bytes(path) == content
@@ -81,29 +81,16 @@ def test_key_is_the_sha256_of_the_bytes_in_full_width(tmp_path: Path, content: b
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["in order", "reversed"])
-def test_two_paths_with_the_same_bytes_are_one_image_at_the_first_path(tmp_path: Path, reverse: bool) -> None:
-    names = sorted(("a.jpg", "b.jpg", "c.jpg"), reverse=reverse)
-    index = index_images([record(file(tmp_path, name)) for name in names])
+def test_paths_and_links_to_the_same_bytes_are_one_image_at_the_first_path(tmp_path, reverse):
+    paths = sorted((file(tmp_path, name) for name in ("a.jpg", "b.jpg", "c.jpg")), reverse=reverse)
+    (tmp_path / "link.jpg").symlink_to(paths[0])
+    index = index_images([*(record(path) for path in paths), record(paths[0], tmp_path / "link.jpg")])
     key = sha256(b"pixels")
-    assert index.key_of == {tmp_path / "a.jpg": key, tmp_path / "b.jpg": key, tmp_path / "c.jpg": key}
-    assert index.path_of == {key: tmp_path / "a.jpg"}
-    assert (index.num_files, index.num_distinct) == (3, 1)
+    assert index.key_of == dict.fromkeys([*paths, tmp_path / "link.jpg"], key)
+    assert (index.path_of, index.num_files, index.num_distinct) == ({key: tmp_path / "a.jpg"}, 4, 1)
 
 
-def test_link_and_its_target_are_one_image(tmp_path: Path) -> None:
-    target, link = file(tmp_path, "b.jpg"), tmp_path / "a.jpg"
-    link.symlink_to(target)
-    assert index_images([record(link, target)]).num_distinct == 1
-
-
-def test_file_of_many_records_is_counted_once(tmp_path: Path) -> None:
-    a, b = file(tmp_path, "a.jpg", b"a"), file(tmp_path, "b.jpg", b"b")
-    index = index_images([record(a), record(b, a), record(a)])
-    assert list(index.key_of) == [a, b]
-    assert index.num_distinct == 2
-
-
-def test_edited_file_is_another_image_even_with_name_size_and_time_unchanged(tmp_path: Path) -> None:
+def test_edited_file_is_another_image_even_with_name_size_and_time_unchanged(tmp_path):
     path = file(tmp_path, "a.jpg", b"before")
     before, stat = index_images([record(path)]).key_of[path], path.stat()
     path.write_bytes(b"edited")
@@ -111,12 +98,12 @@ def test_edited_file_is_another_image_even_with_name_size_and_time_unchanged(tmp
     assert index_images([record(path)]).key_of[path] != before
 
 
-def test_records_without_images_have_an_empty_index() -> None:
+def test_records_without_images_have_an_empty_index():
     assert index_images([record()]) == ImageIndex({}, {})
     assert index_images([]).num_files == 0
 
 
-def test_files_are_in_the_order_of_their_keys_for_any_order_of_records(tmp_path: Path) -> None:
+def test_files_are_in_the_order_of_their_keys_for_any_order_of_records(tmp_path):
     paths = [file(tmp_path, f"{number}.jpg", b"%d" % number) for number in range(20)]
     for seed in range(3):
         shuffled = random.Random(seed).sample(paths, len(paths))
@@ -128,10 +115,6 @@ def test_files_are_in_the_order_of_their_keys_for_any_order_of_records(tmp_path:
 # Unreadable files.
 
 
-def fifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
 def unix_socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         folder = os.open(path.parent, os.O_RDONLY)
@@ -139,63 +122,55 @@ def unix_socket(path: Path) -> None:
         os.close(folder)
 
 
-def too_large(path: Path) -> None:
-    path.write_bytes(bytes(2001))
-
-
 def unlocked(path: Path) -> None:
     path.write_bytes(b"pixels")
     path.chmod(0)
 
 
+def link_to(target: str) -> Callable[[Path], None]:
+    return lambda path: path.symlink_to(target)
+
+
+def too_large(path: Path) -> None:
+    path.write_bytes(bytes(2001))
+
+
+def nothing(path: Path) -> None:
+    pass
+
+
+def empty(path: Path) -> None:
+    path.resolve().write_bytes(b"")
+
+
+DEVICE, FOLDER = "it is a FIFO or a device; expected a file", "it is a folder; expected a file"
+OUTSIDE = "it leads out of the image root"
 HOSTILE: dict[str, tuple[str, Callable[[Path], Any], str]] = {
-    "missing": ("x.jpg", lambda path: None, "No such file or directory"),
-    "dangling link": (
-        "x.jpg",
-        lambda path: path.symlink_to("gone.jpg"),
-        "it is a link to gone.jpg, which does not exist",
-    ),
-    "link to itself": ("x.jpg", lambda path: path.symlink_to("x.jpg"), "Too many levels of symbolic links"),
-    "folder": ("x.jpg", Path.mkdir, "it is a folder; expected a file"),
-    "link to a folder": ("x.jpg", lambda path: path.symlink_to("."), "it is a folder; expected a file"),
-    "FIFO": ("x.jpg", fifo, "it is a FIFO or a device; expected a file"),
-    "link to a FIFO": (
-        "x.jpg",
-        lambda path: (fifo(path.with_name("fifo")), path.symlink_to("fifo")),
-        "it is a FIFO or a device; expected a file",
-    ),
-    "device": ("x.jpg", lambda path: path.symlink_to("/dev/zero"), "it is a FIFO or a device; expected a file"),
+    "missing": ("x.jpg", nothing, "No such file or directory"),
+    "dangling link": ("x.jpg", link_to("gone.jpg"), "it is a link to gone.jpg, which does not exist"),
+    "link to itself": ("x.jpg", link_to("x.jpg"), "Too many levels of symbolic links"),
+    "folder": ("x.jpg", Path.mkdir, FOLDER),
+    "link to a folder": ("x.jpg", link_to("."), FOLDER),
+    "FIFO": ("x.jpg", os.mkfifo, DEVICE),
+    "link to a FIFO": ("x.jpg", lambda path: (os.mkfifo(path.with_name("y")), path.symlink_to("y")), DEVICE),
+    "device": ("x.jpg", link_to("/dev/zero"), DEVICE),
     "socket": ("x.jpg", unix_socket, "it is a socket; expected a file"),
     "too large": ("x.jpg", too_large, "it has 2,001 bytes, more than an image may have (the limit is 2,000)"),
     "no permission": ("x.jpg", unlocked, "Permission denied"),
-    "below a file": ("x.jpg/y.jpg", lambda path: path.parent.write_bytes(b"pixels"), "Not a directory"),
-    "name too long": ("a" * 300, lambda path: None, "File name too long"),
-    "name with a null": ("a\0b.jpg", lambda path: None, "it is not a valid file name (embedded null byte)"),
-    "name that is no text": ("a\ud800.jpg", lambda path: None, "it is not a valid file name ('utf-8' codec"),
-    "missing archive": ("x.tar/a.jpg", lambda path: None, "No such file or directory"),
-    "archive a FIFO": ("x.tar/a.jpg", lambda path: fifo(path.parent), "Not a directory"),
-    "compressed archive": (
-        "x.tar.gz/a.jpg",
-        lambda path: path.parent.write_bytes(b""),
-        "decompress it once, with `gunzip ",
-    ),
-    "out of the root": (
-        "../x.jpg",
-        lambda path: path.resolve().write_bytes(b"pixels"),
-        "it leads out of the image root",
-    ),
-    "out of the root, archive": (
-        "../x.tar/a.jpg",
-        lambda path: path.resolve().parent.write_bytes(b""),
-        "it leads out of the image root",
-    ),
+    "below a file": ("x.jpg/y.jpg", lambda path: empty(path.parent), "Not a directory"),
+    "name too long": ("a" * 300, nothing, "File name too long"),
+    "name with a null": ("a\0b.jpg", nothing, "it is not a valid file name (embedded null byte)"),
+    "name that is no text": ("a\ud800.jpg", nothing, "it is not a valid file name ('utf-8' codec"),
+    "missing archive": ("x.tar/a.jpg", nothing, "No such file or directory"),
+    "archive a FIFO": ("x.tar/a.jpg", lambda path: os.mkfifo(path.parent), "Not a directory"),
+    "compressed archive": ("x.tar.gz/a.jpg", lambda path: empty(path.parent), "decompress it once, with `gunzip "),
+    "out of the root": ("../x.jpg", empty, OUTSIDE),
+    "out of the root, archive": ("../x.tar/a.jpg", lambda path: empty(path.resolve().parent), OUTSIDE),
 }
 
 
 @pytest.mark.parametrize(("name", "make", "reason"), HOSTILE.values(), ids=HOSTILE)
-def test_unreadable_files_are_reported_with_the_reason_and_stop_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, make: Callable[[Path], Any], reason: str
-) -> None:
+def test_unreadable_files_are_reported_with_the_reason_and_stop_nothing(tmp_path, monkeypatch, name, make, reason):
     if make is unlocked and os.geteuid() == 0:
         pytest.skip("root may read everything")
     monkeypatch.setattr(images, "MAX_IMAGE_BYTES", 2000)
@@ -219,51 +194,35 @@ def test_unreadable_files_are_reported_with_the_reason_and_stop_nothing(
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file that no user can read")
-def test_file_with_an_io_error_is_unusable(tmp_path: Path) -> None:
+def test_file_with_an_io_error_is_unusable(tmp_path):
     index = index_images([record(Path("/proc/self/mem"), file(tmp_path, "a.jpg"))])
     assert index.unusable == {Path("/proc/self/mem"): "cannot read image /proc/self/mem: Input/output error"}
 
 
-def test_if_no_image_can_be_read_the_first_five_are_named_with_their_record(tmp_path: Path) -> None:
-    records = [record(tmp_path / f"{number}.jpg", origin=f"train.jsonl:{number}") for number in range(7, 0, -1)]
+@pytest.mark.parametrize("number", [1, 5, 7])
+def test_if_no_image_can_be_read_the_first_five_are_named_once_with_their_first_record(tmp_path, number):
+    records = [record(tmp_path / f"{n}.jpg", origin=f"train.jsonl:{n}") for n in range(number, 0, -1)]
+    again = record(tmp_path / f"{number}.jpg", origin="val.jsonl:1")
     with pytest.raises(ImageError) as refusal:
-        index_images(records)
-    first, *named, more, advice = str(refusal.value).splitlines()
-    assert first == "no image can be read; 7 images tried:"
-    missing = "No such file or directory"
+        index_images([*records, again])
+    first, *named, advice = str(refusal.value).splitlines()
+    assert first == f"no image can be read; {number} image{'s' * (number > 1)} tried:" and "data.image_root" in advice
     assert named == [
-        f"  cannot read image {tmp_path / f'{number}.jpg'}: {missing} (train.jsonl:{number})"
-        for number in (7, 6, 5, 4, 3)
-    ]
-    assert more == "  and 2 more"
-    assert "data.image_root" in advice
-
-
-def test_if_five_images_cannot_be_read_all_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ImageError) as refusal:
-        index_images([record(*(tmp_path / f"{number}.jpg" for number in range(5)))])
-    assert all(f"{number}.jpg" in str(refusal.value) for number in range(5))
-    assert " more" not in str(refusal.value)
-
-
-def test_unusable_image_is_named_once_with_its_first_record(tmp_path: Path) -> None:
-    missing = tmp_path / "a.jpg"
-    with pytest.raises(ImageError) as refusal:
-        index_images([record(missing, origin="train.jsonl:3"), record(missing, origin="val.jsonl:1")])
-    assert str(refusal.value).startswith("no image can be read; 1 image tried:\n")
-    assert str(refusal.value).count("a.jpg") == 1 and "(train.jsonl:3)" in str(refusal.value)
+        f"  cannot read image {tmp_path / f'{n}.jpg'}: No such file or directory (train.jsonl:{n})"
+        for n in range(number, 0, -1)[:5]
+    ] + ["  and 2 more"] * (number == 7)
 
 
 # Reading many.
 
 
-def test_each_path_is_returned_once_and_files_keep_their_order(tmp_path: Path) -> None:
+def test_each_path_is_returned_once_and_files_keep_their_order(tmp_path):
     paths = [file(tmp_path, f"{number}.jpg", b"%d" % number) for number in range(60)]
     random.Random(0).shuffle(paths)
     assert list(read_many([*paths, *paths])) == [(path, path.read_bytes()) for path in paths]
 
 
-def test_only_a_few_files_are_prefetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_few_files_are_prefetched(tmp_path, monkeypatch):
     paths = [file(tmp_path, f"{number}.jpg") for number in range(100)]
     read, read_file = [], images._read_file
     monkeypatch.setattr(images, "_read_file", lambda path: (read.append(path), read_file(path))[1])
@@ -273,16 +232,14 @@ def test_only_a_few_files_are_prefetched(tmp_path: Path, monkeypatch: pytest.Mon
     assert 1 <= len(read) <= 2 * NUM_THREADS + 1
 
 
-def test_bytes_are_never_all_in_memory(tmp_path: Path) -> None:
+def test_bytes_are_never_all_in_memory(tmp_path):
     paths = [file(tmp_path, f"{number}.jpg", bytes(MEGABYTE)) for number in range(60)]
     assert peak_bytes(lambda: [None for _ in read_many(paths)]) < 25 * MEGABYTE
     assert peak_bytes(lambda: index_images([record(*paths)])) < 25 * MEGABYTE
 
 
 def encoded(file_format: str, size: tuple[int, int] = (30, 20)) -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", size).save(buffer, file_format)
-    return buffer.getvalue()
+    return saved(Image.new("RGB", size), file_format)
 
 
 def bomb(width: int) -> bytes:
@@ -306,9 +263,7 @@ SIZES = {
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow warns of some damage
 @pytest.mark.parametrize(("content", "size"), SIZES.values(), ids=SIZES)
-def test_size_is_read_from_the_header_or_is_none(
-    tmp_path: Path, content: bytes, size: tuple[int, int] | None, index: Callable[..., ImageIndex]
-) -> None:
+def test_size_is_read_from_the_header_or_is_none(tmp_path, content, size, index):
     assert image_size(content) == size
     (tmp_path / "a.jpg").write_bytes(content)
     assert index(tmp_path / "a.jpg").size_of == {hashlib.sha256(content).hexdigest(): size}
@@ -319,10 +274,9 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def with_exif(file_format: str, orientation: int) -> bytes:
-    buffer, exif = io.BytesIO(), Image.Exif()
+    exif = Image.Exif()
     exif[0x0112] = orientation
-    Image.effect_noise((30, 20), 80).save(buffer, file_format, exif=exif)
-    return buffer.getvalue()
+    return saved(Image.effect_noise((30, 20), 80), file_format, exif=exif)
 
 
 def png_with(added: bytes, where: int | None = None) -> bytes:
@@ -349,18 +303,14 @@ SHOWN = {
 
 
 @pytest.mark.guarantee("An image's size is that of the picture as shown, read from the header.")
-@pytest.mark.parametrize("content", SHOWN.values(), ids=SHOWN)
-def test_the_size_is_that_of_the_image_as_shown(content: bytes) -> None:
-    with Image.open(io.BytesIO(content)) as image:
-        assert image_size(content) == ImageOps.exif_transpose(image).size
+@pytest.mark.parametrize("name", SHOWN)
+def test_the_size_is_that_of_the_image_as_shown_turned_as_its_name_says(name):
+    with Image.open(io.BytesIO(SHOWN[name])) as image:
+        assert image_size(SHOWN[name]) == ImageOps.exif_transpose(image).size
+    assert image_size(SHOWN[name]) == ((20, 30) if name.endswith(("5", "6", "8", "pixels", "XMP")) else (30, 20))
 
 
-def test_the_cases_are_turned_as_their_names_say() -> None:
-    turned = {name for name, content in SHOWN.items() if image_size(content) == (20, 30)}
-    assert turned == {name for name in SHOWN if name.endswith(("5", "6", "8", "pixels", "XMP"))}
-
-
-def test_pixels_are_not_decoded_for_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pixels_are_not_decoded_for_a_size(monkeypatch):
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda image: pytest.fail("the pixels were decoded"))
     for content in (encoded("PNG"), png_with(chunk(b"tEXt", b"Software\0x"))):
         assert image_size(content) == (30, 20)
@@ -368,7 +318,7 @@ def test_pixels_are_not_decoded_for_a_size(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::PIL.Image.DecompressionBombWarning")
-def test_no_damage_to_a_header_stops_the_index() -> None:
+def test_no_damage_to_a_header_stops_the_index():
     rng = random.Random(0)
     for _ in range(300):
         content = bytearray(encoded(rng.choice(("JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM", "ICO"))))
@@ -400,7 +350,7 @@ def test_a_stamp_is_size_and_both_times(tmp_path, files_are_old):
 @pytest.mark.parametrize(("age", "has_one"), [(TICK_S / 2, False), (TICK_S + 5, True)])
 def test_a_file_that_was_just_changed_has_no_stamp(tmp_path, monkeypatch, age, has_one):
     path = old_file(tmp_path / "a.jpg")
-    monkeypatch.setattr(lookonce.datasets.images, "now", lambda: path.stat().st_ctime + age)
+    monkeypatch.setattr(images, "now", lambda: path.stat().st_ctime + age)
     assert bool(stamp(path)) is has_one
     os.utime(path, (time.time() + 100,) * 2)
     assert not stamp(path)

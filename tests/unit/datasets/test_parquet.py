@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner, Result
-from PIL import Image
 from pyarrow import parquet
+from support.rows import EMBEDDED, alternating, parts, png, run, write_lines
 
-from lookonce.cli import main
 from lookonce.datasets.images import image_key, read_bytes
 from lookonce.datasets.parquet import (
     ImageColumn,
@@ -27,7 +25,6 @@ from lookonce.datasets.parquet import (
 from lookonce.datasets.records import RecordsFile, Turn, read_records
 from lookonce.errors import ImageError, RecordsError
 
-EMBEDDED = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 NO_PATH = pa.struct([("bytes", pa.large_binary())])
 ONLY_PATHS = pa.struct([("bytes", pa.null()), ("path", pa.string())])
 NUM_ROWS = 10
@@ -43,7 +40,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, None])
-def test_rows_come_with_bytes_and_path_of_their_image(path: Path, num_rows: int | None) -> None:
+def test_rows_come_with_bytes_and_path_of_their_image(path, num_rows):
     with open_parquet(path) as file:
         rows = list(read_rows(file, image=find_image_column(file.schema_arrow), num_rows=num_rows))
     assert [row.values for row in rows] == [{"question": f"q{n}"} for n in range(NUM_ROWS)]
@@ -51,13 +48,13 @@ def test_rows_come_with_bytes_and_path_of_their_image(path: Path, num_rows: int 
     assert [row.image_path for row in rows] == [*(f"{n // 2}.jpg" for n in range(NUM_ROWS - 1)), None]
 
 
-def test_a_repeated_image_is_the_same_object(path: Path) -> None:
+def test_a_repeated_image_is_the_same_object(path):
     with open_parquet(path) as file:
         images = [row.image for row in read_rows(file, image=find_image_column(file.schema_arrow), num_rows=1)]
     assert all(images[n] is images[n + 1] for n in range(0, NUM_ROWS - 2, 2))
 
 
-def test_row_groups_and_columns_are_read_alone(path: Path) -> None:
+def test_row_groups_and_columns_are_read_alone(path):
     with open_parquet(path) as file:
         assert row_group_starts(file) == [0, 4, 8, 10]
         assert [row.values for row in read_rows(file, ["question"], [2])] == [{"question": "q8"}, {"question": "q9"}]
@@ -78,30 +75,20 @@ def test_row_groups_and_columns_are_read_alone(path: Path) -> None:
         ({"a": pa.list_(EMBEDDED), "b": pa.struct([("bytes", pa.string())])}, None),
     ],
 )
-def test_the_image_column_is_found_by_type_and_name(columns: dict[str, Any], expected: ImageColumn | None) -> None:
+def test_the_image_column_is_found_by_type_and_name(columns, expected):
     assert find_image_column(pa.schema(list(columns.items()))) == expected
 
 
-def test_several_image_columns_without_the_name_image_are_refused() -> None:
+def test_several_image_columns_without_the_name_image_are_refused():
     schema = pa.schema([("a", pa.binary()), ("b", pa.binary()), ("c", pa.string())])
     assert list(image_columns(schema)) == ["a", "b"]
     with pytest.raises(ImageError, match=r"expected one image column .*\['a', 'b', 'c'\]"):
         find_image_column(schema)
 
 
-def test_fields_of_an_image_column_have_the_names_of_pyarrow() -> None:
+def test_fields_of_an_image_column_have_the_names_of_pyarrow():
     assert (ImageColumn("a", True, True).bytes_field, ImageColumn("a", True, True).path_field) == ("a.bytes", "a.path")
     assert (ImageColumn("a", False, False).bytes_field, ImageColumn("a", False, False).path_field) == ("a", None)
-
-
-def run(*words: str | Path) -> Result:
-    return CliRunner().invoke(main, [*map(str, words)])
-
-
-def picture(number: int = 0) -> bytes:
-    target = io.BytesIO()
-    Image.new("RGB", (40, 40), (number, 0, 0)).save(target, "PNG")
-    return target.getvalue()
 
 
 def embedded(*data: bytes) -> pa.Array:
@@ -109,7 +96,7 @@ def embedded(*data: bytes) -> pa.Array:
 
 
 TEXTS = {"question": ["Is it?", "Is it red?"], "answer": ["yes", "no"]}
-IMAGES = [picture(1), picture(2)]
+IMAGES = [png(1), png(2)]
 MASKS: dict[str, Any] = {
     "a second struct": embedded(b"mask", b"mask"),
     "plain bytes": pa.array([b"mask", b"mask"]),
@@ -120,37 +107,42 @@ MASKS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
-@pytest.mark.parametrize("image", ["image", "img", "a plain column", "a path"])
-def test_other_columns_of_bytes_are_named_and_left_out_by_every_command(tmp_path, mask, image):
-    columns: dict[str, Any] = {"image": embedded(*IMAGES)}
-    if image == "img":
-        columns = {"img": embedded(*IMAGES)}
-    elif image == "a plain column":
-        columns = {"image": pa.array(IMAGES)}
-    elif image == "a path":
-        columns = {"image_path": ["0.png", "1.png"]}
+COLUMNS: dict[str, dict[str, Any]] = {
+    "image": {"image": embedded(*IMAGES)},
+    "img": {"img": embedded(*IMAGES)},
+    "a plain column": {"image": pa.array(IMAGES)},
+    "a path": {"image_path": ["0.png", "1.png"]},
+}
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """A folder with the images as files."""
     for number, data in enumerate(IMAGES):
         (tmp_path / f"{number}.png").write_bytes(data)
-    parquet.write_table(pa.table(columns | TEXTS | {"mask": mask, "source": ["a", "b"]}), tmp_path / "two.parquet")
+    return tmp_path
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
+@pytest.mark.parametrize("columns", COLUMNS.values(), ids=COLUMNS.keys())
+def test_other_columns_of_bytes_are_named_and_left_out_by_every_command(pictures, mask, columns):
+    source = pictures / "two.parquet"
+    parquet.write_table(pa.table(columns | TEXTS | {"mask": mask, "source": ["a", "b"]}), source)
     for name in ("out.jsonl", "out.json", "out.csv", "out.parquet"):
-        written = run("data", "convert", tmp_path / "two.parquet", tmp_path / name)
+        written = run("data", "convert", source, pictures / name)
         assert written.exit_code == 0 and "columns of bytes: mask" in written.stdout, written.output
-        records = read_records(tmp_path / name)
+        records = read_records(pictures / name)
         assert [read_bytes(record.images[0]) for record in records] == IMAGES
         assert [record.metadata for record in records] == [{"source": "a"}, {"source": "b"}]
-    cleaned = run("data", "clean", tmp_path / "two.parquet", tmp_path / "clean.jsonl", "--json")
+    cleaned = run("data", "clean", source, pictures / "clean.jsonl", "--json")
     assert cleaned.exit_code == 0 and json.loads(cleaned.stdout)["left_out_columns"] == ["mask"]
-    tarred = run("data", "tar", tmp_path / "two.parquet", tmp_path / "tars")
+    tarred = run("data", "tar", source, pictures / "tars")
     assert tarred.exit_code == 0 and "left out `mask`, which hold bytes" in tarred.stdout, tarred.output
-    audit = json.loads(run("data", "audit", tmp_path / "two.parquet", "--json").stdout)
-    assert [one["code"] for one in audit["findings"]] == ["columns"] and "`mask`" in audit["findings"][0]["examples"][0]
-    (tmp_path / "my.yaml").write_text("name: my\n")
-    prepared = run(
-        "data", "prepare", tmp_path / "my.yaml", tmp_path / "o", "--source", tmp_path / "two.parquet", "--json"
-    )
-    assert prepared.exit_code == 0, prepared.output
-    assert "mask" in json.loads(prepared.stdout)["columns_left_out"]
+    [finding] = json.loads(run("data", "audit", source, "--json").stdout)["findings"]
+    assert finding["code"] == "columns" and "`mask`" in finding["examples"][0]
+    (pictures / "my.yaml").write_text("name: my\n")
+    prepared = run("data", "prepare", pictures / "my.yaml", pictures / "o", "--source", source, "--json")
+    assert prepared.exit_code == 0 and "mask" in json.loads(prepared.stdout)["columns_left_out"], prepared.output
     assert ".tmp-" not in written.output + cleaned.output + tarred.output + prepared.output
 
 
@@ -163,36 +155,28 @@ NAMES = ("image", "image_filename", "file_name", "filename", "image_path", "img"
 def test_the_usual_names_of_columns_are_known_to_convert_and_prepare_and_init(tmp_path, monkeypatch, image, kind):
     monkeypatch.chdir(tmp_path)
     Path("images").mkdir()
-    Path("images/a.png").write_bytes(picture())
+    Path("images/a.png").write_bytes(png())
     value = "a" if image.endswith("_id") else "images/a.png"
-    for number, (question, answer) in enumerate((q, a) for q in QUESTIONS for a in ANSWERS):
+    for number, (question, answer) in enumerate(product(QUESTIONS, ANSWERS)):
         row = {image: value, question: "Is it?", answer: "yes", "source": "s"}
-        texts = {
-            "jsonl": json.dumps(row),
-            "json": json.dumps([row]),
-            "csv": f"{','.join(row)}\n{','.join(row.values())}\n",
-        }
-        Path(f"{number}.{kind}").write_text(texts[kind])
+        table = f"{','.join(row)}\n{','.join(row.values())}\n"
+        Path(f"{number}.{kind}").write_text({"jsonl": json.dumps(row), "json": json.dumps([row]), "csv": table}[kind])
         result = run("data", "convert", f"{number}.{kind}", f"out-{number}.jsonl")
         assert result.exit_code == 0, (row, result.output)
         [record] = read_records(Path(f"out-{number}.jsonl"))
-        assert (record.images[0], record.turns[0].question, record.turns[0].answer) == (
-            *(tmp_path / "images/a.png", "Is it?", "yes"),
-        )
+        assert (record.images, record.turns) == ((tmp_path / "images/a.png",), (Turn("Is it?", "yes"),))
         assert record.metadata == {"source": "s"} | ({image: "a"} if image.endswith("_id") else {})
     Path("my.yaml").write_text("name: my\n")
     prepared = run("data", "prepare", "my.yaml", "prepared", "--source", f"{number}.{kind}")
     assert prepared.exit_code == 0, prepared.output
-    [record] = read_records(Path("prepared/train.jsonl"))
-    assert (record.turns[0].question, record.turns[0].answer) == ("Is it?", "yes")
+    assert read_records(Path("prepared/train.jsonl"))[0].turns == (Turn("Is it?", "yes"),)
     assert run("init", "run.yaml", "--model", "none/none", "--train", f"{number}.{kind}", "--yes").exit_code == 0
 
 
 def test_a_list_of_answers_has_the_most_frequent_one_first_and_all_as_references(tmp_path):
     rows = [{"image": "a.png", "question": "Q", "answers": answers} for answers in (["b", "a", "a"], ["x"], [3, 3, 2])]
-    (tmp_path / "r.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert "put it into quotes" in run("data", "convert", tmp_path / "r.jsonl", tmp_path / "o.jsonl").stderr
-    assert run("data", "convert", tmp_path / "r.jsonl", tmp_path / "o.jsonl", "--coerce-answers").exit_code == 0
+    words = ("data", "convert", write_lines(tmp_path / "r.jsonl", *rows), tmp_path / "o.jsonl")
+    assert "put it into quotes" in run(*words).stderr and run(*words, "--coerce-answers").exit_code == 0
     found = [(one.turns[0].answer, one.references) for one in read_records(tmp_path / "o.jsonl")]
     assert found == [("a", ("a", "b")), ("x", ()), ("3", ("3", "2"))]
 
@@ -217,15 +201,12 @@ CHAT = [{"from": "human", "value": "<image>Is it?"}, {"from": "gpt", "value": "y
 
 
 @pytest.mark.parametrize("images", LISTS.values(), ids=LISTS.keys())
-@pytest.mark.parametrize("mask", ["a mask", ""])
-def test_a_list_of_images_is_all_images_of_the_question(tmp_path, images, mask):
-    for number, data in enumerate(IMAGES):
-        (tmp_path / f"{number}.png").write_bytes(data)
-    masks = {"mask": embedded(b"mask", b"mask")} if mask else {}
-    parquet.write_table(pa.table(masks | images | TEXTS), tmp_path / "r.parquet")
-    written = run("data", "convert", tmp_path / "r.parquet", tmp_path / "o.jsonl")
-    assert written.exit_code == 0 and ("columns of bytes: mask" in written.stdout) == bool(mask), written.output
-    found = [[read_bytes(image) for image in record.images] for record in read_records(tmp_path / "o.jsonl")]
+@pytest.mark.parametrize("masks", [{"mask": embedded(b"mask", b"mask")}, {}], ids=["a mask", ""])
+def test_a_list_of_images_is_all_images_of_the_question(pictures, images, masks):
+    parquet.write_table(pa.table(masks | images | TEXTS), pictures / "r.parquet")
+    written = run("data", "convert", pictures / "r.parquet", pictures / "o.jsonl")
+    assert written.exit_code == 0 and ("columns of bytes: mask" in written.stdout) == bool(masks), written.output
+    found = [[read_bytes(image) for image in record.images] for record in read_records(pictures / "o.jsonl")]
     assert found == [IMAGES[:1], IMAGES]
 
 
@@ -261,7 +242,6 @@ def test_questions_in_bytes_and_empty_images_are_named(tmp_path):
         assert result.exit_code == 1 and "`image` is empty" in result.stderr
 
 
-IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 TURN = (Turn("Is there text?", "yes"),)
 
 
@@ -275,12 +255,12 @@ def questions(number: int) -> dict[str, list[str]]:
     return {"question": ["Is there text?"] * number, "answer": ["yes"] * number}
 
 
-def test_embedded_images_have_the_path_of_their_row(tmp_path: Path) -> None:
+def test_embedded_images_have_the_path_of_their_row(tmp_path):
     """The columns of Kvasir-VQA on the Hub."""
     images = [{"bytes": f"image {n}".encode(), "path": "a.jpg"} for n in range(5)]
     path = write(
         tmp_path / "raw-0000.parquet",
-        {"image": IMAGE},
+        {"image": EMBEDDED},
         image=images,
         source=["polyps"] * 4 + [None],
         **questions(5),
@@ -294,102 +274,73 @@ def test_embedded_images_have_the_path_of_their_row(tmp_path: Path) -> None:
     assert records[3].origin == f"{path}: row 3"
 
 
-def test_paths_of_embedded_images_do_not_depend_on_the_image_root(tmp_path: Path) -> None:
+def test_embedded_images_have_the_path_of_their_row_and_named_ones_are_beside_the_file(tmp_path):
     image = [{"bytes": b"x", "path": None}]
-    path = write(tmp_path / "raw.parquet", {"image": IMAGE}, image=image, **questions(1))
-    [record] = read_records(path, tmp_path / "elsewhere")
+    path = write(tmp_path / "raw.parquet", {"image": EMBEDDED}, image=image, **questions(1))
+    [record] = read_records(path, tmp_path / "elsewhere")  # whatever the image root
     assert record.images == (path / "0",) and image_key(record.images[0])
-
-
-def test_the_only_binary_column_is_the_image(tmp_path: Path) -> None:
     path = write(tmp_path / "raw.parquet", {"picture": pa.binary()}, picture=[b"x", b"y"], **questions(2))
     assert [read_bytes(record.images[0]) for record in read_records(path)] == [b"x", b"y"]
-
-
-def test_images_that_are_only_named_are_beside_the_file(tmp_path: Path) -> None:
     image = [{"bytes": None, "path": "images/a.jpg"}]
-    path = write(tmp_path / "raw.parquet", {"picture": IMAGE}, picture=image, **questions(1))
+    path = write(tmp_path / "raw.parquet", {"picture": EMBEDDED}, picture=image, **questions(1))
     assert read_records(path)[0].images == (tmp_path / "images" / "a.jpg",)
 
 
-@pytest.mark.parametrize("format", ["messages", "parts", "llava"])
-def test_conversations_in_columns_have_the_embedded_image(tmp_path: Path, format: str) -> None:
-    content: Any = "<image>Is there text?"
-    if format == "parts":
-        content = [{"type": "image", "text": None}, {"type": "text", "text": "Is there text?"}]
-    answer = [{"type": "text", "text": "yes"}] if format == "parts" else "yes"
-    columns: dict[str, list[Any]] = {
-        "messages": [[{"role": "user", "content": content}, {"role": "assistant", "content": answer}]]
-    }
-    if format == "llava":
-        columns = {"conversations": [[{"from": "human", "value": content}, {"from": "gpt", "value": answer}]]}
-    path = write(tmp_path / "x.parquet", {"image": IMAGE}, image=[{"bytes": b"x", "path": None}], **columns)
+ASKED, YES = "<image>Is there text?", "yes"
+MESSAGES: dict[str, Any] = {
+    "messages": [alternating(ASKED, YES)],
+    "parts": [alternating([{"type": "image", "text": None}, *parts("Is there text?")], parts(YES))],
+    "conversations": [[{"from": "human", "value": ASKED}, {"from": "gpt", "value": YES}]],
+}
+
+
+@pytest.mark.parametrize("format", MESSAGES)
+def test_conversations_in_columns_have_the_embedded_image(tmp_path, format):
+    columns = {"messages" if format == "parts" else format: MESSAGES[format]}
+    path = write(tmp_path / "x.parquet", {"image": EMBEDDED}, image=[{"bytes": b"x", "path": None}], **columns)
     [record] = read_records(path)
     assert (record.images, record.turns) == ((path / "0",), TURN)
 
 
-def test_lists_of_embedded_images_are_refused_with_the_command_that_extracts_them(tmp_path: Path) -> None:
+def test_lists_of_embedded_images_are_refused_with_the_command_that_extracts_them(tmp_path):
     """The columns of the datasets of TRL and LLaMA-Factory."""
-    path = write(
-        tmp_path / "x.parquet",
-        {"images": pa.list_(IMAGE)},
-        images=[[{"bytes": b"x", "path": None}, {"bytes": b"y", "path": None}]],
-        messages=[[{"role": "user", "content": "Is there text?"}, {"role": "assistant", "content": "yes"}]],
-    )
+    images = [[{"bytes": b"x", "path": None}, {"bytes": b"y", "path": None}]]
+    messages = [alternating("Is there text?", "yes")]
+    path = write(tmp_path / "x.parquet", {"images": pa.list_(EMBEDDED)}, images=images, messages=messages)
     with pytest.raises(RecordsError) as refusal:
         read_records(path)
     assert str(refusal.value).startswith(f"{path}: row 0: the image is embedded in the record")
     assert f"lookonce data convert {path} OUT.jsonl" in str(refusal.value)
-    kept: list[bytes] = []
-
-    def keep(data: bytes) -> Path:
-        kept.append(data)
-        return tmp_path / data.decode()
-
-    [record] = RecordsFile(path, keep=keep)
-    assert (record.images, kept) == ((tmp_path / "x", tmp_path / "y"), [b"x", b"y"])
+    [record] = RecordsFile(path, keep=lambda data: tmp_path / data.decode())
+    assert record.images == (tmp_path / "x", tmp_path / "y")
 
 
-def test_nulls_are_missing_keys_and_times_are_texts(tmp_path: Path) -> None:
+def test_nulls_are_missing_keys_and_times_are_texts(tmp_path):
     stamp = pa.array([0], pa.timestamp("s"))
     table = {"image_filename": pa.array(["a.jpg"]), "a": pa.array([None], pa.string()), "t": stamp}
     parquet.write_table(pa.table(table | {k: pa.array(v) for k, v in questions(1).items()}), tmp_path / "x.parquet")
     assert read_records(tmp_path / "x.parquet")[0].metadata == {"t": "1970-01-01 00:00:00"}
 
 
-def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+def test_a_parquet_file_is_recognised_by_its_content_and_refused_if_damaged(tmp_path):
     path = write(tmp_path / "x.parquet", image_filename=["a.jpg"] * 3, **questions(3))
-    path.write_bytes(path.read_bytes()[:-20])
+    assert read_records(path.rename(tmp_path / "x.data"))[0].turns == TURN
+    path.write_bytes((tmp_path / "x.data").read_bytes()[:-20])
     with pytest.raises(RecordsError, match="cannot read .*x.parquet: .*; is it complete"):
         read_records(path)
 
 
-def test_a_parquet_file_is_recognised_by_its_content(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.parquet", image_filename=["a.jpg"], **questions(1)).rename(tmp_path / "x.data")
-    assert read_records(path)[0].turns == TURN
-
-
-def test_an_embedded_image_takes_precedence_over_a_file_name(tmp_path: Path) -> None:
+def test_an_embedded_image_takes_precedence_over_a_file_name(tmp_path):
     image, name = [{"bytes": b"x", "path": None}], ["frame-1.jpg"]
-    path = write(tmp_path / "x.parquet", {"image": IMAGE}, file_name=name, image=image, **questions(1))
+    path = write(tmp_path / "x.parquet", {"image": EMBEDDED}, file_name=name, image=image, **questions(1))
     [record] = read_records(path)
     assert (record.images, record.metadata) == ((path / "0",), {"file_name": "frame-1.jpg"})
     with pytest.raises(RecordsError, match="its images can only be read if its name ends in .parquet; rename it"):
         read_records(path.rename(tmp_path / "x.data"))
 
 
-def test_two_columns_of_images_are_refused_with_their_names(tmp_path: Path) -> None:
+def test_two_columns_of_images_are_refused_with_their_names(tmp_path):
     images = {name: [{"bytes": b"x", "path": None}] for name in ("before", "after")}
-    path = write(tmp_path / "x.parquet", dict.fromkeys(images, IMAGE), **images, **questions(1))
+    path = write(tmp_path / "x.parquet", dict.fromkeys(images, EMBEDDED), **images, **questions(1))
     with pytest.raises(RecordsError, match=r"x.parquet: expected one image column .*'before', 'after'"):
         read_records(path)
-
-
-@pytest.mark.parametrize("name", ["x.parquet", "x.csv", "x.json", "x.jsonl"])
-def test_no_rows_are_no_records(tmp_path: Path, name: str) -> None:
-    write(tmp_path / "x.parquet", {"question": pa.string()}, question=[])
-    (tmp_path / "x.csv").write_text("question,answer\n")
-    (tmp_path / "x.json").write_text(" [ ] ")
-    (tmp_path / "x.jsonl").write_text("\n")
-    with pytest.raises(RecordsError, match=f"{name} has no records; expected one JSON object per line"):
-        read_records(tmp_path / name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
@@ -12,12 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from click.testing import CliRunner, Result
-from PIL import Image
+from click.testing import Result
+from pyarrow import parquet
+from support.rows import png, write_lines
+from support.rows import run as run_command
 
-from lookonce.cli import main
-from lookonce.datasets.records import read_records
+from lookonce.datasets.records import Turn, read_records
 from lookonce.datasets.text_files import is_array, read_array, read_csv, read_jsonl
 from lookonce.errors import RecordsError
 
@@ -35,33 +38,52 @@ READERS: dict[str, tuple[Callable[..., Any], str, list[str]]] = {
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["", "BOM"])
 @pytest.mark.parametrize(("read", "text", "places"), READERS.values(), ids=READERS)
-def test_rows_come_with_their_place(
-    tmp_path: Path, read: Callable[..., Any], text: str, places: list[str], mark: str
-) -> None:
+def test_rows_come_with_their_place(tmp_path, read, text, places, mark):
     path = tmp_path / "a.txt"
     path.write_text(mark + text, encoding="utf-8", newline="")
     assert list(read(path)) == [(f"{path}{place}", row) for place, row in zip(places, ROWS, strict=True)]
     assert [origin for origin, _ in read(path, "name")] == [f"name{place}" for place in places]
 
 
-@pytest.mark.parametrize(
-    ("read", "text", "message"),
-    [
-        (read_csv, "a,b\n1\n", "name:2: expected 2 cells as in the header, got 1; are commas quoted?"),
-        (read_csv, "a,a\n1,2\n", "name:1: two columns are called 'a'"),
-        (read_csv, 'a\n"b"c\n', "name:2: not CSV"),
-        (read_jsonl, "{}\n{\n", "name:2: not JSON (Expecting property name"),
-        (read_array, "[1,\n2", "name: expected a comma or ] after record 2; is the file cut off?"),
-        (read_array, "[1] 2", "name: text after the end of the array"),
-    ],
-)
-def test_malformed_files_are_refused_with_name_and_line(
-    tmp_path: Path, read: Callable[..., Any], text: str, message: str
-) -> None:
-    (tmp_path / "a.txt").write_text(text)
+GOOD = json.dumps({"image_filename": "a.jpg", "question": "Q", "answer": "A"})
+HEADER, AFTER = "image,question,answer\n", "expected a comma or ] after record"
+MALFORMED = [
+    ("csv", f"{HEADER}a.jpg,Is it, so?,yes\n", ":2: expected 3 cells as in the header, got 4; are commas quoted?"),
+    ("csv", f"{HEADER}a.jpg\n", ":2: expected 3 cells as in the header, got 1; are commas quoted?"),
+    ("csv", "image,question,question\n", ":1: two columns are called 'question'"),
+    ("csv", f'{HEADER}a.jpg,"Q"q,A\n', ":2: not CSV"),
+    ("csv", f"{HEADER}a.jpg,,A\n", ":2: expected"),
+    ("csv", HEADER, " has no records; expected one JSON object per line"),
+    ("csv", "", " has no records"),
+    ("parquet", "", " has no records; expected one JSON object per line"),
+    ("jsonl", f"{GOOD}\n{{\n", ":2: not JSON (Expecting property name"),
+    ("json", " [ ] ", " has no records; expected one JSON object per line, an array of them, CSV"),
+    ("json", "[1]", ": record 1: expected a JSON object, got 1"),
+    ("json", f'[{GOOD}, {{"turns": 1}},', ": record 2: `turns` must be a list"),
+    ("json", "[\n{} {}]", ": record 1: "),
+    ("json", "[{}", ": record 1: "),
+    (
+        "json",
+        f"[\n{GOOD},\n{{",
+        ": record 2: not JSON (Expecting property name enclosed in double quotes at line 3, column 2)",
+    ),
+    ("json", "[" * 100_000, ": record 1: not JSON that can be read"),
+    ("json", f"[{GOOD}", f": {AFTER} 1; is the file cut off?"),
+    ("json", f"[{GOOD} {GOOD}]", f": {AFTER} 1"),
+    ("json", f"[{GOOD},]", ": record 2: not JSON (Expecting value"),
+    ("json", f"[{GOOD}]\n[{GOOD}]", ": text after the end of the array"),
+]
+
+
+@pytest.mark.parametrize(("suffix", "content", "message"), MALFORMED)
+def test_malformed_files_are_refused_with_name_and_line(tmp_path, suffix, content, message):
+    path = tmp_path / f"train.{suffix}"
+    path.write_text(content)
+    if suffix == "parquet":
+        parquet.write_table(pa.table({"question": pa.array([], pa.string())}), path)
     with pytest.raises(RecordsError) as refusal:
-        list(read(tmp_path / "a.txt", "name"))
-    assert str(refusal.value).startswith(message)
+        read_records(path)
+    assert str(refusal.value).removeprefix(str(path)).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -76,8 +98,8 @@ def test_malformed_files_are_refused_with_name_and_line(
     ],
 )
 def test_reading_continues_after_rows_that_cannot_be_read_where_the_next_begins_is_known(
-    tmp_path: Path, read: Callable[..., Any], text: str, kept: int, places: list[str]
-) -> None:
+    tmp_path, read, text, kept, places
+):
     (tmp_path / "a.txt").write_bytes(text.encode("latin-1"))
     broken: list[tuple[str, RecordsError]] = []
     rows = list(read(tmp_path / "a.txt", "name", broken=lambda *found: broken.append(found)))
@@ -85,7 +107,7 @@ def test_reading_continues_after_rows_that_cannot_be_read_where_the_next_begins_
     assert all(str(error).startswith(f"{origin}: ") for origin, error in broken)
 
 
-def test_a_large_cell_is_read(tmp_path: Path) -> None:
+def test_a_large_cell_is_read(tmp_path):
     (tmp_path / "a.csv").write_text("a\n" + "x" * 200_000)
     assert [len(row["a"]) for _, row in read_csv(tmp_path / "a.csv")] == [200_000]
 
@@ -93,7 +115,7 @@ def test_a_large_cell_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("head", "expected"), [(b" \n[", True), (b"\xef\xbb\xbf[1]", True), (b'{"a"', False), (b"", False)]
 )
-def test_an_array_is_recognised_by_its_first_bytes(head: bytes, expected: bool) -> None:
+def test_an_array_is_recognised_by_its_first_bytes(head, expected):
     assert is_array(head) is expected
 
 
@@ -167,10 +189,11 @@ READ: dict[str, tuple[str, bytes]] = {
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """The command line in a folder with an image and the definition of a dataset."""
     monkeypatch.chdir(tmp_path)
-    Image.new("RGB", (40, 40)).save("a.png")
+    Path("a.png").write_bytes(png())
     Path("my.yaml").write_text("name: my\n")
-    return lambda *words: CliRunner().invoke(main, words)
+    return run_command
 
 
 @pytest.mark.parametrize(("name", "content", "says"), REFUSED.values(), ids=REFUSED.keys())
@@ -234,3 +257,52 @@ def test_a_folder_is_named_with_the_files_in_it(run):
     ):
         result = run(*words)
         assert result.exit_code in (1, 2) and "it is a folder; name a file in it: train.jsonl" in result.output
+
+
+def test_an_array_is_read_like_jsonl_with_the_number_of_each_record(tmp_path):
+    path = tmp_path / "train.json"
+    path.write_text(f"\ufeff\n [{json.dumps(json.loads(GOOD), indent=1)},\n\n{GOOD}\n]\n", "utf-8")
+    records = read_records(path)
+    assert [record.turns[0].question for record in records] == ["Q", "Q"]
+    assert [record.origin for record in records] == [f"{path}: record 1", f"{path}: record 2"]
+
+
+def test_csv_has_one_record_per_row_and_an_empty_cell_is_a_missing_key(tmp_path):
+    path = tmp_path / "train.csv"
+    path.write_text('\ufeffimage,question,answer,source\r\na.jpg,"Is it, ""so""\nor not?",yes,\r\n\r\nb.jpg,Q,A,x\r\n')
+    first, second = read_records(path)
+    assert first.turns == (Turn('Is it, "so"\nor not?', "yes"),)
+    assert (first.metadata, second.metadata) == ({}, {"source": "x"})
+    assert (first.origin, second.origin) == (f"{path}:2", f"{path}:5")
+    path.rename(tmp_path / "train.tsv").write_text("image\tquestion\tanswer\na.jpg\tQ, q\tA\n")
+    assert read_records(tmp_path / "train.tsv")[0].turns == (Turn("Q, q", "A"),)
+
+
+FORMULAS = [*("=1+1 @SUM(A1) -2+3 '=1 ''@x = -".split()), "+cmd|' /C calc'!A0", "\t=1", "\r=1", "\n=1", " =1", "- none"]
+PLAIN = ["-5", "+1.5e-3", "-.5", "a=b", "'quoted'", "5 - 3", "o'clock", "\u2212 5"]
+
+
+@pytest.mark.guarantee("No cell of a CSV file is a formula, and each cell reads back as the same text.")
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_a_cell_is_never_a_formula_and_reads_back_as_the_same_text(tmp_path, suffix):
+    """Through the commands: converted to a table and back, the records are the same; numbers stay numbers."""
+    asked = [{"question": f"{value}?", "answer": value, "=key": value} for value in FORMULAS + PLAIN]
+    rows, table, again = tmp_path / "rows.jsonl", tmp_path / f"table{suffix}", tmp_path / "again.jsonl"
+    write_lines(rows, *({"image_filename": "a.jpg", **row, "number": -5} for row in asked))
+    for source, target in ((rows, table), (table, again)):
+        done = run_command("data", "convert", source, target, "--to", "flat")
+        assert done.exit_code == 0, done.output
+    with table.open(newline="") as file:
+        header, *cells = csv.reader(file, delimiter="\t" if suffix == ".tsv" else ",")
+    answers = [row[header.index("answer")] for row in cells]
+    assert answers == [f"'{value}" for value in FORMULAS] + PLAIN
+    assert "'=key" in header and {row[header.index("number")] for row in cells} == {"-5"}
+    found = [json.loads(line) for line in again.read_text().splitlines()]
+    assert [{key: row[key] for key in asked[0]} for row in found] == asked
+
+
+def test_a_table_of_very_many_columns_is_read_at_once(tmp_path):
+    names = ["image_filename", "question", "answer", *(f"column{number}" for number in range(50_000))]
+    path = tmp_path / "wide.csv"
+    path.write_text(f"{','.join(names)}\n{','.join(['x'] * len(names))}\n")
+    assert len(read_records(path)[0].metadata) == 50_000

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from support.rows import encoded, png
 
 from lookonce.datasets.audit.report import to_text
 from lookonce.datasets.images import index_images, inspect_images
@@ -16,30 +17,29 @@ from lookonce.datasets.records import Record
 
 def broken_images(folder: Path) -> dict[str, str]:
     """Files that are no images, and why."""
-    whole = io.BytesIO()
-    Image.effect_noise((200, 200), 90).save(whole, "JPEG")
+    whole = encoded(Image.effect_noise((200, 200), 90), "JPEG")
     (folder / "empty.png").write_bytes(b"")
     (folder / "text.png").write_bytes(b"not an image")
-    (folder / "cut.jpg").write_bytes(whole.getvalue()[: len(whole.getvalue()) // 2])
+    (folder / "cut.jpg").write_bytes(whole[: len(whole) // 2])
     return {"empty.png": "is empty", "text.png": "unknown image format", "cut.jpg": "truncated"}
 
 
 @pytest.mark.parametrize("decode", [False, True])
-def test_broken_images_are_reported_with_reason_and_record(folder, decode, write, look, finding_of):
+def test_broken_images_are_reported_with_reason_and_record(folder, decode, look_at, finding_of):
     reasons = broken_images(folder)
     if not decode:
         del reasons["cut.jpg"]
     rows = [(name, "What is it?", "polyp") for name in ("a.png", "empty.png", "text.png", "cut.jpg")]
-    finding = finding_of(look(write(folder / "train.jsonl", rows), decode=decode), "images-broken")
+    finding = finding_of(look_at(*rows, decode=decode), "images-broken")
     assert {Path(item["image"]).name for item in finding.items} == reasons.keys()
     for item in finding.items:
         assert reasons[Path(item["image"]).name] in item["reason"] and item["place"].startswith("train.jsonl:")
 
 
-def test_images_of_an_odd_size_are_reported(folder, picture, write, look, finding_of):
-    (folder / "flat.png").write_bytes(picture(5, (400, 31)))
+def test_images_of_an_odd_size_are_reported(folder, look_at, finding_of):
+    (folder / "flat.png").write_bytes(png(5, (400, 31)))
     rows = [(name, "What is it?", "polyp") for name in ("a.png", "flat.png")]
-    [item] = finding_of(look(write(folder / "train.jsonl", rows)), "images-odd").items
+    [item] = finding_of(look_at(*rows), "images-odd").items
     assert item["reason"] == "400 x 31 pixels, less than 32 on a side"
 
 
@@ -70,36 +70,36 @@ TRAITS = {
 
 
 @pytest.mark.parametrize("name", TRAITS)
-def test_what_8_bit_rgb_does_not_keep_of_an_image_is_reported(folder, write, look, name):
+def test_what_8_bit_rgb_does_not_keep_of_an_image_is_reported(folder, look_at, name):
     code, level, image, options = TRAITS[name]
     image.save(folder / name, **options)
     rows = [("a.png", "What is it?", "polyp"), (name, "What is it?", "polyp")]
-    findings = [one for one in look(write(folder / "train.jsonl", rows)).findings if one.code.startswith("images-")]
+    findings = [one for one in look_at(*rows).findings if one.code.startswith("images-")]
     assert [(one.code, one.level, one.count) for one in findings] == ([(code, level, 1)] if code else [])
     for one in findings:
         assert one.says.startswith("1 image ") and name in one.examples[0] and "mode " in one.examples[0]
 
 
-def test_sizes_are_those_of_images_as_shown(folder, write, look):
+def test_sizes_are_those_of_images_as_shown(folder, look_at):
     exif = Image.Exif()
     exif[0x0112] = 8
     NOISE.save(folder / "turned.jpg", exif=exif)
-    assert look(write(folder / "train.jsonl", [("turned.jpg", "What is it?", "polyp")])).sizes == {(48, 64): 1}
+    assert look_at(("turned.jpg", "What is it?", "polyp")).sizes == {(48, 64): 1}
 
 
-def test_if_all_images_are_missing_the_report_says_so_once(folder, write, look):
+def test_if_all_images_are_missing_the_report_says_so_once(folder, look_at):
     rows = [(f"images/{number}.png", "What is it?", "polyp") for number in range(50)]
-    text = to_text(look(write(folder / "train.jsonl", rows)))
+    text = to_text(look_at(*rows))
     assert text.count("cannot read image") == 1 and "none of 50 images can be read" in text
     assert "--image-root" in text
 
 
-def test_images_come_in_the_order_in_which_caches_are_planned(folder, picture):
+def test_images_come_in_the_order_in_which_caches_are_planned(folder):
     with tarfile.open(folder / "more.tar", "w") as tar:
         for number in (7, 5, 6):
             member = tarfile.TarInfo(f"{number}.png")
-            member.size = len(picture(number))
-            tar.addfile(member, io.BytesIO(picture(number)))
+            member.size = len(png(number))
+            tar.addfile(member, io.BytesIO(png(number)))
     names = ["copy.png", "more.tar/5.png", "a.png", "gone.png", "more.tar/7.png", "c.png", "more.tar/6.png", "b.png"]
     paths = [folder / name for name in names]
     index = index_images([Record((path,), ()) for path in paths])

@@ -8,11 +8,10 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 from support.html_page import HOSTILE, Page, assert_harmless
+from support.rows import encoded, run, write_lines
 
-from lookonce.cli import main
 from lookonce.datasets.audit.audit import audit
 from lookonce.datasets.audit.corpus import Corpus
 from lookonce.datasets.audit.report import SIDE, Section, draw_contact_sheet, to_page
@@ -29,37 +28,28 @@ def hostile(tmp_path: Path) -> Corpus:
         for number in (1, 2)
         for image in (name, "gone.png")
     ]
-    path = tmp_path / "<i>train.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return Corpus.read([path])
+    return Corpus.read([write_lines(tmp_path / "<i>train.jsonl", *lines)])
 
 
 @pytest.mark.guarantee("No text of a record or of an answer becomes markup.")
-def test_hostile_texts_stay_text(hostile):
-    text = to_page(
-        audit(hostile), [Section(HOSTILE[0], HOSTILE[1], [(HOSTILE, [HOSTILE])])], draw_contact_sheet(hostile)
-    )
-    shown = "".join(assert_harmless(text).text)
-    assert "<script>alert(1)</script>" in shown and "onerror=alert(1)>" in shown
+def test_hostile_texts_stay_text_and_the_page_needs_no_network(hostile):
+    sections = [Section(HOSTILE[0], HOSTILE[1], [(HOSTILE, [HOSTILE])])]
+    page = assert_harmless(to_page(audit(hostile), sections, draw_contact_sheet(hostile)))
+    shown = "".join(page.text)
+    assert "<script>alert(1)</script>" in shown and "onerror=alert(1)>" in shown and page.urls()
 
 
 def test_hostile_texts_are_valid_json_and_harmless_in_a_terminal(hostile):
     for words in ([], ["--json"]):
-        result = CliRunner().invoke(main, ["data", "audit", str(hostile.files[0].path), *words])
+        result = run("data", "audit", hostile.files[0].path, *words)
         assert result.exit_code == 0 and "\x1b" not in result.stdout and "\x00" not in result.stdout
     assert json.loads(result.stdout)["num_questions"] == 16
 
 
-def test_the_page_needs_no_network(hostile):
-    assert assert_harmless(to_page(audit(hostile), [], draw_contact_sheet(hostile))).urls()
-
-
-def test_the_contact_sheet_depends_on_its_seed_and_shows_small_images(sample: Path):
+def test_the_contact_sheet_depends_on_its_seed_and_shows_small_images(sample):
     corpus = Corpus.read([sample / "train.jsonl", sample / "val.jsonl"])
-    sheet = draw_contact_sheet(corpus, seed=1, num_images=12)
-    assert (
-        sheet == draw_contact_sheet(corpus, seed=1, num_images=12) != draw_contact_sheet(corpus, seed=2, num_images=12)
-    )
+    sheet, again, other = (draw_contact_sheet(corpus, seed=seed, num_images=12) for seed in (1, 1, 2))
+    assert sheet == again != other
     assert len({one.name for one in sheet}) == 12
     asked = {
         (file.name, record.images[0].name, turn.question, turn.answer)
@@ -75,23 +65,19 @@ def test_the_contact_sheet_depends_on_its_seed_and_shows_small_images(sample: Pa
             assert max(image.size) <= SIDE and image.format == "JPEG"
 
 
-def test_an_image_that_cannot_be_decoded_is_not_on_the_contact_sheet(tmp_path):
-    whole = io.BytesIO()
-    Image.effect_noise((200, 200), 90).save(whole, "JPEG")
-    (tmp_path / "cut.jpg").write_bytes(whole.getvalue()[:2000])
-    (tmp_path / "whole.jpg").write_bytes(whole.getvalue())
-    lines = [{"image_filename": f"{name}.jpg", "question": "Is it?", "answer": "yes"} for name in ("cut", "whole")]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert [one.name for one in draw_contact_sheet(Corpus.read([tmp_path / "train.jsonl"]))] == ["whole.jpg"]
+def test_an_image_that_cannot_be_decoded_is_not_on_the_contact_sheet(folder, write):
+    whole = encoded(Image.effect_noise((200, 200), 90), "JPEG")
+    (folder / "cut.jpg").write_bytes(whole[:2000])
+    (folder / "whole.jpg").write_bytes(whole)
+    corpus = Corpus.read([write(*((f"{name}.jpg", "Is it?", "yes") for name in ("cut", "whole")))])
+    assert [one.name for one in draw_contact_sheet(corpus)] == ["whole.jpg"]
 
 
-def run(*words: object):
-    return CliRunner().invoke(main, ["data", "audit", *map(str, words)])
-
-
-def test_the_command_writes_both_page_and_json(sample: Path, tmp_path: Path):
+def test_the_command_writes_both_page_and_json(sample, tmp_path):
     splits = [sample / f"{split}.jsonl" for split in ("train", "val", "test")]
-    result = run(*splits, "--html", tmp_path / "new" / "a.html", "--tokenizer", sample / "model", "--json")
+    result = run(
+        "data", "audit", *splits, "--html", tmp_path / "new" / "a.html", "--tokenizer", sample / "model", "--json"
+    )
     value = json.loads(result.stdout)
     assert result.exit_code == 0 and value["num_images"] == 64 and len(value["tokens"]["files"]) == 3
     page = Page((tmp_path / "new" / "a.html").read_text())
@@ -101,18 +87,14 @@ def test_the_command_writes_both_page_and_json(sample: Path, tmp_path: Path):
     assert len(page.urls()) == 48
 
 
-@pytest.mark.parametrize(("strict", "code"), [((), 0), (("--strict",), 1)])
-def test_only_strict_exits_1_for_errors(tmp_path, strict, code):
-    line = {"image_filename": "gone.jpg", "question": "Is there text?", "answer": "yes"}
-    (tmp_path / "train.jsonl").write_text(json.dumps(line))
-    result = run(tmp_path / "train.jsonl", *strict)
-    assert result.exit_code == code and "1 error." in result.stdout
+def test_only_strict_exits_1_and_only_for_errors(sample, write):
+    path = write(("gone.jpg", "Is there text?", "yes"))
+    for words, code in (((), 0), (("--strict",), 1)):
+        result = run("data", "audit", path, *words)
+        assert result.exit_code == code and "1 error." in result.stdout
+    assert run("data", "audit", sample / "train.jsonl", "--strict").exit_code == 0
 
 
-def test_strict_exits_0_without_errors(sample: Path):
-    assert run(sample / "train.jsonl", "--strict").exit_code == 0
-
-
-def test_token_options_need_a_tokenizer(sample: Path):
-    result = run(sample / "train.jsonl", "--max-pixels", 400)
+def test_token_options_need_a_tokenizer(sample):
+    result = run("data", "audit", sample / "train.jsonl", "--max-pixels", 400)
     assert result.exit_code == 2 and "--tokenizer" in result.stderr

@@ -7,32 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
-from PIL import Image
+from support.rows import alternating, parts, png, run, write_lines
 
-from lookonce.cli import main
 from lookonce.datasets.records import read_records
 from lookonce.errors import RecordsError
 from lookonce.families.family import CONTROL_TOKENS
 
-USER, ANSWER = {"role": "user", "content": "Is there text?"}, {"role": "assistant", "content": "yes"}
 HUMAN, GPT = {"from": "human", "value": "<image>\nIs there text?"}, {"from": "gpt", "value": "yes"}
-
-
-def write(folder: Path, row: dict[str, Any]) -> Path:
-    path = folder / "train.jsonl"
-    path.write_text(json.dumps(row) + "\n", encoding="utf-8")
-    return path
-
-
-def alternating(*contents: Any) -> list[dict[str, Any]]:
-    """Alternating messages of user and assistant."""
-    return [{"role": ("user", "assistant")[n % 2], "content": content} for n, content in enumerate(contents)]
-
-
-def parts(*contents: str | None) -> list[dict[str, str]]:
-    """Text parts, and an image part for each None."""
-    return [{"type": "image", "path": "a.jpg"} if c is None else {"type": "text", "text": c} for c in contents]
 
 
 def llava(question: Any = HUMAN["value"], *more: Any, **values: Any) -> dict[str, Any]:
@@ -43,152 +24,101 @@ def in_parts(image: dict[str, Any]) -> dict[str, Any]:
     return {"messages": alternating([image, *parts("Q")], "A")}
 
 
+def said(first: Any, *more: Any, **values: Any) -> dict[str, Any]:
+    return {"image": "a.jpg", "conversations": [first, *more]} | values
+
+
+def messages(*contents: Any, **values: Any) -> dict[str, Any]:
+    return {"messages": alternating(*contents)} | values
+
+
+A, USUAL, LATER = ["a.jpg"], alternating("Is there text?", "yes"), HUMAN | {"value": "<image>And this?"}
+CALL, BARD, SYSTEM = ({"from": speaker, "value": "A"} for speaker in ("function_call", "bard", "system"))
+NEEDS_TEXT, NO_SIZE = (
+    "must be text that is not empty, got",
+    "`, which would be lost, since all images of a run have the same",
+)
+SIZED: dict[str, dict[str, Any]] = {
+    "min_pixels of Qwen's part": in_parts({"type": "image", "image": "a.jpg", "min_pixels": 9}),
+    "resized_height of Qwen's part": in_parts({"type": "image", "image": "a", "resized_height": 9}),
+    "max_pixels of a part's object": in_parts({"type": "image", "image": {"path": "a", "max_pixels": 9}}),
+    "max_pixels of OpenAI's part": in_parts({"type": "image_url", "image_url": "a", "max_pixels": 9}),
+    "max_pixels of OpenAI's URL": in_parts({"type": "image_url", "image_url": {"url": "a", "max_pixels": 9}}),
+    "max_pixels of a message": {"messages": [USUAL[0] | {"max_pixels": 9}, USUAL[1]], "images": A},
+    "min_pixels under images": {"messages": USUAL, "images": [{"path": "a", "min_pixels": 9}]},
+    "max_pixels beside messages": {"messages": USUAL, "images": A, "max_pixels": 9},
+    "max_pixels of a flat record": {"image": "a", "question": "Q", "answer": "A", "max_pixels": 9},
+    "max_pixels in a flat record": {"image": {"path": "a", "max_pixels": 9}, "question": "Q", "answer": "A"},
+    "resized_width in LLaVA's": llava(image={"path": "a", "resized_width": 9}),
+}
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "tag in the middle": (llava("Is <image> a polyp?"), "<image> in the middle of the first question; lookonce shows"),
     "tag in a later turn": (
-        llava(HUMAN["value"], HUMAN | {"value": "<image>And this?"}, GPT, image=["a.jpg", "b.jpg"]),
+        llava(HUMAN["value"], LATER, GPT, image=["a.jpg", "b.jpg"]),
         "<image> in message 3, of the user; lookonce shows images before the first question; move it there",
     ),
-    "tag in an answer": (
-        llava("Q", {"from": "human", "value": "A"}, GPT | {"value": "<image>"}),
-        "in message 4, of the a",
-    ),
-    "tag in the system text": (
-        {"conversations": [{"from": "system", "value": "<image>"}, HUMAN, GPT], "image": "a.jpg"},
-        "<image> in message 1, of the system",
-    ),
+    "tag in an answer": (llava("Q", HUMAN | {"value": "A"}, GPT | {"value": "<image>"}), "in message 4, of the a"),
+    "tag in the system text": (said(SYSTEM | {"value": "<image>"}, HUMAN, GPT), "<image> in message 1, of the system"),
     "fewer tags": (llava(image=["a.jpg", "b.jpg"]), "1 <image> tag and 2 images; expected one tag for each image"),
-    "a tag and no image": (
-        llava(image=None),
-        "1 <image> tag and 0 images; expected one tag for each image, or",
-    ),
-    "nothing but a tag": (llava("<image>\n"), "`question` must be text that is not empty, got ''"),
+    "a tag and no image": (llava(image=None), "1 <image> tag and 0 images; expected one tag for each image, or"),
+    "nothing but a tag": (llava("<image>\n"), f"`question` {NEEDS_TEXT} ''"),
     "two images keys": (llava(images=["b.jpg"]), "both `image` and `images` have a value; expected one of"),
     "two questions": (llava("Q", HUMAN | {"value": "R"}), "the last question has no answer"),
-    "question after question": (
-        {"conversations": [HUMAN, HUMAN, GPT], "image": "a.jpg"},
-        "<image> in message 2, of the user",
-    ),
+    "question after question": (said(HUMAN, HUMAN, GPT), "<image> in message 2, of the user"),
     "answer after answer": (llava("Q", GPT), "message 3 has the role assistant; expected a question of the user"),
     "answer first": ({"conversations": [GPT]}, "message 1 has the role assistant; expected a question of the user"),
-    "no answer": ({"conversations": [HUMAN], "image": "a.jpg"}, "the last question has no answer; training needs one"),
+    "no answer": (said(HUMAN), "the last question has no answer; training needs one"),
     "no messages": ({"conversations": []}, "it has no messages; expected at least one question and answer"),
-    "tool call": (
-        llava("Q", {"from": "function_call", "value": "{}"}),
-        "'function_call'; tool calls are not supported",
-    ),
-    "unknown speaker": (
-        llava("Q", {"from": "bard", "value": "A"}),
-        "message 3 has the role 'bard'; expected one of system, user",
-    ),
-    "system in between": (
-        llava("Q", {"from": "system", "value": "A"}),
-        "message 3 is a system text; expected it first",
-    ),
-    "two system texts": (
-        {"conversations": [{"from": "system", "value": "A"}, HUMAN, GPT], "image": "a.jpg", "system": "B"},
-        "two system texts",
-    ),
+    "tool call": (llava("Q", CALL), "'function_call'; tool calls are not supported"),
+    "unknown speaker": (llava("Q", BARD), "message 3 has the role 'bard'; expected one of system, user"),
+    "system in between": (llava("Q", SYSTEM), "message 3 is a system text; expected it first"),
+    "two system texts": (said(SYSTEM, HUMAN, GPT, system="B"), "two system texts"),
     "a weight that would be lost": (
-        {"messages": [USER, ANSWER | {"weight": 0.5}]},
+        {"messages": [USUAL[0], USUAL[1] | {"weight": 0.5}]},
         "message 2 has `weight`, which would be lost; expected ['role', 'content']",
     ),
-    "a message without loss": ({"messages": [USER, ANSWER | {"loss": False}]}, "message 2 has `loss`"),
-    "tools": ({"messages": [USER, ANSWER], "tools": [{}]}, "it has `tools`; tool calls are not supported"),
+    "a message without loss": ({"messages": [USUAL[0], USUAL[1] | {"loss": False}]}, "message 2 has `loss`"),
+    "tools": ({"messages": USUAL, "tools": [{}]}, "it has `tools`; tool calls are not supported"),
     "video": (llava(video="a.mp4"), "it has `video`; videos are not supported"),
-    "boxes": ({"messages": [USER, ANSWER], "objects": {"bbox": [[1]]}}, "it has `objects`"),
-    "image part in the middle": (
-        {"messages": alternating(parts("Is", None, "a polyp?"), "yes")},
-        "an image in the middle of message 1",
-    ),
-    "image part in a later turn": (
-        {"messages": alternating(parts("Q"), "A", parts(None, "Q"), "A")},
-        "an image in message 3, of the user",
-    ),
-    "image part in an answer": (
-        {"messages": alternating(parts("Q"), parts(None, "A"))},
-        "an image in message 2, of the assist",
-    ),
+    "boxes": ({"messages": USUAL, "objects": {"bbox": [[1]]}}, "it has `objects`"),
+    "image part in the middle": (messages(parts("Is", None, "a polyp?"), "yes"), "an image in the middle of message 1"),
+    "image part later": (messages(parts("Q"), "A", parts(None, "Q"), "A"), "an image in message 3, of the user"),
+    "image part in an answer": (messages(parts("Q"), parts(None, "A")), "an image in message 2, of the assist"),
     "image part without a reference": (
-        {"messages": alternating([{"type": "image"}], "A")},
+        messages([{"type": "image"}], "A"),
         "1 image parts have no reference of their own, and `images` has 0",
     ),
-    "images without a part": (
-        {"messages": alternating(parts(None, "Q"), "A"), "images": ["b.jpg"]},
-        "0 image parts have no reference",
-    ),
+    "images without a part": (messages(parts(None, "Q"), "A", images=["b.jpg"]), "0 image parts have no reference"),
     "wrong index": (
-        {"messages": alternating([{"type": "image", "index": 1}, *parts("Q")], "A"), "images": ["a.jpg"]},
+        messages([{"type": "image", "index": 1}, *parts("Q")], "A", images=A),
         "image part 0 has the index 1; expected them in order",
     ),
     "audio part": (
-        {"messages": alternating([{"type": "audio", "path": "a"}], "A")},
+        messages([{"type": "audio", "path": "a"}], "A"),
         "has a part that is an object with ['path', 'type'], of type 'audio'; expected one of type text",
     ),
     "image part with a size": (
-        {"messages": alternating([{"type": "image", "path": "a.jpg", "max_pixels": 9}, *parts("Q")], "A")},
+        in_parts({"type": "image", "path": "a.jpg", "max_pixels": 9}),
         "message 1 has a part with `max_pixels`, which would be lost",
     ),
-    **{
-        f"the size of one image, {name}": (
-            row,
-            f"`{key}`, which would be lost, since all images of a run have the same",
-        )
-        for name, key, row in (
-            ("of Qwen's part", "min_pixels", in_parts({"type": "image", "image": "a.jpg", "min_pixels": 9})),
-            (
-                "of Qwen's part as height",
-                "resized_height",
-                in_parts({"type": "image", "image": "a", "resized_height": 9}),
-            ),
-            ("of a part's object", "max_pixels", in_parts({"type": "image", "image": {"path": "a", "max_pixels": 9}})),
-            ("of OpenAI's part", "max_pixels", in_parts({"type": "image_url", "image_url": "a", "max_pixels": 9})),
-            (
-                "of OpenAI's URL",
-                "max_pixels",
-                in_parts({"type": "image_url", "image_url": {"url": "a", "max_pixels": 9}}),
-            ),
-            ("of a message", "max_pixels", {"messages": [USER | {"max_pixels": 9}, ANSWER], "images": ["a.jpg"]}),
-            ("under images", "min_pixels", {"messages": [USER, ANSWER], "images": [{"path": "a", "min_pixels": 9}]}),
-            ("beside messages", "max_pixels", {"messages": [USER, ANSWER], "images": ["a.jpg"], "max_pixels": 9}),
-            ("of a flat record", "max_pixels", {"image": "a", "question": "Q", "answer": "A", "max_pixels": 9}),
-            (
-                "in a flat record",
-                "max_pixels",
-                {"image": {"path": "a", "max_pixels": 9}, "question": "Q", "answer": "A"},
-            ),
-            ("in LLaVA's", "resized_width", llava(image={"path": "a", "resized_width": 9})),
-        )
-    },
-    "content of a wrong type": (
-        {"messages": [USER | {"content": 3}, ANSWER]},
-        "`question` must be text that is not empty, got 3",
-    ),
+    **{name: (row, f"`{name.partition(' ')[0]}{NO_SIZE}") for name, row in SIZED.items()},
+    "content of a wrong type": ({"messages": [USUAL[0] | {"content": 3}, USUAL[1]]}, f"`question` {NEEDS_TEXT} 3"),
     "message of a wrong type": ({"messages": ["Q"]}, "message 1 must be an object with ['role', 'content'], got 'Q'"),
     "messages of a wrong type": ({"messages": "Q"}, "`messages` must be a list, got 'Q'"),
-    "instruction empty": ({"instruction": "", "output": "A"}, "`instruction` must be text that is not empty, got ''"),
-    "history of a wrong type": (
-        {"instruction": "Q", "output": "A", "history": [["Q"]]},
-        "`history` must be pairs of a ques",
-    ),
+    "instruction empty": ({"instruction": "", "output": "A"}, f"`instruction` {NEEDS_TEXT} ''"),
+    "history": ({"instruction": "Q", "output": "A", "history": [["Q"]]}, "`history` must be pairs of a ques"),
     "http": (
         llava(image="https://example.org/a.jpg"),
         "is not on this machine; download it and use its path: a training",
     ),
     "bucket": (llava(image="s3://frames/a.jpg"), "is not on this machine; download it and use its path"),
     "another machine": (llava(image="file://there/a.jpg"), "names another machine; expected file:///path/to/a.jpg"),
+    "half a machine": (llava(image="file://[there/a.jpg"), "names another machine; expected file:///path/to/a.jpg"),
     "data URL": (llava(image="data:image/png;base64,AAAA"), "extract them with: lookonce data convert"),
     "bytes": (llava(image={"bytes": "AAAA"}), "the image is embedded in the record"),
     "base64": (llava(image="iVBORw0KGgo" + "A" * 89), "the image is embedded in the record"),
     "data URL cut short": (llava(image="data:image/png;base64"), "is not a complete data: URL; it has no comma"),
-    "another machine, half named": (
-        llava(image="file://[there/a.jpg"),
-        "names another machine; expected file:///path/to/a.jpg",
-    ),
-    "image of a wrong type": (
-        llava(image={"name": "a.jpg"}),
-        "an image must have `bytes` or `path`, got an object with ['n",
-    ),
+    "image of a wrong type": (llava(image={"name": "a"}), "must have `bytes` or `path`, got an object with ['n"),
     "half a character": (llava("<image>\ud800?"), "`question` holds half a character (a lone surrogate)"),
     "image by an id": (
         {"img_id": "a", "question": "Q", "answer": "A"},
@@ -198,10 +128,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("row", "expected"), BAD.values(), ids=BAD.keys())
-def test_what_would_be_lost_or_misread_is_refused_with_file_line_and_reason(
-    tmp_path: Path, row: dict[str, Any], expected: str
-) -> None:
-    path = write(tmp_path, row)
+def test_what_would_be_lost_or_misread_is_refused_with_file_line_and_reason(tmp_path, row, expected):
+    path = write_lines(tmp_path / "train.jsonl", row)
     with pytest.raises(RecordsError) as refusal:
         read_records(path)
     message = str(refusal.value)
@@ -212,7 +140,7 @@ def test_what_would_be_lost_or_misread_is_refused_with_file_line_and_reason(
 HALF = "holds half a character (a lone surrogate)"
 FLAT = {"image": "a.jpg", "question": "Q", "answer": "A"}
 ONE = {"images": [], "turns": [{"question": "Q", "answer": "A"}]}
-CHAT = {"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]}
+CHAT = messages("Q", "A")
 
 
 def deep(depth: int) -> Any:
@@ -235,44 +163,46 @@ UNUSABLE: dict[str, tuple[dict[str, Any], str]] = {
     "deeper metadata": (CHAT | {"a": deep(900)}, "nested more than 50 deep"),
 }  # fmt: skip
 for token in CONTROL_TOKENS:
+    says = f"`question` contains {token}, a special token of the model"
     UNUSABLE[f"{token} in a question"] = (
-        CHAT | {"messages": [CHAT["messages"][0] | {"content": f"Is {token} it?"}, CHAT["messages"][1]]},
-        "the image mark" if token == "<|image_pad|>" else f"`question` contains {token}, a special token of the model",
+        messages(f"Is {token} it?", "A"),
+        "the image mark" if token == "<|image_pad|>" else says,
     )
-UNUSABLE["token in an answer"] = (
-    {"image": "a.jpg", "question": "Q", "answer": "no<|im_end|>"},
-    "`answer` contains <|im_end|>, a special token of the model, got 'no<|im_end|>'; remove it",
-)
-UNUSABLE["token in a system text"] = (ONE | {"system": "<|im_start|>"}, "`system` contains <|im_start|>")
-UNUSABLE["token in a reference"] = (
-    ONE | {"metadata": {"references": ["A", "<|im_end|>"]}},
-    "`references` contains <|im_end|>",
-)
+UNUSABLE |= {
+    "token in an answer": (
+        FLAT | {"answer": "no<|im_end|>"},
+        "`answer` contains <|im_end|>, a special token of the model, got 'no<|im_end|>'; remove it",
+    ),
+    "token in a system text": (ONE | {"system": "<|im_start|>"}, "`system` contains <|im_start|>"),
+    "token in a reference": (
+        ONE | {"metadata": {"references": ["A", "<|im_end|>"]}},
+        "`references` contains <|im_end|>",
+    ),
+}
 
 
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    return lambda *words: CliRunner().invoke(main, words)
 
 
 @pytest.mark.parametrize(("row", "says"), UNUSABLE.values(), ids=UNUSABLE.keys())
-def test_a_bad_record_is_refused_by_every_command_that_reads_records(run, tmp_path, sample, row, says):
-    (tmp_path / "r.jsonl").write_text(f"{json.dumps(CHAT if 'messages' in row else ONE)}\n{json.dumps(row)}\n")
-    (tmp_path / "run.yaml").write_text(f"model: {{path: {sample}/model}}\ndata: {{train: r.jsonl}}\noutput: out\n")
-
-    def told(result: Result) -> None:
+def test_a_bad_record_is_refused_by_every_command_that_reads_records(sample, row, says):
+    write_lines(Path("r.jsonl"), CHAT if "messages" in row else ONE, row)
+    Path("run.yaml").write_text(f"model: {{path: {sample}/model}}\ndata: {{train: r.jsonl}}\noutput: out\n")
+    for words in (
+        ("data", "convert", "r.jsonl", "o.jsonl"),
+        ("data", "tar", "r.jsonl", "t"),
+        ("check", "run.yaml", "--json"),
+    ):
+        result = run(*words)
         assert result.exit_code == 1 and "unexpected" not in result.output, result.output
         assert says in result.output and "r.jsonl:2" in result.output
-
-    told(run("data", "convert", "r.jsonl", "out.jsonl"))
-    told(run("data", "tar", "r.jsonl", "tars"))
-    told(run("check", "run.yaml", "--json"))
-    audit = run("data", "audit", "r.jsonl", "--json")
-    found = {one["code"]: one for one in json.loads(audit.stdout)["findings"]}
-    assert found["malformed"]["items"][0]["places"] == ["r.jsonl:2"]
+    audit = json.loads(run("data", "audit", "r.jsonl", "--json").stdout)
+    [malformed] = [one for one in audit["findings"] if one["code"] == "malformed"]
+    assert malformed["items"][0]["places"] == ["r.jsonl:2"]
     cleaned = run("data", "clean", "r.jsonl", "clean.jsonl")
-    assert cleaned.exit_code == 0 and len((tmp_path / "clean.jsonl").read_text().splitlines()) == 1
+    assert cleaned.exit_code == 0 and len(Path("clean.jsonl").read_text().splitlines()) == 1
 
 
 UNUSUAL = {
@@ -285,13 +215,13 @@ UNUSUAL = {
 }
 
 
-def test_unusual_metadata_passes_every_command(run, tmp_path):
-    row = ONE | {"metadata": UNUSUAL | {"category": float("nan"), "stage": 10**400, "source": deep(30)}}
-    (tmp_path / "r.jsonl").write_text(json.dumps(row) + "\n")
+def test_unusual_metadata_passes_every_command():
+    metadata = UNUSUAL | {"category": float("nan"), "stage": 10**400, "source": deep(30)}
+    write_lines(Path("r.jsonl"), ONE | {"metadata": metadata})
     for words in (("convert", "r.jsonl", "out.jsonl"), ("clean", "r.jsonl", "clean.jsonl"), ("audit", "r.jsonl")):
         result = run("data", *words)
         assert result.exit_code == 0, result.output
-    assert json.loads((tmp_path / "out.jsonl").read_text())["metadata"]["deep"] == deep(40)
+    assert json.loads(Path("out.jsonl").read_text())["metadata"]["deep"] == deep(40)
 
 
 @pytest.mark.parametrize(
@@ -304,19 +234,17 @@ def test_unusual_metadata_passes_every_command(run, tmp_path):
     ],
     ids=repr,
 )
-def test_prepare_refuses_what_no_training_could_use(run, tmp_path, values, says):
-    Image.new("RGB", (40, 40)).save(tmp_path / "a.jpg")
-    (tmp_path / "my.yaml").write_text("name: my\ncolumns: {metadata: {note: note}}\n")
-    (tmp_path / "rows.jsonl").write_text(json.dumps(FLAT | values))
+def test_prepare_refuses_what_no_training_could_use(values, says):
+    Path("a.jpg").write_bytes(png())
+    Path("my.yaml").write_text("name: my\ncolumns: {metadata: {note: note}}\n")
+    write_lines(Path("rows.jsonl"), FLAT | values)
     result = run("data", "prepare", "my.yaml", "out", "--source", "rows.jsonl")
     assert result.exit_code == 1 and says in result.output and "rows.jsonl:1" in result.output, result.output
 
 
-def test_the_special_tokens_of_the_published_tokenizer_are_refused_and_its_other_added_tokens_are_text(
-    run, real_processor
-):
+def test_special_tokens_of_the_published_tokenizer_are_refused_and_its_other_added_tokens_are_text(real_processor):
     added = json.loads((real_processor / "tokenizer_config.json").read_text())["added_tokens_decoder"].values()
     assert {token["content"] for token in added if token["special"]} <= {*CONTROL_TOKENS}
     assert not {token["content"] for token in added if not token["special"]} & {*CONTROL_TOKENS}
-    Path("r.jsonl").write_text(json.dumps(FLAT | {"answer": "<think>It is red.</think>yes"}))
+    write_lines(Path("r.jsonl"), FLAT | {"answer": "<think>It is red.</think>yes"})
     assert run("data", "convert", "r.jsonl", "o.jsonl").exit_code == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -22,30 +21,7 @@ from lookonce.errors import RecordsError, UsageError
 READ_BACK_THE_SAME = pytest.mark.guarantee(
     "What is written in a record format is recognised as that format and read back the same, or is refused."
 )
-
-AWKWARD = st.sampled_from(
-    [
-        " ",
-        "\n",
-        "\r\n",
-        "\r",
-        "\t",
-        ",",
-        ";",
-        '"',
-        "'",
-        "\\",
-        "\u2028",
-        "\x85",
-        "\x0c",
-        "\0",
-        "é",
-        "🩺",
-        "<",
-        "image>",
-        "[]",
-    ]
-)
+AWKWARD = st.sampled_from([*" \n\r\t,;\"'\\\u2028\x85\x0c\0é🩺<", "\r\n", "image>", "[]"])
 TEXT = st.lists(AWKWARD | st.text(CHARACTERS, max_size=4), min_size=1, max_size=4).map("".join).filter(str.strip)
 NAME = st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), min_size=1, max_size=12
@@ -103,11 +79,7 @@ HELD: dict[str, tuple[st.SearchStrategy[list[Record]], list[tuple[FormatName, st
 
 @READ_BACK_THE_SAME
 @pytest.mark.parametrize(("held", "formats"), HELD.values(), ids=HELD.keys())
-def test_records_are_recognised_and_read_back_as_written(
-    tmp_path_factory: pytest.TempPathFactory,
-    held: st.SearchStrategy[list[Record]],
-    formats: list[tuple[FormatName, str]],
-) -> None:
+def test_records_are_recognised_and_read_back_as_written(tmp_path_factory, held, formats):
     folder = tmp_path_factory.mktemp("round-trip")
 
     @settings(max_examples=10)
@@ -138,9 +110,7 @@ def is_same(found: Record, expected: Record) -> bool:
     format=st.sampled_from(FORMAT_NAMES),
     suffix=st.sampled_from([".jsonl", ".json", ".csv", ".parquet"]),
 )
-def test_no_record_is_changed_silently(
-    tmp_path_factory: pytest.TempPathFactory, records: list[Record], keys: list[str], format: FormatName, suffix: str
-) -> None:
+def test_no_record_is_changed_silently(tmp_path_factory, records, keys, format, suffix):
     folder = tmp_path_factory.getbasetemp() / "any"
     folder.mkdir(exist_ok=True)
     path = folder / f"train{suffix}"
@@ -166,67 +136,37 @@ def test_no_record_is_changed_silently(
 
 
 ONE = Record((Path("/data/a.jpg"),), (Turn("Q", "A"),))
+TWICE, ONE_QUESTION = replace(ONE, turns=ONE.turns * 2), "it holds one question a record, and this one has 2"
+TWO, ONE_IMAGE = replace(ONE, images=ONE.images * 2), "it holds one image a record, and this one has"
+
+
+def answered(text: str) -> Record:
+    return replace(ONE, turns=(Turn("Q", text),))
+
+
+def noted(**metadata: Any) -> Record:
+    return replace(ONE, metadata=metadata)
+
+
 NOT_HELD: dict[str, tuple[Record, FormatName, str, str]] = {
-    "turns in flat": (replace(ONE, turns=ONE.turns * 2), "flat", ".jsonl", "it holds one question a record, and this"),
-    "turns in CSV": (
-        replace(ONE, turns=ONE.turns * 2),
-        "flat",
-        ".csv",
-        "it holds one question a record, and this one has 2",
-    ),
-    "images in flat": (
-        replace(ONE, images=ONE.images * 2),
-        "flat",
-        ".csv",
-        "it holds one image a record, and this one h",
-    ),
-    "no image in flat": (replace(ONE, images=()), "flat", ".csv", "it holds one image a record, and this one has 0"),
+    "turns in flat": (TWICE, "flat", ".jsonl", ONE_QUESTION),
+    "turns in CSV": (TWICE, "flat", ".csv", ONE_QUESTION),
+    "images in flat": (TWO, "flat", ".csv", f"{ONE_IMAGE} 2"),
+    "no image in flat": (replace(ONE, images=()), "flat", ".csv", f"{ONE_IMAGE} 0"),
     "system in flat": (replace(ONE, system="S"), "flat", ".jsonl", "it cannot hold a system text"),
-    "a word like a tag": (
-        replace(ONE, turns=(Turn("Q", "<image>"),)),
-        "llava",
-        ".json",
-        "<image> in message 2, of the",
-    ),
-    "metadata with a key of the format": (
-        replace(ONE, metadata={"images": 1}),
-        "sharegpt",
-        ".json",
-        "its metadata would be read back as {}",
-    ),
-    "metadata with a key of another format": (
-        replace(ONE, metadata={"turns": 1}),
-        "llava",
-        ".json",
-        "it would be read as the format canonical",
-    ),
-    "metadata with meaning": (
-        replace(ONE, metadata={"tools": 1}),
-        "messages",
-        ".json",
-        "it has `tools`; tool calls",
-    ),
-    "metadata that is not JSON": (replace(ONE, metadata={"a": {1}}), "llava", ".json", "cannot be written as JSON"),
-    "half a character": (
-        replace(ONE, turns=(Turn("Q", "\ud800"),)),
-        "llava",
-        ".json",
-        "cannot be written as JSON in",
-    ),
-    "no answer": (
-        replace(ONE, turns=(Turn("Q", ""),)),
-        "canonical",
-        ".jsonl",
-        "`answer` must be text that is not empty",
-    ),
+    "a word like a tag": (answered("<image>"), "llava", ".json", "<image> in message 2, of the"),
+    "a key of the format": (noted(images=1), "sharegpt", ".json", "its metadata would be read back as {}"),
+    "a key of another format": (noted(turns=1), "llava", ".json", "it would be read as the format canonical"),
+    "metadata with meaning": (noted(tools=1), "messages", ".json", "it has `tools`; tool calls"),
+    "metadata that is not JSON": (noted(a={1}), "llava", ".json", "cannot be written as JSON"),
+    "half a character": (answered("\ud800"), "llava", ".json", "cannot be written as JSON in"),
+    "no answer": (answered(""), "canonical", ".jsonl", "`answer` must be text that is not empty"),
 }
 
 
 @READ_BACK_THE_SAME
 @pytest.mark.parametrize(("record", "format", "suffix", "expected"), NOT_HELD.values(), ids=NOT_HELD.keys())
-def test_a_record_that_a_format_cannot_hold_is_refused_and_named(
-    tmp_path: Path, record: Record, format: FormatName, suffix: str, expected: str
-) -> None:
+def test_a_record_that_a_format_cannot_hold_is_refused_and_named(tmp_path, record, format, suffix, expected):
     path = tmp_path / f"out{suffix}"
     path.write_text("before")
     with pytest.raises(RecordsError) as refusal:
@@ -235,7 +175,7 @@ def test_a_record_that_a_format_cannot_hold_is_refused_and_named(
     assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
 
 
-def test_values_of_different_types_cannot_be_a_parquet_column(tmp_path: Path) -> None:
+def test_values_of_different_types_cannot_be_a_parquet_column(tmp_path):
     records = [replace(ONE, metadata={"a": value}) for value in (1, "x")]
     for wrong in (records, [replace(ONE, metadata={"a": {}})]):
         with pytest.raises(RecordsError, match="under `a` have different types, .*; write JSONL, or canonical records"):
@@ -244,24 +184,21 @@ def test_values_of_different_types_cannot_be_a_parquet_column(tmp_path: Path) ->
     assert [record.metadata["a"] for record in read_records(tmp_path / "out.parquet")] == [1, "x"]
 
 
-def test_nan_is_written_and_read_back(tmp_path: Path) -> None:
-    write_records(tmp_path / "out.jsonl", [replace(ONE, metadata={"a": math.nan})], absolute=True)
+def test_nan_is_written_and_read_back(tmp_path):
+    write_records(tmp_path / "out.jsonl", [noted(a=math.nan)], absolute=True)
     assert math.isnan(read_records(tmp_path / "out.jsonl")[0].metadata["a"])
 
 
-def test_csv_holds_other_values_as_json_and_leaves_empty_ones_out(tmp_path: Path) -> None:
+def test_csv_holds_other_values_as_json_and_leaves_empty_ones_out_and_only_the_flat_format(tmp_path):
     values = {"stage": 1, "references": ["a", "b"], "empty": "", "null": None, "yes": True}
-    write_records(tmp_path / "out.csv", [replace(ONE, metadata=values)], absolute=True)
+    write_records(tmp_path / "out.csv", [noted(**values)], absolute=True)
     [record] = read_records(tmp_path / "out.csv")
     assert record.metadata == {"stage": "1", "references": '["a", "b"]', "yes": "true"}
-
-
-def test_csv_holds_only_the_flat_format(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="CSV holds flat records, not the format llava; write JSONL or parquet"):
         write_records(tmp_path / "out.csv", [ONE], format="llava")
 
 
-def test_image_tags_are_written_as_llava_itself_does(tmp_path: Path) -> None:
+def test_image_tags_are_written_as_llava_itself_does(tmp_path):
     """https://github.com/haotian-liu/LLaVA/blob/main/llava/train/train.py, preprocess_multimodal"""
     write_records(tmp_path / "out.json", [ONE], format="llava", absolute=True)
     [row] = json.loads((tmp_path / "out.json").read_text())
@@ -270,7 +207,7 @@ def test_image_tags_are_written_as_llava_itself_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [lambda path: path.as_uri(), str], ids=["URL", "path"])
-def test_openai_format_writes_urls_and_reads_paths_too(tmp_path: Path, write: Callable[[Path], str]) -> None:
+def test_openai_format_writes_urls_and_reads_paths_too(tmp_path, write):
     image = tmp_path / "a b.jpg"
     write_records(tmp_path / "out.jsonl", [replace(ONE, images=(image,))], format="openai")
     text = (tmp_path / "out.jsonl").read_text()

@@ -5,18 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.rows import files_in
 
 from lookonce.claim_file import FolderClaim
 from lookonce.datasets.prepare import run, sources
 from lookonce.datasets.prepare.run import WORK, Options, prepare
 from lookonce.errors import UsageError
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-# Interruptions.
 
 
 class PowerCut(BaseException):
@@ -25,19 +19,18 @@ class PowerCut(BaseException):
 
 def finished(folder: Path) -> dict[str, bytes]:
     assert not (folder / WORK).exists() and not list(folder.rglob("*.tmp-*"))
-    return content(folder)
-
-
-@pytest.fixture(scope="module")
-def source(write_source, tmp_path_factory) -> Path:
-    """One for all tests, which must not change it."""
-    return write_source(tmp_path_factory.mktemp("source") / "in")
+    return files_in(folder)
 
 
 @pytest.fixture(scope="module")
 def expected(source, tmp_path_factory) -> dict[str, bytes]:
     """What a run makes that is not interrupted."""
     return finished(prepare("kvasir-vqa", tmp_path_factory.mktemp("whole") / "out", Options(str(source))).folder)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
 
 
 @pytest.mark.parametrize("cut_at", [1, 6, 11])
@@ -61,79 +54,80 @@ def test_a_run_interrupted_while_it_reads_ends_with_the_same_bytes_when_it_runs_
     assert finished(tmp_path / "out") == expected
 
 
+@pytest.fixture
+def begun(made, out, monkeypatch):
+    """Begins a run that is interrupted at a step after reading."""
+
+    def begun(step: str = "build_records") -> None:
+        def cut(*arguments: object) -> None:
+            raise PowerCut
+
+        with monkeypatch.context() as patched:
+            patched.setattr(run, step, cut)
+            with pytest.raises(PowerCut):
+                made()
+        assert not (out / "report.json").exists()
+
+    return begun
+
+
 @pytest.mark.parametrize("step", ["write_parts", "write_json", "build_records"])
-def test_a_run_interrupted_after_reading_ends_with_the_same_bytes(tmp_path, made, expected, monkeypatch, step):
-    def cut(*arguments: object) -> None:
-        raise PowerCut
-
-    with monkeypatch.context() as patched:
-        patched.setattr(run, step, cut)
-        with pytest.raises(PowerCut):
-            made()
-    assert not (tmp_path / "out" / "report.json").exists()
+def test_a_run_interrupted_after_reading_ends_with_the_same_bytes(out, made, begun, expected, step):
+    begun(step)
     made()
-    assert finished(tmp_path / "out") == expected
+    assert finished(out) == expected
 
 
-def test_a_run_killed_after_the_report_is_complete(tmp_path, made, expected):
+def test_a_run_killed_after_the_report_is_complete(out, made, expected):
     made()
-    (tmp_path / "out" / WORK).mkdir()
-    (tmp_path / "out" / WORK / "claim.json").write_text("")
-    assert not made().is_new and finished(tmp_path / "out") == expected
+    (out / WORK).mkdir()
+    (out / WORK / "claim.json").write_text("")
+    assert not made().is_new and finished(out) == expected
 
 
-def test_what_an_unfinished_run_has_left_is_removed(tmp_path, made, expected, monkeypatch):
-    with monkeypatch.context() as patched:
-        patched.setattr(run, "build_records", lambda *arguments: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            made()
-    (tmp_path / "out" / "images" / "cl7.jpg").write_bytes(b"half")
+def test_what_an_unfinished_run_has_left_is_removed(out, made, begun, expected):
+    begun()
+    (out / "images" / "cl7.jpg").write_bytes(b"half")
     for name in ("images/cl7.jpg.tmp-host-1-0", "val.jsonl.tmp-host-1-0", "train.jsonl", "images/of-before.jpg"):
-        (tmp_path / "out" / name).write_bytes(b"left over")
+        (out / name).write_bytes(b"left over")
     made()
-    assert finished(tmp_path / "out") == expected
+    assert finished(out) == expected
 
 
-def test_a_complete_dataset_is_not_changed(tmp_path, made):
+def test_a_complete_dataset_is_not_changed(out, made):
     before = made()
-    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
+    stamps = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     again = made()
     assert before.is_new and not again.is_new and again.report == before.report
-    assert stamps == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
+    assert stamps == {path: path.stat().st_mtime_ns for path in out.rglob("*")}
 
 
-@pytest.mark.parametrize(
-    ("options", "difference"),
-    [
+def test_other_settings_in_a_prepared_folder_are_refused_with_the_differences(made):
+    made()
+    for options, difference in (
         ({"seed": 7}, "definition.split.seed: 42 there, 7 now"),
         ({"duplicates": "drop"}, "definition.duplicates: 'merge' there, 'drop' now"),
         ({"split": "official"}, "definition.split.by: 'image' there, 'official' now"),
-    ],
-)
-def test_other_settings_in_a_prepared_folder_are_refused_with_the_differences(made, options, difference):
-    made()
-    with pytest.raises(UsageError) as refusal:
-        made(**options)
-    assert difference in str(refusal.value) and "Choose another folder" in str(refusal.value)
+    ):
+        with pytest.raises(UsageError) as refusal:
+            made(**options)
+        assert difference in str(refusal.value) and "Choose another folder" in str(refusal.value)
 
 
 @pytest.mark.parametrize("options", [{"seed": 7}, {"duplicates": "drop"}])
-def test_what_was_begun_with_other_settings_is_replaced(tmp_path, made, monkeypatch, options):
-    with monkeypatch.context() as patched:
-        patched.setattr(run, "build_records", lambda *arguments: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            made()
-    (tmp_path / "out" / "images" / "of-before.jpg").write_bytes(b"of an image that is left out now")
+def test_what_was_begun_with_other_settings_is_replaced(out, made, begun, options):
+    begun()
+    (out / "images" / "of-before.jpg").write_bytes(b"of an image that is left out now")
     assert made(**options).is_new
-    assert finished(tmp_path / "out") == finished(made("other", **options).folder)
+    assert finished(out) == finished(made("other", **options).folder)
 
 
-def test_a_source_that_has_changed_is_refused(tmp_path, write_source):
+def test_a_source_that_has_changed_is_refused(tmp_path, made, write_source):
     source = write_source(tmp_path / "in")
-    prepare("kvasir-vqa", tmp_path / "out", Options(str(source)))
+    made(source=source)
     (source / "00000.parquet").write_bytes((source / "00001.parquet").read_bytes() + b"x")
     with pytest.raises(UsageError, match=r"source.files.00000.parquet: \d+ there, \d+ now"):
-        prepare("kvasir-vqa", tmp_path / "out", Options(str(source)))
+        made(source=source)
 
 
 def test_a_folder_with_other_files_is_refused_and_unchanged(tmp_path, made):

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 import yaml
 from pyarrow import parquet
+from support.rows import jpeg_of
 
 from lookonce.datasets.curriculum import read_stage_map
 from lookonce.datasets.prepare.definition import FOLDER, find_definition, known_datasets, read_definition
 from lookonce.datasets.prepare.rows import Rule
-from lookonce.datasets.prepare.run import Options, prepare
 from lookonce.errors import UsageError
 
 KNOWN = ["endovis18-vqa", "kvasir-vqa", "kvasir-vqa-x1", "path-vqa", "slake", "vqa-rad"]
@@ -75,11 +75,10 @@ def test_an_unknown_name_is_refused_with_the_known_names():
         find_definition("kvasir_vqa")
 
 
-def test_unused_columns_are_reported(tmp_path, jpeg):
-    row = {"image": {"bytes": jpeg(0)}, "question": "a", "answer": "b", "c": "d"}
+def test_unused_columns_are_reported(tmp_path, made):
+    row = {"image": {"bytes": jpeg_of(0)}, "question": "a", "answer": "b", "c": "d"}
     parquet.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
-    options = Options(source=str(tmp_path / "a.parquet"))
-    assert prepare("kvasir-vqa", tmp_path / "out", options).report["columns_left_out"] == ["c"]
+    assert made(source=tmp_path / "a.parquet").report["columns_left_out"] == ["c"]
 
 
 def test_the_examples_in_the_readme_are_definitions_and_a_stage_map(tmp_path):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
-from PIL import Image
+from click.testing import Result
+from support.rows import png, write_lines
+from support.rows import run as run_command
 
-from lookonce.cli import main
 from lookonce.datasets.images import image_key
 from lookonce.datasets.records import Record, read_records
 
@@ -21,17 +23,17 @@ PARTS = ("train", "val", "test")
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """Twenty images with three questions each, a copy of each under another name, and a record about two of them."""
     monkeypatch.chdir(tmp_path)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number in range(20):
-        Image.new("RGB", (40, 40), (number, 0, 0)).save(f"{number}.png")
-        Path(f"copy-{number}.png").write_bytes(Path(f"{number}.png").read_bytes())
+        for name in (f"{number}.png", f"copy-{number}.png"):
+            Path(name).write_bytes(png(number))
         for name in (f"{number}.png", f"{number}.png", f"copy-{number}.png"):
-            rows.append({"images": [name], "turns": [{"question": f"Is it {len(rows)}?", "answer": "yes"}]})
-            rows[-1]["metadata"] = {"patient": number // 2}
+            asked = {"question": f"Is it {len(rows)}?", "answer": "yes"}
+            rows.append({"images": [name], "turns": [asked], "metadata": {"patient": number // 2}})
     rows.append({"images": ["0.png", "19.png"], "turns": [{"question": "Do they differ?", "answer": "yes"}]})
     rows.append({"images": [], "turns": [{"question": "What is a polyp?", "answer": "a growth"}]})
-    Path("own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return lambda *words: CliRunner().invoke(main, ["data", "convert", *words])
+    write_lines(Path("own.jsonl"), *rows)
+    return lambda *words: run_command("data", "convert", *words)
 
 
 def parts_of(target: Path) -> dict[str, list[Record]]:
@@ -43,6 +45,10 @@ def keys(records: list[Record]) -> set[str]:
     return {image_key(image) for record in records for image in record.images}
 
 
+def are_apart(parts: list[set[Any]]) -> bool:
+    return all(one.isdisjoint(other) for one, other in combinations(parts, 2))
+
+
 @pytest.mark.parametrize("target", ["data/own.jsonl", "out.json", "out.parquet"])
 def test_every_record_is_in_one_part_and_no_image_in_two(run, target):
     result = run("own.jsonl", target, "--split", "val=0.2,test=0.1", "--json")
@@ -51,7 +57,7 @@ def test_every_record_is_in_one_part_and_no_image_in_two(run, target):
     assert [*found] == [*PARTS] and not Path(target).exists()
     assert sum(map(len, found.values())) == 62
     of_part = [keys(found[part]) for part in PARTS]
-    assert not of_part[0] & of_part[1] and not of_part[0] & of_part[2] and not of_part[1] & of_part[2]
+    assert are_apart(of_part)
     assert [len(some) for some in of_part[1:]] == [4, 2]
     parts = json.loads(result.stdout)["parts"]
     assert [(one["name"], one["num_records"]) for one in parts] == [(name, len(found[name])) for name in PARTS]
@@ -70,7 +76,7 @@ def test_records_with_the_same_value_stay_together(run):
     assert run("own.jsonl", "o.jsonl", "--split", "val=0.2,test=0.2", "--together", "patient").exit_code == 0
     found = parts_of(Path("o.jsonl"))
     patients = [{record.metadata.get("patient") for record in found[part]} - {None} for part in PARTS]
-    assert not patients[0] & patients[1] and not patients[0] & patients[2] and not patients[1] & patients[2]
+    assert are_apart(patients)
 
 
 def test_images_that_cannot_be_read_count_by_their_paths(run):

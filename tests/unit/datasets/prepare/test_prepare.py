@@ -11,18 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
+from support.rows import EMBEDDED, jpeg_of, write_lines
 
 from lookonce.datasets.prepare import sources
 from lookonce.datasets.prepare.run import Options, prepare
 from lookonce.datasets.records import Record, read_records
 from lookonce.errors import ImageError, SourceError, UsageError
 
-EMBEDDED = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-
-
 QUESTIONS = ["Is there text?", "How many instrumnets are in the image?", "What type of polyp is present?", "none"]
-
-
 ANSWERS = ["yes", "lower-rigth;center", "nan", "none", "", "paris ip", "paris is", ">20"]
 
 
@@ -38,65 +34,42 @@ def is_complete(report: dict) -> bool:
 
 def test_a_prepared_dataset_has_records_images_and_a_report(tmp_path, made):
     report = made().report
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        *("images", "report.json", "test.jsonl", "train.jsonl", "val.jsonl")
-    ]
+    names = ["images", "report.json", "test.jsonl", "train.jsonl", "val.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
     assert json.loads((tmp_path / "out" / "report.json").read_text()) == report
-    assert report["rows"] == {
-        "read": 60,
-        "of_variants": 0,
-        "records": 11 * 2 + 11,
-        "left_out": {
-            "no question or no answer": 24,
-            "the same as another row": 3,
-        },
-    }
+    left_out = {"no question or no answer": 24, "the same as another row": 3}
+    assert report["rows"] == {"read": 60, "of_variants": 0, "records": 11 * 2 + 11, "left_out": left_out}
     assert {tally["name"]: tally["changed"] for tally in report["rules"]}["typos in questions"] == 12
     assert report["images"] == {"written": 11, "names": 12, "in_no_record": 0, "with_several_names": 1, "not_found": {}}
     assert is_complete(report)
     written = records_of(tmp_path / "out")
     assert {part: len(records) for part, records in written.items()} == report["split"]["records"]
-    assert all(record.images[0].is_file() for records in written.values() for record in records)
-
-
-def test_byte_identical_images_of_two_names_are_one_file_and_on_one_side(tmp_path, made):
-    made()
-    sides: dict[bytes, set[str]] = {}
-    for part, records in records_of(tmp_path / "out").items():
+    sides: dict[bytes, set[str]] = {}  # images of the same bytes are one file and on one side
+    for part, records in written.items():
         for record in records:
             sides.setdefault(record.images[0].read_bytes(), set()).add(part)
     assert len(sides) == 11 and all(len(found) == 1 for found in sides.values())
     assert not (tmp_path / "out" / "images" / "cl1.jpg").exists()
 
 
-def test_two_images_with_one_name_are_two_files_for_any_name(tmp_path, jpeg):
-    (tmp_path / "in").mkdir()
+def test_two_images_with_one_name_are_two_files_for_any_name(tmp_path, made):
     names = ["a", "a", "A", "../a", "b.jpg", "é/ü", "." * 9, "x" * 300]
     rows = [
-        {"image": jpeg(number), "question": f"q{number}", "answer": "x", "img_id": name}
+        {"image": jpeg_of(number), "question": f"q{number}", "answer": "x", "img_id": name}
         for number, name in enumerate(names)
     ]
-    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "in" / "a.parquet")
-    prepare("kvasir-vqa", tmp_path / "out", Options(str(tmp_path / "in")))
-    found = {
-        record.turns[0].question: record.images[0]
-        for records in records_of(tmp_path / "out").values()
-        for record in records
-    }
-    assert {question: path.read_bytes() for question, path in found.items()} == {
-        f"q{number}": jpeg(number) for number in range(len(names))
-    }
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    written = records_of(made(source=tmp_path / "a.parquet").folder).values()
+    found = {record.turns[0].question: record.images[0] for records in written for record in records}
+    expected = {f"q{number}": jpeg_of(number) for number in range(len(names))}
+    assert {question: path.read_bytes() for question, path in found.items()} == expected
     assert {path.parent for path in found.values()} == {tmp_path / "out" / "images"}
     assert len({path.name.lower() for path in found.values()}) == len(names)
     assert found["q0"].name == "a.jpg" and found["q4"].name == "b.jpg"
 
 
 ROW = st.fixed_dictionaries(
-    {
-        "question": st.sampled_from(QUESTIONS),
-        "answer": st.sampled_from(ANSWERS),
-        "img_id": st.sampled_from(list("abcd")),
-    }
+    {"question": st.sampled_from(QUESTIONS), "answer": st.sampled_from(ANSWERS), "img_id": st.sampled_from("abcd")}
 )
 
 
@@ -107,26 +80,23 @@ ROW = st.fixed_dictionaries(
     policy=st.sampled_from(["merge", "keep", "drop"]),
     split=st.sampled_from(["image", "official"]),
 )
-def test_every_row_is_in_a_record_or_counted(tmp_path_factory, rows, policy, split, jpeg):
+def test_every_row_is_in_a_record_or_counted(tmp_path_factory, rows, policy, split):
     folder = tmp_path_factory.mktemp("rows")
     (folder / "in" / "images").mkdir(parents=True)
     for name in "abc":  # d is missing
-        (folder / "in" / "images" / f"{name}.jpg").write_bytes(jpeg("c" if name == "b" else name))
+        (folder / "in" / "images" / f"{name}.jpg").write_bytes(jpeg_of("c" if name == "b" else name))
     for part in ("train", "test", "raw"):
         mine = [row for row in rows if {"a": "train", "d": "raw"}.get(row["img_id"], "test") == part]
-        (folder / "in" / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in mine))
+        write_lines(folder / "in" / f"{part}.jsonl", *mine)
+    options = Options(str(folder / "in"), split=split, duplicates=policy)
     try:
-        report = prepare(
-            "kvasir-vqa", folder / "out", Options(str(folder / "in"), split=split, duplicates=policy)
-        ).report
+        report = prepare("kvasir-vqa", folder / "out", options).report
     except (ImageError, SourceError):
         assert all("none" in row["question"] or row["answer"] in ("", "nan") or row["img_id"] == "d" for row in rows)
         return
     assert report["rows"]["read"] == len(rows) and is_complete(report)
+    assert report["duplicates"]["policy"] == policy
     assert sum(map(len, records_of(folder / "out").values())) == report["rows"]["records"]
-
-
-# Splits of others.
 
 
 def test_lists_of_images_decide_the_split_and_the_rest_is_counted(tmp_path, made):
@@ -155,12 +125,9 @@ def test_lists_with_mistakes_are_refused(tmp_path, made, text, message):
     assert message in str(refusal.value)
 
 
-def test_a_missing_official_split_is_refused(made):
+def test_an_official_split_or_variants_that_a_dataset_lacks_are_refused(made):
     with pytest.raises(UsageError, match="--split image draws a split"):
         made(split="official")
-
-
-def test_variants_of_a_dataset_without_variants_are_refused(made):
     with pytest.raises(UsageError, match="kvasir-vqa has no augmented variants"):
         made(num_variants=1)
 
@@ -169,9 +136,6 @@ def test_rules_that_leave_nothing_are_an_error(tmp_path, source):
     (tmp_path / "mine.yaml").write_text("name: mine\nrules: [{name: all, rule: keep_rows, metadata: x, values: [y]}]")
     with pytest.raises(SourceError, match="the rules of mine leave out all 60 rows"):
         prepare(str(tmp_path / "mine.yaml"), tmp_path / "out", Options(str(source)))
-
-
-# Cost.
 
 
 def test_a_repeated_image_is_hashed_and_written_once(tmp_path, made, monkeypatch):
@@ -183,27 +147,20 @@ def test_a_repeated_image_is_hashed_and_written_once(tmp_path, made, monkeypatch
     assert len(hashed) <= 12 + 4 and len(written) == 11  # the first image of a file may be the last of the one before
 
 
-def test_memory_does_not_grow_with_the_images(tmp_path):
-    (tmp_path / "in").mkdir()
-    schema = pa.schema(
-        [("image", EMBEDDED), ("question", pa.string()), ("answer", pa.string()), ("img_id", pa.string())]
-    )
-    with parquet.ParquetWriter(tmp_path / "in" / "a.parquet", schema, compression="none") as writer:
+def test_memory_does_not_grow_with_the_images(tmp_path, made, monkeypatch):
+    kinds = {"image": EMBEDDED, "question": pa.string(), "answer": pa.string(), "img_id": pa.string()}
+    schema = pa.schema([*kinds.items()])
+    with parquet.ParquetWriter(tmp_path / "a.parquet", schema, compression="none") as writer:
         for number in range(60):
             image = {"bytes": os.urandom(200_000), "path": None}
             rows = [{"image": image, "question": str(q), "answer": "a", "img_id": str(number)} for q in range(2)]
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-    before = pa.total_allocated_bytes()
-    peaks = []
-    add = sources.ImageStore.add
+    before, peaks, add = pa.total_allocated_bytes(), [], sources.ImageStore.add
 
     def watch(self, data, stem):
         peaks.append(pa.total_allocated_bytes() - before)
         return add(self, data, stem)
 
-    sources.ImageStore.add = watch  # type: ignore[method-assign]
-    try:
-        prepare("kvasir-vqa", tmp_path / "out", Options(str(tmp_path / "in")))
-    finally:
-        sources.ImageStore.add = add  # type: ignore[method-assign]
+    monkeypatch.setattr(sources.ImageStore, "add", watch)
+    made(source=tmp_path / "a.parquet")
     assert len(peaks) == 120 and max(peaks) < 8_000_000

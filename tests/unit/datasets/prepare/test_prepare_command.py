@@ -8,31 +8,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import CliRunner, Result
+from click.testing import Result
+from support.rows import run as run_command
 
-from lookonce.cli import main
 from lookonce.datasets.prepare.run import WORK, report_text
 from lookonce.datasets.records import read_records
 from lookonce.run.config import RunFile
 
 
-def is_complete(report: dict) -> bool:
-    """Whether all rows that were read are records, or left out for one reason."""
-    rows = report["rows"]
-    return rows["read"] + rows["of_variants"] == rows["records"] + sum(rows["left_out"].values())
-
-
-@pytest.mark.parametrize("policy", ["merge", "keep", "drop"])
-def test_duplicates_are_treated_as_the_command_line_says(tmp_path, made, policy):
-    report = made(duplicates=policy).report
-    assert report["duplicates"]["policy"] == policy and is_complete(report)
-
-
-# The command.
-
-
 def run(*words: object) -> Result:
-    return CliRunner().invoke(main, ["data", "prepare", *map(str, words)])
+    return run_command("data", "prepare", *words)
 
 
 def test_the_command_prints_licence_table_and_next_steps(tmp_path, source):
@@ -58,22 +43,21 @@ def test_the_command_prints_the_report_as_json_alone(tmp_path, source):
 def test_a_failed_try_does_not_refuse_the_next_one(tmp_path, root, source, mistake):
     """A definition or a source is mended, and the same command runs again in the same folder."""
     definition = yaml.safe_load((root / "datasets" / "kvasir-vqa.yaml").read_text())
-    column = {"definition": "no such column", "source": "question"}.get(mistake, "question")
-    own = tmp_path / "own.yaml"
-    own.write_text(yaml.safe_dump(definition | {"columns": definition["columns"] | {"question": column}}))
-    place = shutil.copytree(source, tmp_path / "copy")
+    own, out, copy = tmp_path / "own.yaml", tmp_path / "out", shutil.copytree(source, tmp_path / "copy")
+    columns = definition["columns"] | ({"question": "no such column"} if mistake == "definition" else {})
+    own.write_text(yaml.safe_dump(definition | {"columns": columns}))
     if mistake == "source":
-        (part := next(place.glob("*.parquet"))).write_bytes(part.read_bytes()[:200])
+        (part := next(copy.glob("*.parquet"))).write_bytes(part.read_bytes()[:200])
     elif mistake == "cut record of the work":
-        (tmp_path / "out" / WORK).mkdir(parents=True)
-        (tmp_path / "out" / WORK / "settings.json").write_text('{"version"')
-    failed = run(own, tmp_path / "out", "--source", place)
+        (out / WORK).mkdir(parents=True)
+        (out / WORK / "settings.json").write_text('{"version"')
+    failed = run(own, out, "--source", copy)
     assert (failed.exit_code != 0) == (mistake != "cut record of the work"), failed.output
     assert "unexpected" not in failed.stderr
     own.write_text(yaml.safe_dump(definition))
-    again = run(own, tmp_path / "out", "--source", source)
+    again = run(own, out, "--source", source)
     assert again.exit_code == 0, again.stderr
-    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"train.jsonl", "images", "report.json"}
+    assert {path.name for path in out.iterdir()} >= {"train.jsonl", "images", "report.json"}
 
 
 def test_a_cut_report_is_named(tmp_path, source):

@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from lookonce.datasets.prepare.definition import find_definition
-from lookonce.datasets.prepare.rows import (
-    Row,
-    Rule,
-    clean,
-    join_duplicates,
-    text_of,
-)
+from lookonce.datasets.prepare.rows import Row, Rule, clean, join_duplicates, text_of
 
 KVASIR = find_definition("kvasir-vqa").rules
 RULE: TypeAdapter[Any] = TypeAdapter(Rule)
@@ -26,78 +20,44 @@ def rule(**values: Any) -> Any:
     return RULE.validate_python({"name": "it", **values})
 
 
-def changed(text: str, **values: Any) -> str:
-    """A text after the rule with these values."""
-    return str(rule(**values).change(text))
-
-
 def row(question: str = "Is there text?", answer: str = "yes", key: str = "a", **values: Any) -> Row:
     return Row(question, answer, key, **values)
 
 
-@pytest.mark.parametrize(
-    ("text", "after"),
-    [
-        ("How many instrumnets are in the image?", "How many instruments are in the image?"),
-        ("lower-rigth", "lower-right"),
-        ("center; lower-rigth; upper-rigth", "center; lower-right; upper-right"),
-        ("rigthly", "rigthly"),
-        ("outrigth", "outrigth"),
-        ("rigth", "right"),
-        ("", ""),
+WORDS: dict[str, Any] = {"rule": "replace_words", "words": {"instrumnets": "instruments", "rigth": "right"}}
+LABELS: dict[str, Any] = {"rule": "replace_labels", "labels": {">20": ">20mm"}}
+CHANGES: dict[str, list[tuple[dict[str, Any], str, str]]] = {
+    "only whole words are replaced": [
+        (WORDS, "How many instrumnets are in the image?", "How many instruments are in the image?"),
+        (WORDS, "center; lower-rigth; upper-rigth", "center; lower-right; upper-right"),
+        (WORDS, "rigth", "right"),
+        *((WORDS, text, text) for text in ("rigthly", "outrigth", "")),
     ],
-)
-def test_only_whole_words_are_replaced(text, after):
-    assert changed(text, rule="replace_words", words={"instrumnets": "instruments", "rigth": "right"}) == after
-
-
-@pytest.mark.parametrize(
-    ("text", "after"),
-    [
-        (">20", ">20mm"),
-        (">20mm", ">20mm"),
-        ("11-20mm;>20", "11-20mm;>20mm"),
-        ("11-20mm; >20 ; <5mm", "11-20mm; >20mm ; <5mm"),
-        (">200", ">200"),
-        ("a >20", "a >20"),
+    "only whole labels are replaced": [
+        (LABELS, ">20", ">20mm"),
+        (LABELS, "11-20mm;>20", "11-20mm;>20mm"),
+        (LABELS, "11-20mm; >20 ; <5mm", "11-20mm; >20mm ; <5mm"),
+        *((LABELS, text, text) for text in (">20mm", ">200", "a >20")),
     ],
-)
-def test_only_whole_labels_are_replaced(text, after):
-    assert changed(text, rule="replace_labels", labels={">20": ">20mm"}) == after
-
-
-@pytest.mark.parametrize(
-    ("text", "after"),
-    [
-        ("5-10mm;<5mm", "5-10mm; <5mm"),
-        ("a ;b", "a; b"),
-        ("a;  b;c", "a; b; c"),
-        ("a; b", "a; b"),
-        ("one", "one"),
-        (" one ", " one "),
+    "labels are separated by semicolon and space": [
+        ({"rule": "separate_labels"}, text, after)
+        for text, after in [("5-10mm;<5mm", "5-10mm; <5mm"), ("a ;b", "a; b"), ("a;  b;c", "a; b; c")]
+        + [(text, text) for text in ("a; b", "one", " one ")]
     ],
-)
-def test_labels_are_separated_by_semicolon_and_space(text, after):
-    assert changed(text, rule="separate_labels") == after
-
-
-@pytest.mark.parametrize(
-    ("text", "order", "after"),
-    [
-        ("red; pink", [], "pink; red"),
-        ("red;pink", [], "pink; red"),
-        ("a; c; b", ["c"], "c; a; b"),
-        ("b; a; b", [], "a; b; b"),
-        ("a; x; b", ["b", "a"], "b; a; x"),
-        ("none", ["x"], "none"),
+    "labels are in the given order, then alphabetical, and none is lost": [
+        ({"rule": "order_labels", "order": order}, text, after)
+        for text, order, after in [
+            *(("red; pink", [], "pink; red"), ("red;pink", [], "pink; red"), ("a; c; b", ["c"], "c; a; b")),
+            *(("b; a; b", [], "a; b; b"), ("a; x; b", ["b", "a"], "b; a; x"), ("none", ["x"], "none")),
+        ]
     ],
-)
-def test_labels_are_in_the_given_order_then_alphabetical_and_none_is_lost(text, order, after):
-    assert changed(text, rule="order_labels", order=order) == after
+    "outer spaces are removed and inner ones are single": [({"rule": "strip_spaces"}, "  a \t b\n", "a b")],
+}
 
 
-def test_outer_spaces_are_removed_and_inner_ones_are_single():
-    assert changed("  a \t b\n", rule="strip_spaces") == "a b"
+@pytest.mark.parametrize("cases", CHANGES.values(), ids=CHANGES)
+def test_each_rule_changes_texts_as_its_name_says(cases):
+    assert [str(rule(**values).change(text)) for values, text, _ in cases] == [after for _, _, after in cases]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import json
 import tarfile
@@ -14,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from support.rows import EMBEDDED, files_in, write_lines
 from webdataset import TarWriter
 
 from lookonce.datasets import parquet as parquet_reader
@@ -21,10 +21,7 @@ from lookonce.datasets.prepare.definition import find_definition
 from lookonce.datasets.prepare.run import Options, Prepared, prepare
 from lookonce.datasets.prepare.sources import find_source
 from lookonce.datasets.records import read_records
-from lookonce.errors import ImageError, UsageError
-
-EMBEDDED = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-
+from lookonce.errors import ImageError, RecordsError, SourceError, UsageError
 
 IMAGES = {f"cl{number}": b"\xff\xd8\xff\xe0" + bytes([number]) * (1000 + number) for number in range(10)}
 
@@ -35,11 +32,7 @@ ROWS = [
     for question, answer in [
         ("How many instrumnets are in the image?", "1"),
         ("Where in the image is the instrument?", "lower-rigth;center"),
-        *(
-            [("What type of polyp is present?", "paris ip"), ("What type of polyp is present?", "paris is")][
-                number % 3 :
-            ]
-        ),
+        *[("What type of polyp is present?", answer) for answer in ("paris ip", "paris is")[number % 3 :]],
         *([("none", "nan")] if number == 4 else []),
     ]
 ]
@@ -75,41 +68,41 @@ def in_csv(folder: Path) -> None:
         lines.writerows(ROWS)
 
 
-def flat(row: dict) -> dict:
+def flat(row: dict[str, str]) -> dict[str, str]:
     """A row in flat format."""
-    name = row["img_id"]
     rest = {key: row[key] for key in ("question", "answer", "source")}
-    return {"image_id": name, "image_filename": f"{name}.jpg"} | rest
+    return {"image_id": row["img_id"], "image_filename": f"{row['img_id']}.jpg"} | rest
+
+
+FLAT = [flat(row) for row in ROWS]
 
 
 def in_jsonl(folder: Path) -> None:
     write_images(folder / "images")
-    (folder / "all.jsonl").write_text("".join(json.dumps(flat(row)) + "\n\n" for row in ROWS))
+    (folder / "all.jsonl").write_text("".join(json.dumps(row) + "\n\n" for row in FLAT))
 
 
 def in_json(folder: Path) -> None:
     write_images(folder / "images")
-    (folder / "all.json").write_text(json.dumps([flat(row) for row in ROWS], indent=1))
+    (folder / "all.json").write_text(json.dumps(FLAT, indent=1))
 
 
 def in_zip(folder: Path) -> None:
     folder.mkdir()
-    (folder / "all.json").write_text(json.dumps([flat(row) for row in ROWS]))
+    (folder / "all.json").write_text(json.dumps(FLAT))
     with zipfile.ZipFile(folder / "images.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in IMAGES.items():
             archive.writestr(f"images/{name}.jpg", data)
 
 
 def in_tar_of_images(folder: Path) -> None:
-    folder.mkdir()
+    rows = [row | {"image_filename": f"frames.tar/{row['image_filename']}"} for row in FLAT]
+    write_lines(folder / "all.jsonl", *rows)
     with tarfile.open(folder / "frames.tar", "w") as archive:
         for name, data in IMAGES.items():
             member = tarfile.TarInfo(f"{name}.jpg")
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
-    rows = [flat(row) for row in ROWS]
-    rows = [row | {"image_filename": f"frames.tar/{row['image_filename']}"} for row in rows]
-    (folder / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def in_webdataset(folder: Path, layout: str = "list") -> None:
@@ -136,58 +129,56 @@ LAYOUTS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def made(folder: Path, source: Path, **options) -> Prepared:
-    return prepare("kvasir-vqa", folder, Options(source=str(source), **options))
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """The folder of a source that has only images yet."""
+    write_images(tmp_path / "in" / "images")
+    return tmp_path / "in"
 
 
 def content(prepared: Prepared) -> dict[str, bytes]:
     """All files but the report."""
-    files = sorted(path for path in prepared.folder.rglob("*") if path.is_file() and path.name != "report.json")
-    return {str(path.relative_to(prepared.folder)): path.read_bytes() for path in files}
+    return {name: data for name, data in files_in(prepared.folder).items() if name != "report.json"}
 
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("expected")
     in_parquet(folder / "in")
-    return content(made(folder / "out", folder / "in"))
+    return content(prepare("kvasir-vqa", folder / "out", Options(str(folder / "in"))))
 
 
 @pytest.mark.guarantee("All sources of a dataset give the same records.")
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_all_file_formats_give_the_same_records_and_image_files(tmp_path, layout, expected):
+def test_all_file_formats_give_the_same_records_and_image_files(tmp_path, made, layout, expected):
     LAYOUTS[layout](tmp_path / "in")
-    prepared = made(tmp_path / "out", tmp_path / "in")
-    assert content(prepared) == expected
-    hashes = {hashlib.sha256(data).hexdigest() for data in IMAGES.values()}
-    written = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (tmp_path / "out" / "images").iterdir()]
-    assert len(written) == len(IMAGES) and set(written) == hashes
-    assert prepared.report["rows"]["read"] == len(ROWS)
+    prepared = made(source=tmp_path / "in")
+    assert content(prepared) == expected and prepared.report["rows"]["read"] == len(ROWS)
+    assert sorted(data for name, data in expected.items() if "images" in name) == sorted(IMAGES.values())
 
 
-def test_a_source_may_be_one_file_with_images_elsewhere(tmp_path, expected):
+def test_a_source_may_be_one_file_with_images_elsewhere(tmp_path, made, expected):
     in_jsonl(tmp_path / "in")
     (tmp_path / "in" / "images").rename(tmp_path / "frames")
-    prepared = made(tmp_path / "out", tmp_path / "in" / "all.jsonl", image_root=tmp_path / "frames")
-    assert content(prepared) == expected
+    assert content(made(source=tmp_path / "in" / "all.jsonl", image_root=tmp_path / "frames")) == expected
 
 
 @pytest.mark.parametrize("image_rows", [1, 2, 7])
-def test_any_number_of_rows_at_a_time_gives_the_same_records(tmp_path, monkeypatch, image_rows, expected):
+def test_any_number_of_rows_at_a_time_gives_the_same_records(tmp_path, made, monkeypatch, image_rows, expected):
     monkeypatch.setattr(parquet_reader, "IMAGE_ROWS", image_rows)
-    LAYOUTS["parquet, dictionary"](tmp_path / "parquet")
-    assert content(made(tmp_path / "a", tmp_path / "parquet")) == expected
+    LAYOUTS["parquet, dictionary"](tmp_path / "in")
+    assert content(made(source=tmp_path / "in")) == expected
 
 
-def test_the_file_format_can_be_chosen_if_a_folder_has_several(tmp_path):
+def test_the_file_format_can_be_chosen_if_a_folder_has_several(tmp_path, made):
     in_csv(tmp_path / "in")
-    (tmp_path / "in" / "some.jsonl").write_text("".join(json.dumps(flat(row)) + "\n" for row in ROWS[:3]))
+    write_lines(tmp_path / "in" / "some.jsonl", *FLAT[:3])
     notes: list[str] = []
     options = Options(source=str(tmp_path / "in"), format="json")
     chosen = prepare("kvasir-vqa", tmp_path / "a", options, notes.append)
     assert chosen.report["rows"]["read"] == 3
     assert "reading 1 json file; ignored: metadata.csv (--format chooses)" in notes
-    assert made(tmp_path / "b", tmp_path / "in").report["rows"]["read"] == len(ROWS)
+    assert made(source=tmp_path / "in").report["rows"]["read"] == len(ROWS)
 
 
 @pytest.mark.parametrize(
@@ -199,22 +190,17 @@ def test_the_file_format_can_be_chosen_if_a_folder_has_several(tmp_path):
         (["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl"], ["train"]),
     ],
 )
-def test_file_names_say_the_official_split(tmp_path, names, parts):
-    write_images(tmp_path / "in" / "images")
+def test_file_names_say_the_official_split(made, images, names, parts):
     for number, name in enumerate(names):
-        (tmp_path / "in" / name).parent.mkdir(exist_ok=True)
-        (tmp_path / "in" / name).write_text(json.dumps(flat(ROWS[5 * number])) + "\n")
-    prepared = made(tmp_path / "out", tmp_path / "in", split="official")
-    assert [path.stem for path in sorted((tmp_path / "out").glob("*.jsonl"))] == sorted(parts)
+        write_lines(images / name, FLAT[5 * number])
+    prepared = made(source=images, split="official")
+    assert [path.stem for path in sorted(prepared.folder.glob("*.jsonl"))] == sorted(parts)
     assert prepared.report["split"]["by"] == "the set itself"
 
 
-def test_a_split_column_takes_precedence_over_file_names(tmp_path):
-    write_images(tmp_path / "in" / "images")
-    rows = [flat(ROWS[0]) | {"split": "test"}, flat(ROWS[5])]
-    (tmp_path / "in" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made(tmp_path / "out", tmp_path / "in", split="official")
-    [record] = read_records(tmp_path / "out" / "test.jsonl")
+def test_a_split_column_takes_precedence_over_file_names(made, images):
+    write_lines(images / "train.jsonl", FLAT[0] | {"split": "test"}, FLAT[5])
+    [record] = read_records(made(source=images, split="official").folder / "test.jsonl")
     assert record.metadata["img_id"] == "cl0" and record.metadata["official_split"] == "test"
 
 
@@ -227,46 +213,96 @@ def test_files_are_read_in_the_order_of_their_numbers(tmp_path):
 # Images that are not embedded.
 
 
-def test_rows_without_their_image_are_left_out_counted_and_named(tmp_path):
+def test_rows_without_their_image_are_left_out_counted_and_named(tmp_path, made):
     in_csv(tmp_path / "in")
     (tmp_path / "in" / "images" / "cl3.jpg").unlink()
     missing = sum(row["img_id"] == "cl3" for row in ROWS)
-    report = made(tmp_path / "out", tmp_path / "in").report
+    report = made(source=tmp_path / "in").report
     assert report["rows"]["left_out"]["no image"] == missing
     assert report["images"]["not_found"] == {"no image was found: cl3": missing}
 
 
-def test_without_any_image_the_error_names_the_searched_paths(tmp_path):
+def test_without_any_image_the_error_names_the_searched_paths_and_an_image_root_must_be_a_folder(tmp_path, made):
     in_csv(tmp_path / "in")
     (tmp_path / "in" / "images").rename(tmp_path / "elsewhere")
-    with pytest.raises(
-        ImageError, match=r"(?s)no row has an image; .*searched for .*images/\{image_id\}.jpg.*--image-root"
-    ):
-        made(tmp_path / "out", tmp_path / "in")
+    searched = r"(?s)no row has an image; .*searched for .*images/\{image_id\}.jpg.*--image-root"
+    with pytest.raises(ImageError, match=searched):
+        made(source=tmp_path / "in")
+    with pytest.raises(UsageError, match="--image-root .*gone is not a folder"):
+        made("other", tmp_path / "in", image_root=tmp_path / "gone")
 
 
 @pytest.mark.parametrize("name", ["../secret.jpg", "/etc/hostname", "images/../../secret.jpg", "a\0b.jpg"])
-def test_a_name_that_leads_out_of_the_source_is_not_opened(tmp_path, name):
+def test_a_name_that_leads_out_of_the_source_is_not_opened(tmp_path, made, images, name):
     (tmp_path / "secret.jpg").write_bytes(b"secret")
-    write_images(tmp_path / "in" / "images")
-    row = {"image_filename": name, "question": "a", "answer": "b"}
-    (tmp_path / "in" / "a.jsonl").write_text(json.dumps(flat(ROWS[0])) + "\n" + json.dumps(row) + "\n")
-    report = made(tmp_path / "out", tmp_path / "in").report
+    write_lines(images / "a.jsonl", FLAT[0], {"image_filename": name, "question": "a", "answer": "b"})
+    report = made(source=images).report
     assert report["rows"]["left_out"] == {"no image": 1} and report["images"]["written"] == 1
 
 
-def test_an_unreadable_image_is_counted_with_the_reason(tmp_path):
+def test_an_unreadable_image_is_counted_with_the_reason(tmp_path, made):
     in_zip(tmp_path / "in")
     path = tmp_path / "in" / "images.zip"
     data = path.read_bytes()
     position = data.index(b"images/cl2.jpg") + 16
     path.write_bytes(data[:position] + b"\xff\xff" + data[position + 2 :])
-    report = made(tmp_path / "out", tmp_path / "in").report
-    [reason] = report["images"]["not_found"]
+    [reason] = made(source=tmp_path / "in").report["images"]["not_found"]
     assert "cannot read image" in reason and reason.endswith(": cl2")
 
 
-def test_an_image_root_that_is_not_a_folder_is_refused(tmp_path):
-    in_csv(tmp_path / "in")
-    with pytest.raises(UsageError, match="--image-root .*gone is not a folder"):
-        made(tmp_path / "out", tmp_path / "in", image_root=tmp_path / "gone")
+BROKEN = {
+    "cut parquet": ("a.parquet", b"PAR1 and no end", "a.parquet cannot be read"),
+    "cut JSONL": ("a.jsonl", b'{"question": "a"\n', "a.jsonl:1: not JSON"),
+    "JSONL of lists": ("a.jsonl", b"[1]\n[2]\n", "a.jsonl: record 1: expected a JSON object, got int"),
+    "JSON of numbers": ("a.json", b"[1, 2]", "a.json: record 1: expected a JSON object, got int"),
+    "other columns": ("a.jsonl", b'{"q": "a", "answer": "b"}\n', "a.jsonl:1: expected a column `question`, got"),
+    "no answer": ("a.jsonl", b'{"question": "a"}\n', "name it in the dataset's YAML file: columns: {answer"),
+    "latin-1": ("a.csv", "question,answer\nOù,là\n".encode("latin-1"), "a.csv cannot be read"),
+    "short line": ("a.csv", b"question,answer\na,b\nc\n", "a.csv:3: expected 2 cells as in the header, got 1"),
+    "long line": ("a.csv", b"question,answer\na,b,c\n", "a.csv:2: expected 2 cells as in the header, got 3"),
+    "no tar": ("a.tar", b"x" * 2000, "a.tar cannot be read"),
+}
+
+
+@pytest.mark.parametrize(("name", "data", "message"), BROKEN.values(), ids=BROKEN)
+def test_broken_files_are_named_with_the_line(tmp_path, made, name, data, message):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(RecordsError) as refusal:
+        made(source=tmp_path)
+    assert message in str(refusal.value)
+
+
+def test_a_parquet_file_that_is_damaged_inside_is_named(tmp_path, made, write_source):
+    write_source(tmp_path / "in" / "data", compression="none", use_dictionary=False)
+    path = tmp_path / "in" / "data" / "00001.parquet"
+    data = bytearray(path.read_bytes())
+    data[10:400] = b"\xff" * 390
+    path.write_bytes(data)
+    with pytest.raises(RecordsError, match=r"data/00001.parquet cannot be read"):
+        made(source=tmp_path / "in")
+
+
+def test_a_tar_file_without_questions_is_refused(tmp_path, made):
+    with TarWriter(str(tmp_path / "a.tar")) as writer:
+        writer.write({"__key__": "a", "jpg": b"x"})
+    with pytest.raises(SourceError, match="has no parquet"):
+        made(source=tmp_path)
+    with TarWriter(str(tmp_path / "a.tar")) as writer:
+        writer.write({"__key__": "a", "jpg": b"x", "json": {"question": "Is there text?", "answer": "no"}})
+        writer.write({"__key__": "b", "jpg": b"x"})
+    with pytest.raises(RecordsError, match=r"a.tar/b: expected a .json member with its questions, got \['jpg'\]"):
+        made(source=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gone", "nothing exists at"),
+        (".", "has no parquet, WebDataset tar, CSV, JSONL or JSON files with questions"),
+        ("a.txt", "has no parquet"),
+    ],
+)
+def test_a_path_without_rows_is_refused(tmp_path, made, name, message):
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(SourceError, match=message):
+        made(source=tmp_path / name)

@@ -41,18 +41,17 @@ def test_the_split_depends_on_the_seed_and_not_on_the_bytes_of_named_images():
     assert first != split_by_image(rows, SHARES, 2)
 
 
-@pytest.mark.parametrize(
-    ("rows", "num_families"),
-    [
-        ([row("x", "a"), row("x", "b"), row("y", "c")], 2),
-        ([row("x", "a"), row("y", "a"), row("z", "b")], 2),
-        ([row("x", "a"), row("x", "b"), row("y", "b"), row("y", "c")], 1),
-        ([row("x"), row("y")], 2),
-        ([row("x", "a"), row("v", "a", variant="1"), row("w", "a", variant="2")], 1),
-        ([row("a", "b"), row("b", "a")], 2),
-    ],
-    ids=["same bytes", "same name", "a chain", "no names", "variants", "a name like a key"],
-)
+FAMILIES = {
+    "same bytes": ([row("x", "a"), row("x", "b"), row("y", "c")], 2),
+    "same name": ([row("x", "a"), row("y", "a"), row("z", "b")], 2),
+    "a chain": ([row("x", "a"), row("x", "b"), row("y", "b"), row("y", "c")], 1),
+    "no names": ([row("x"), row("y")], 2),
+    "variants": ([row("x", "a"), row("v", "a", variant="1"), row("w", "a", variant="2")], 1),
+    "a name like a key": ([row("a", "b"), row("b", "a")], 2),
+}
+
+
+@pytest.mark.parametrize(("rows", "num_families"), FAMILIES.values(), ids=FAMILIES)
 def test_images_that_could_reveal_each_other_are_one_family(rows, num_families):
     found = families(rows)
     assert found.keys() == {one.key for one in rows} and len(set(found.values())) == num_families
@@ -117,26 +116,10 @@ def test_a_split_by_question_leaks_and_the_leak_is_measured_by_content():
     parts = [part for _, part in asked] + ["val", ""]
     leaks = measure_leaks([one.key for one in rows], parts, families(rows))
     assert [leaks["val"][key] for key in ("images", "also_in_train", "share")] == [1, 1, 1.0]
-    assert leaks["test"] == {
-        "images": 3,
-        "also_in_train": 2,
-        "share": 0.6667,
-        "questions": 4,
-        "about_images_in_train": 3,
-    }
+    leak = {"images": 3, "also_in_train": 2, "share": 0.6667, "questions": 4, "about_images_in_train": 3}
+    assert leaks["test"] == leak
 
 
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [
-        ("train", "train"),
-        ("validation", "val"),
-        ("VAL", "val"),
-        ("dev", "val"),
-        ("test", "test"),
-        ("raw", ""),
-        ("", ""),
-    ],
-)
-def test_parts_have_several_names(name, part):
-    assert part_of(name) == part
+def test_parts_have_several_names():
+    names = {"train": "train", "validation": "val", "VAL": "val", "dev": "val", "test": "test", "raw": "", "": ""}
+    assert {name: part_of(name) for name in names} == names
