@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lookonce.datasets.records import Record, Turn, read_records, write_records
-from lookonce.errors import RecordsError, UsageError
+from lookonce.errors import UsageError
 from lookonce.eval.answerer import Answerer
 from lookonce.eval.run import evaluate_run
 from lookonce.run.config import RunFile
@@ -102,5 +102,3 @@ def test_all_record_formats_are_the_same_run(sample: Path, make_run: Callable[..
     assert len(runs) == 4
     identities = [open_run(run, TO_BUILD).identity()["records"] for run in runs]
     assert identities[1:] == [identities[0]] * 3
-    with pytest.raises(RecordsError, match="expected the key `messages`"):
-        open_run(make_run(data=data | {"train": str(tmp_path / "a.json"), "format": "parts"}), TO_BUILD)
