@@ -1,7 +1,7 @@
 """Everything that a cache knows about one image: the report behind `cache show`.
 
 The image is named by its file, its key, or the first digits of its key. Norms and peaks of the features are those that
-the receipt has, computed when the image was encoded; whether the bytes are still the same is said by their checksum.
+the receipt has, computed when the image was encoded; the checksum shows whether the bytes are still the same.
 """
 
 from __future__ import annotations
