@@ -113,8 +113,8 @@ def new_shards(
     """
     wanted = {image.key: image for image in images}
     pending = {key for shard in pending_shards(plan, finished, wanted.keys(), former) for key in shard.keys}
-    tokens_of = {image.key: image.num_tokens for image in plan.images()}  # `index_from_plan` has no image sizes
-    painted = {image.key for image in plan.images() if image.is_transparent}
+    tokens_of = {image.key: image.num_tokens for image in plan.images if image.num_tokens}  # `index_from_plan` has none
+    painted = {image.key for image in plan.images if image.is_transparent}
     new = [
         replace(image, num_tokens=image.num_tokens or tokens_of.get(key, 0))
         for key, image in wanted.items()
@@ -196,7 +196,7 @@ def index_from_plan(plan: Plan, paths: Iterable[Path], *, without_files: bool = 
     former = {planned[str(path)][0]: path for path in found if path not in key_of}
     return ImageIndex(
         key_of,
-        {image.key: path_of[image.key] for image in plan.images() if image.key in path_of},
+        {image.key: path_of[image.key] for image in plan.images if image.key in path_of},
         stamp_of=stamp_of,
         former={key: path for key, path in former.items() if key not in path_of},
     )

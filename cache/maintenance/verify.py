@@ -35,7 +35,6 @@ from lookonce.cache.store.metadata import (
     read_manifest,
     read_plan,
     read_receipt,
-    shard_number,
 )
 from lookonce.cache.store.reader import INDEX, read_index
 from lookonce.cache.store.shards import FORMAT_NAME, SHARDS, shard_path
@@ -150,7 +149,7 @@ def verify(folder: Path, level: Level = "full") -> VerifyReport:
                 unstored.difference_update(receipt.images, receipt.failed)
     unfinished = {shard.name for shard in pending if not unstored.isdisjoint(shard.keys)}
     wanted = {problem.image for problem in problems if problem.image}
-    file_of = {image.key: image.files[0] for image in plan.images() if image.key in wanted and image.files}
+    file_of = {image.key: image.files[0] for image in plan.images if image.key in wanted and image.files}
     index = read_index(folder, fingerprint.sha256) if fingerprint else None
     return VerifyReport(
         folder=folder,
@@ -200,7 +199,7 @@ def check_manifest(folder: Path) -> tuple[Fingerprint | None, list[Problem]]:
 
 
 def check_plan(folder: Path, finished: Sequence[str]) -> tuple[Plan, list[Problem]]:
-    """The plan of a cache, empty if it is broken, and its problems.
+    """The plan of a cache, empty if it is broken or lost, and its problems.
 
     `finished` must have been listed before the call: a shard is planned before it is built.
     """
@@ -208,12 +207,8 @@ def check_plan(folder: Path, finished: Sequence[str]) -> tuple[Plan, list[Proble
         plan = read_plan(folder)
     except CacheCorrupt as error:
         return Plan(), [Problem("", "", without_advice(error), "plan")]
-    last = max((shard_number(shard.name) for shard in plan.shards), default=-1)
-    unplanned = [name for name in finished if shard_number(name) > last]
-    if not unplanned:
-        return plan, []
-    are = f"{count(len(unplanned), 'finished shard')} {'is' if len(unplanned) == 1 else 'are'} in no plan"
-    return plan, [Problem("", "", f"{plan_path(folder, plan.num_files)} is missing: {are}", "plan")]
+    is_lost = finished and not plan.num_files
+    return plan, [Problem("", "", f"{plan_path(folder, 0)} is missing", "plan")] if is_lost else []
 
 
 def ignore(block: memoryview, offset: int) -> None:
@@ -336,9 +331,13 @@ def check_offsets(receipt: Receipt) -> Iterator[Problem]:
 def check_header(path: Path, receipt: Receipt, fingerprint: Fingerprint) -> Iterator[Problem]:
     """Differences between the safetensors header of a shard and its receipt."""
     try:
-        found, metadata, _ = shard_header(path)
-    except ValueError as error:
-        yield Problem(receipt.shard, "", f"the header {error}", "header")
+        found, _ = read_header(path)
+        metadata = found.pop("__metadata__")
+        grids = parse_json(metadata["grid_thw"])
+        if metadata["format"] != FORMAT_NAME:
+            raise ValueError(f"its format is {metadata['format']!r}, not {FORMAT_NAME!r}")
+    except (OSError, *PARSE_ERRORS) as error:
+        yield Problem(receipt.shard, "", f"the header cannot be parsed ({shown(repr(error))})", "header")
         return
     if metadata.get("fingerprint") != receipt.fingerprint:
         yield Problem(receipt.shard, "", "the header and the receipt have different fingerprints", "header")
@@ -352,25 +351,7 @@ def check_header(path: Path, receipt: Receipt, fingerprint: Fingerprint) -> Iter
             begin = end
     for name in sorted(found.keys() | expected.keys()):
         if found.get(name) != expected.get(name):
-            what = f"the header says {found.get(name)}, the receipt {expected.get(name)}"
-            yield Problem(receipt.shard, name.partition(".")[0], what, "header")
-    if metadata["grid_thw"] != {key: list(entry.grid_thw) for key, entry in receipt.images.items()}:
+            what = f"the header says {shown(str(found.get(name)))}, the receipt {expected.get(name)}"
+            yield Problem(receipt.shard, shown(name.partition(".")[0]), what, "header")
+    if grids != {key: list(entry.grid_thw) for key, entry in receipt.images.items()}:
         yield Problem(receipt.shard, "", "the header and the receipt have different patch grids", "header")
-
-
-def shard_header(path: Path) -> tuple[dict[str, Any], dict[str, Any], int]:
-    """Tensors and metadata (with parsed patch grids) in the header of a shard, and the offset of its features.
-
-    Raises:
-        ValueError: the file has no header of a shard; the message says why.
-    """
-    try:
-        described, start = read_header(path)
-        metadata = described.pop("__metadata__")
-        metadata["grid_thw"] = parse_json(metadata["grid_thw"])
-        name = metadata["format"]
-    except (OSError, *PARSE_ERRORS) as error:
-        raise ValueError(f"cannot be parsed ({shown(repr(error))})") from None
-    if name != FORMAT_NAME:
-        raise ValueError(f"is of the format {name!r}, not {FORMAT_NAME!r}")
-    return described, metadata, start

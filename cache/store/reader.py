@@ -389,7 +389,7 @@ class VisionCache:
         """The error for an image, which names a file that has it by the plan."""
         files: list[str] = []
         with contextlib.suppress(CacheError, OSError):  # a damaged plan must not hide the message
-            files = [file for image in read_plan(self.folder).images() if image.key == key for file in image.files]
+            files = [file for image in read_plan(self.folder).images if image.key == key for file in image.files]
         named = f"{key} ({files[0]})" if files else key
         path = shard_path(self.folder, shard)
         return CacheCorrupt(f"the features of image {named} in {path} {how}; run: {REPAIR_COMMAND}")

@@ -321,7 +321,7 @@ def known_images(plan: Plan, records: Iterable[Record]) -> tuple[ImageIndex, boo
 
 def _is_new(plan: Plan, paths: Iterable[Path]) -> bool:
     """Whether one of the first few images is not planned under any name."""
-    planned = {image.key for image in plan.images()}
+    planned = {image.key for image in plan.images}
     probed = itertools.islice(read_many(paths), NUM_PROBED)
     return any(not isinstance(data, ImageError) and bytes_key(data) not in planned for _, data in probed)
 

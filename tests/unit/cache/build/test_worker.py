@@ -127,7 +127,7 @@ def test_files_of_the_same_bytes_are_encoded_once(site):
     report = site.build(index, tower)
     assert index.num_files == 2
     assert tower.num_encoded == report.num_encoded == report.num_wanted == 1
-    [image] = read_plan(site.folder()).images()
+    [image] = read_plan(site.folder()).images
     assert image.files == (str(copy), str(one))
 
 

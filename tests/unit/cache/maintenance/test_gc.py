@@ -141,16 +141,9 @@ def test_files_of_living_processes_are_not_leftovers_and_keep_their_cache(caches
         cache = only(collect_garbage(caches, delete=True))
         assert (cache.num_workers, cache.leftovers, cache.foreign) == (1, [], [])
         assert "1 worker alive" in collect_garbage(caches).text()
-        with pytest.raises(CacheError, match="1 worker alive in .*; stop them before deleting it"):
+        with pytest.raises(CacheError, match="is in use by .*; wait until it has ended, or stop it"):
             collect_garbage(caches, delete=True, cache_id=folder.name)
     assert path.exists() and shard_path(folder, "shard-00006").exists()
-
-
-def test_shards_whose_receipts_are_all_lost_are_kept(caches, folder):
-    shutil.rmtree(folder / "receipts")
-    report = collect_garbage(caches, delete=True)
-    assert report.deleted == [] and "restore them with: lookonce cache repair RUN.yaml" in only(report).problem
-    assert list((folder / "shards").iterdir())
 
 
 def test_a_single_shard_without_a_receipt_is_a_leftover(caches, folder):

@@ -25,7 +25,6 @@ from lookonce.cache.store.metadata import (
     Shard,
     extend_plan,
     finished_shards,
-    plan_path,
     read_plan,
     read_receipt,
     receipt_path,
@@ -261,19 +260,11 @@ def test_a_folder_that_is_not_a_cache_is_refused(tmp_path):
 
 @pytest.mark.parametrize("level", ["quick", "full"])
 def test_a_lost_plan_is_a_problem_outside_the_shards(folder, level, found):
-    names = finished_shards(folder)
     (folder / PLAN).unlink()
     report = verify(folder, level)
     assert found(report) == [("", "", "plan")] and report.damaged == []
-    assert f"{folder / PLAN} is missing: {len(names)} finished shards are in no plan" in report.text()
+    assert f"{folder / PLAN} is missing" in report.text()
     assert "1 problem;" in report.text() and "repair it with: lookonce cache repair" in report.text()
-
-
-def test_a_lost_last_file_of_the_plan_is_a_problem(site, folder):
-    site.build(site.index(site.noise("new.png", 100)))
-    plan_path(folder, 1).unlink()
-    [problem] = verify(folder, "quick").problems
-    assert problem.what == f"{plan_path(folder, 1)} is missing: 1 finished shard is in no plan"
 
 
 def test_images_planned_after_a_plan_was_lost_make_an_intact_plan(site, folder):
