@@ -20,7 +20,6 @@ from lookonce.commands.options import (
     only_results_on_stdout,
     remember_run_file,
 )
-from lookonce.settings import MAX_COUNT
 
 if TYPE_CHECKING:
     from lookonce.adapter.merge import Dtype
@@ -115,48 +114,35 @@ def embeds(place: Path, images: tuple[Path, ...], output: Path, as_json: bool) -
     help="Type of the tensors that the adapter changes; all others keep their bytes.",
 )
 @click.option(
-    "--questions",
-    "num_questions",
-    type=click.IntRange(0, MAX_COUNT),
-    default=64,
-    show_default=True,
-    help="At most this many validation questions are asked of both models; 0 asks none.",
-)
-@click.option(
     "--onto-unquantised",
     is_flag=True,
     help="Merge an adapter that was trained on quantised weights (train.frozen) into the unquantised ones.",
 )
 @JSON
-def merge(run_dir: Path, folder: Path, dtype: Dtype, num_questions: int, onto_unquantised: bool, as_json: bool) -> None:
+def merge(run_dir: Path, folder: Path, dtype: Dtype, onto_unquantised: bool, as_json: bool) -> None:
     """Merge a run's adapter into its model: a model folder that needs neither PEFT nor lookonce.
 
-    RUN is the folder of a trained run, or its run file. DIR must not exist. It appears when it is complete; until then
-    the files are in DIR.partial, and the same command continues there after an interruption.
+    RUN is the folder of a trained run, or its run file. DIR must not exist; it appears when it is complete.
 
     Only what the adapter changes is computed: in float32, and rounded once. All other tensors and files keep their
     bytes. With fp32 nothing is rounded, and the configuration says float32, so that transformers loads all weights in
-    it. Then questions are asked of the model with its adapter and of the merged one, from the cache and with the run's
-    settings: that shows what rounding costs. Merging takes little memory, asking as much as an evaluation.
+    it.
 
     \b
-    Keys of --json: folder, dtype, num_tensors, num_changed, size_bytes, rounding, is_untied, left_out, comparison
-    (num_questions, num_different, adapter, merged, precision, different).
+    Keys of --json: folder, dtype, num_tensors, num_changed, size_bytes, rounding, is_untied, left_out.
 
     \b
     Examples:
       lookonce adapter merge runs/sample models/sample-merged
-      lookonce adapter merge runs/kvasir models/kvasir-merged --questions 500 --json
-      lookonce adapter merge runs/kvasir models/kvasir-fp32 --dtype fp32 --questions 0
+      lookonce adapter merge runs/kvasir models/kvasir-fp32 --dtype fp32 --json
     """
     check_launch()
+    remember_run_file(run_dir)
     with only_results_on_stdout():
         from lookonce.adapter.merge import merge as merge_run
 
-    remember_run_file(run_dir)
-    with only_results_on_stdout():
-        done = merge_run(run_dir, folder, dtype, num_questions, onto_unquantised=onto_unquantised, notify=notify)
-    emit(done.to_json(), done.text(), as_json)
+        done = merge_run(run_dir, folder, dtype, onto_unquantised=onto_unquantised)
+    emit(asdict(done), done.text(), as_json)
 
 
 @adapter.command("push")

@@ -62,7 +62,7 @@ class Site:
         return folder.folder
 
     def merge(self, run: Path, name: str = "merged", **options: Any) -> Merged:
-        return merge(run, self.folder / name, num_questions=0, **{"dtype": "fp32"} | options)
+        return merge(run, self.folder / name, **{"dtype": "fp32"} | options)
 
 
 @pytest.fixture(scope="module")
