@@ -162,7 +162,7 @@ def test_the_command_shows_the_licence_and_pins_the_commit(hub, make_run, tmp_pa
     path.write_text(make_run(model={"path": NAME}).to_yaml())
     result = run("fetch", path)
     assert result.exit_code == 0 and "apache-2.0" in result.stdout and "export HF_HUB_OFFLINE=1" in result.stdout
-    assert f'pin this one with --pin, or in section `model`: revision: "{SECOND}"' in result.stderr
+    assert f'pin this one with --pin, or write in section `model`: revision: "{SECOND}"' in result.stderr
     pinned = run("fetch", path, "--pin", "--json")
     assert json.loads(pinned.stdout)["commit"] == SECOND and f"now has model.revision: {SECOND}" in pinned.stderr
     again = run("fetch", path, "--json")

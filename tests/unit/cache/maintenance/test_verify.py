@@ -132,9 +132,9 @@ def with_entry(receipt: Receipt, number: int, change: Callable[[Entry], Entry]) 
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda receipt: with_entry(receipt, -1, lambda one: replace(one, offset=one.offset + 4096)), "leave a gap"),
-        (lambda receipt: with_entry(receipt, -1, lambda one: replace(one, offset=one.offset - 4096)), "overlap"),
-        (lambda receipt: replace(receipt, images=dict(list(receipt.images.items())[1:])), "leave a gap"),
+        (lambda receipt: with_entry(receipt, -1, lambda one: replace(one, offset=one.offset + 4096)), "header says"),
+        (lambda receipt: with_entry(receipt, -1, lambda one: replace(one, offset=one.offset - 4096)), "header says"),
+        (lambda receipt: replace(receipt, images=dict(list(receipt.images.items())[1:])), "the header says"),
         (lambda receipt: with_entry(receipt, 0, lambda one: replace(one, grid_thw=(1, 2, 2))), "different patch grids"),
         (
             lambda receipt: with_entry(receipt, 0, lambda one: replace(one, num_tokens=one.num_tokens - 1)),
