@@ -104,14 +104,14 @@ def stage(source: Path, target_root: Path, keys: Iterable[str] | None = None, *,
 
 
 def find_staged(
-    stage_root: Path, fingerprint: Fingerprint, keys: Iterable[str], *, check: bool = True, notify: Notify = quiet
+    stage_root: Path, fingerprint: Fingerprint, keys: Iterable[str], *, notify: Notify = quiet
 ) -> VisionCache | None:
     """The staged cache of this fingerprint below a folder, if it opens and has all these images; notes why not."""
     folder = stage_root / fingerprint.folder_name
     if not folder.exists():
         return None
     try:
-        cache = VisionCache.open(folder, check=check)
+        cache = VisionCache.open(folder)
     except (CacheError, OSError) as error:
         notify(f"the staged cache {folder} is not used: {first_line(error)}")
         return None

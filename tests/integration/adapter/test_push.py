@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +25,6 @@ from lookonce.fetch import fetch
 from lookonce.files import hash_file, write_json
 from lookonce.run.config import RunFile, read_run_file
 from lookonce.run.folder import RunFolder
-from lookonce.version import commit
 from lookonce.workflow import train
 
 NAME, BASE = "owner/adapter", "base-owner/base-model"
@@ -111,19 +109,6 @@ def test_the_card_has_what_the_hub_reads_and_the_run_file_can_be_read(hub, train
     (tmp_path / "run.yaml").write_bytes(hub.files["run.yaml"])
     assert read_run_file(tmp_path / "run.yaml").lora == trained.read_run().lora
     assert "by_question" not in json.loads(hub.files["metrics/val.json"])
-
-
-def test_the_card_names_the_commit_of_lookonce_that_trained_the_run(hub, trained, root):
-    """Where the tests run in a clone that is installed as editable; else no commit is known."""
-    push(trained)
-    asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True)
-    recorded = json.loads((trained.folder / "environment.json").read_text())["commit"]
-    assert recorded == commit()
-    text = hub.files["README.md"].decode()
-    if recorded is None:
-        assert "git commit" not in text
-    else:
-        assert f"lookonce at the git commit {asked.stdout.strip()}" in text and asked.returncode == 0
 
 
 def test_the_code_on_the_card_answers_as_the_run_did(hub, trained, sample, stock_processor, monkeypatch, tmp_path):

@@ -88,15 +88,6 @@ def test_a_build_is_measured_beside_its_limits_and_leaves_nothing(make_run, tmp_
     assert report.to_json()["share_of_limit"] == report.share_of_limit
 
 
-def test_shares_follow_from_what_was_measured():
-    report = CacheBench("CPU", 100, 1000, 10**9, 10, 4.0, 5.0, 8.0, 2.0, 1e12, 1e12, {"tower": 4.0})
-    assert report.limit_seconds == 5.0  # the disk
-    assert report.share_of_limit == pytest.approx(5 / 8)
-    assert report.speedup == pytest.approx((2.0 / 10) / (8.0 / 100))
-    assert "62% of its limit, 2.5 times as fast as the stock loop" in report.text()
-    assert "0 TFLOP/s, 25% of the measured matrix rate" in report.text()
-
-
 def test_reading_is_measured_in_order_and_at_random(built, monkeypatch, clock):
     keys = []
 
@@ -123,12 +114,6 @@ def test_reading_is_measured_in_order_and_at_random(built, monkeypatch, clock):
     assert (report.open_seconds, report.random_seconds) == (2.0, 10.0)
     assert report.sequential_seconds == report.sequential_bytes == built.size_bytes
     assert report.num_bytes == sum(built.entry(key)[1].size_bytes for names in keys[1:] for key in names)
-
-
-def test_the_share_of_reading_is_of_rates():
-    report = ReadBench(10, 900, 1000, 1.0, 1.0, 0.001)
-    assert report.share == pytest.approx(0.9)
-    assert "90% of the sequential rate" in report.text() and "checked" in report.text()
 
 
 def test_the_matrix_rate_is_that_of_the_median_product(monkeypatch, clock):

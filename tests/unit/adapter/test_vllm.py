@@ -74,13 +74,6 @@ def test_the_command_has_the_smallest_rank_that_vllm_takes(make_run, tmp_path, r
     assert f" --max-lora-rank {flag} " in command and f" run={tmp_path}/run/adapter" in command
 
 
-def test_the_command_has_the_commit_of_the_run(make_run, tmp_path):
-    run = make_run(model={"path": "owner/name", "revision": "abc"})
-    command = serve_command(run, tmp_path, 8)
-    assert "--mm-processor-kwargs" not in command
-    assert command.startswith("vllm serve owner/name --enable-lora") and "--revision abc" in command
-
-
 def test_the_text_advises_to_merge_what_fails(make_run, tmp_path):
     for change, says in (
         ({}, "serve it with:\n  vllm serve"),

@@ -111,12 +111,6 @@ def test_damage_in_the_source_is_reported_and_not_copied(source, tmp_path, at, f
     assert not list(report.folder.rglob(f"*{TEMPORARY_MARK}*"))
 
 
-def test_a_shard_that_the_source_lost_is_reported(source, tmp_path):
-    shard_path(source, "shard-00001").unlink()
-    [problem] = stage(source, tmp_path / "local").problems
-    assert "is missing" in problem.what
-
-
 def test_a_broken_receipt_in_the_source_is_refused(source, tmp_path, flip):
     flip(receipt_path(source, "shard-00001"))
     with pytest.raises(CacheCorrupt, match="shard-00001.json"):

@@ -47,17 +47,6 @@ def test_the_towers_tensors_are_all_there_in_order_of_their_names(sample):
     assert same(found, expected)
 
 
-def test_a_model_folder_has_a_vision_configuration(sample):
-    model_folder = ModelFolder.open(str(sample / "model"))
-    assert model_folder.folder == sample / "model"
-    assert model_folder.vision_config.deepstack_visual_indexes == [0, 1, 2]
-
-
-def test_a_home_folder_is_found(model, monkeypatch):
-    monkeypatch.setenv("HOME", str(model.parent))
-    assert ModelFolder.open("~/model").folder == model
-
-
 def test_a_checkpoint_in_several_files_reads_the_same(sample, model):
     tensors = load_file(model / "model.safetensors")
     file_of = {name: f"model-{number % 3}.safetensors" for number, name in enumerate(tensors)}
