@@ -69,23 +69,6 @@ def check_frozen(run: RunFile, command: str, *, allows_unquantised: bool) -> Non
         )
 
 
-def check_model(folder: Path) -> None:
-    """Check that a model's files are not quantised.
-
-    Raises:
-        ModelError: they are; names the ways.
-    """
-    parts = _parts(_read_json(folder / CONFIG))
-    quantised = next((part["quantization_config"] for part in parts if part.get("quantization_config")), None)
-    if quantised is not None:
-        method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else "unknown"
-        raise ModelError(
-            f"{folder} is quantised (quantization_config in config.json: {method}), so nothing can be added to its "
-            "weights; train on the unquantised model (model.path), with train.frozen: int8 or nf4 if memory is short, "
-            "and merge that run, or load this adapter unmerged, with PEFT or vLLM"
-        )
-
-
 def check_target(target: Path) -> None:
     """Check that nothing is there.
 
@@ -237,7 +220,6 @@ def merge(place: Path, target: Path, dtype: Dtype = "bf16", *, onto_unquantised:
 
 def _merge(opened: OpenRun, target: Path, dtype: Dtype) -> Merged:
     run, model, adapter = opened.run, opened.model_folder.folder, opened.folder.adapter
-    check_model(model)
     check_outside(target, model)
     identity = opened.model_identity() | {"cache": opened.fingerprint.sha256}
     opened.folder.check_inputs(identity)

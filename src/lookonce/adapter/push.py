@@ -192,7 +192,6 @@ class Options:
     is_public: bool = False
     branch: str | None = None
     """The branch that gets the commit; by default `main`."""
-    message: str | None = None
 
 
 @dataclass(frozen=True)
@@ -309,7 +308,7 @@ def push(upload: Upload) -> Upload:
     if get_token() is None:
         raise UploadError(f"no access token of the Hub; make one that may write at {TOKENS}, then: {LOG_IN}")
     api, name, options = HfApi(), upload.repository, upload.options
-    message = options.message or f"Upload {'a merged model' if options.merged else 'an adapter'} with lookonce"
+    message = f"Upload {'a merged model' if options.merged else 'an adapter'} with lookonce"
     added = [
         CommitOperationAdd(path, str(content) if isinstance(content, Path) else content)
         for path, content in upload.files.items()

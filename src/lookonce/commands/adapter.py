@@ -154,7 +154,6 @@ def merge(run_dir: Path, folder: Path, dtype: Dtype, onto_unquantised: bool, as_
 @click.option("--license", "licence", metavar="ID", help="The Hub's name of the licence of the trained weights.")
 @click.option("--public", "is_public", is_flag=True, help="Everybody may see it; by default it is private.")
 @click.option("--revision", "branch", metavar="BRANCH", help="Upload to this branch instead of main.")
-@click.option("--message", metavar="TEXT", help="The message of the commit.")
 @click.option("--dry-run", is_flag=True, help="Show what would be uploaded, and ask no other machine.")
 @JSON
 def push(
@@ -166,7 +165,6 @@ def push(
     licence: str | None,
     is_public: bool,
     branch: str | None,
-    message: str | None,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -195,7 +193,7 @@ def push(
     from lookonce.run.open import Needs, open_run
 
     remember_run_file(run_dir)
-    options = Options(merged, base_model, dataset, licence, is_public, branch, message)
+    options = Options(merged, base_model, dataset, licence, is_public, branch)
     needs = Needs("lookonce adapter push", adapter=True, recorded=True)
     upload = prepare(open_run(run_dir, needs).folder, repository, options)
     done = upload if dry_run else push_upload(upload)

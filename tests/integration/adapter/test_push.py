@@ -220,8 +220,8 @@ def test_a_public_repository_is_written_to_only_if_the_user_says_so(hub, trained
     refused = push(trained)
     assert refused.exit_code == 1 and "owner/adapter exists and is public; add --public" in refused.stderr
     assert hub.files == {}
-    done = push(trained, "--public", "--dataset", "kvasir-vqa", "--message", "first")
-    assert done.exit_code == 0 and hub.messages == ["first"]
+    done = push(trained, "--public", "--dataset", "kvasir-vqa")
+    assert done.exit_code == 0 and hub.messages == ["Upload an adapter with lookonce"]
     assert "the dataset's licence, CC BY-NC 4.0, may bind the model" in done.stderr
 
 

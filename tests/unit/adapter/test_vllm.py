@@ -42,13 +42,7 @@ def test_so_does_one_of_experts(make_run, family):
     ("change", "names", "rule"),
     [
         ({"modules_to_save": ["embed_tokens"]}, NAMES, "modules trained as a whole"),
-        ({"use_dora": True}, NAMES, "DoRA"),
-        ({"rank_pattern": {"q_proj": 4}}, NAMES, "one rank and alpha"),
-        ({"alpha_pattern": {"q_proj": 4}}, NAMES, "one rank and alpha"),
         ({"r": 513}, NAMES, "rank"),
-        ({"bias": "all"}, NAMES, "bias"),
-        ({"lora_bias": True}, NAMES, "bias"),
-        ({"peft_type": "IA3"}, NAMES, "kind"),
         ({}, [*NAMES, "base_model.model.lm_head.weight"], "names of tensors"),
         ({}, [*NAMES, "base_model.model.lm_head.lora_A.weight"], "modules"),
     ],
@@ -77,7 +71,7 @@ def test_the_command_has_the_smallest_rank_that_vllm_takes(make_run, tmp_path, r
 def test_the_text_advises_to_merge_what_fails(make_run, tmp_path):
     for change, says in (
         ({}, "serve it with:\n  vllm serve"),
-        ({"use_dora": True}, f"lookonce adapter merge {tmp_path.parent} DIR"),
+        ({"r": 513}, f"lookonce adapter merge {tmp_path.parent} DIR"),
     ):
         check = Check(tmp_path, rules_for(written(make_run) | change, NAMES, DEFAULT), "vllm serve x", [])
         assert says in check.text() and ("FAIL" in check.text()) == bool(change)
