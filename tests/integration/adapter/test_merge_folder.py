@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -159,16 +156,17 @@ def test_fp32_rounds_nothing_and_the_configuration_and_index_say_so(made, tmp_pa
 @pytest.mark.guarantee(
     "A merge that is killed leaves no folder of that name, and the next one removes what it has left."
 )
-def test_a_merge_that_is_killed_begins_again(made, tmp_path):
-    arguments = [str(made / "run"), str(tmp_path / "merged"), str(STOPPED_AFTER)]
-    killed = subprocess.run([sys.executable, "-c", KILLED, *arguments], env={**os.environ}, timeout=120)
-    assert killed.returncode == -signal.SIGKILL
-    [left] = tmp_path.iterdir()
+def test_a_merge_that_is_killed_begins_again(made, tmp_path, preloaded):
+    place = tmp_path / "place"
+    place.mkdir()
+    killed = preloaded.start(KILLED, str(made / "run"), str(place / "merged"), str(STOPPED_AFTER), folder=tmp_path)
+    assert killed.wait() == -signal.SIGKILL, killed.error
+    [left] = place.iterdir()
     assert left.name.startswith("lookonce-merge") and len([*left.rglob("model-?.safetensors")]) == STOPPED_AFTER
-    merge_in(made, tmp_path / "merged")
-    assert [path.name for path in tmp_path.iterdir()] == ["merged"]
+    merge_in(made, place / "merged")
+    assert [path.name for path in place.iterdir()] == ["merged"]
     merge_in(made, tmp_path / "at-once")
-    assert contents(tmp_path / "merged") == contents(tmp_path / "at-once")
+    assert contents(place / "merged") == contents(tmp_path / "at-once")
 
 
 def test_a_merge_that_is_stopped_leaves_nothing(made, tmp_path, monkeypatch):

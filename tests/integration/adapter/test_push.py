@@ -142,7 +142,7 @@ def test_a_training_starts_from_an_uploaded_adapter_as_from_the_run_itself(hub, 
         train(read_run_file(path), notify=lambda note: None)
 
     said = run("fetch", path)
-    assert said.exit_code == 0 and f'write: start_from: "hf://{NAME}@{hub.second}"' in said.stderr
+    assert said.exit_code == 0 and f'write in section `train`: start_from: "hf://{NAME}@{hub.second}"' in said.stderr
     pinned = run("fetch", path, "--pin")
     assert f"train.start_from: hf://{NAME}@{hub.second}" in pinned.stderr
     assert run("fetch", path, "--pin").exit_code == 0 and run("fetch", path).stderr == ""
@@ -166,7 +166,7 @@ def test_an_adapter_of_another_shape_or_without_a_record_is_refused_by_fetch(hub
     hub.second = "5" * 40
     with pytest.raises(Exception, match=rf"hf://{NAME}@5{{40}} has no record of a run"):
         fetch(make_run(train=start))
-    with pytest.raises(ModelError, match="adapter owner/none is not on the Hub, or you may not access it"):
+    with pytest.raises(ModelError, match="the Hub has no adapter 'owner/none' that you may access"):
         fetch(make_run(train={"start_from": "hf://owner/none"}))
 
 

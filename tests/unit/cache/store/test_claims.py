@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from lookonce.cache.store import claims
 from lookonce.cache.store.claims import (
     SCRATCH_EXPIRY_S,
     Claim,
@@ -333,6 +334,14 @@ def test_dead_claims_are_removed_and_living_ones_are_not(folder):
     assert list((folder / "claims").iterdir()) == paths[:1]
     for each in (living, dead, silent):
         each.release()
+
+
+def test_a_dead_claim_that_was_taken_over_meanwhile_is_not_removed(folder, monkeypatch):
+    living = claim(folder, "shard-00000", ME)
+    monkeypatch.setattr(claims, "leftovers", lambda *_: [(folder / "claims" / "shard-00000.json", "dead claim")])
+    sweep(folder, EXPIRY_S)
+    assert living.is_held()
+    living.release()
 
 
 def test_shards_without_a_receipt_are_listed_unless_claimed_and_are_not_removed(folder):
