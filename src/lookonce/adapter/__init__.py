@@ -6,5 +6,4 @@ merge    the whole course of a merge: what refuses it, and its folder
 card     the model card of a run
 push     an adapter or a merged model on the Hub
 vllm     whether vLLM serves an adapter: its published rules
-embeds   cached features as the image_embeds that vLLM takes
 """
