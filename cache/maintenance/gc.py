@@ -186,8 +186,8 @@ class GarbageReport:
     deleted_bytes: int = 0
     deleted_cache: str = ""
     """Name of the cache that was deleted whole; empty if only leftovers were."""
-    kept: list[Path] = field(default_factory=list)
-    """Files of the deleted cache that lookonce did not write."""
+    kept: list[str] = field(default_factory=list)
+    """Files of the deleted cache that lookonce did not write, by their path in its folder."""
     in_use: list[str] = field(default_factory=list)
     """Why the leftovers of some caches were not deleted: another process uses them."""
 
@@ -207,7 +207,7 @@ class GarbageReport:
         if self.in_use:
             return "\n".join(f"kept leftovers: {reason}" for reason in self.in_use)
         if self.deleted:
-            kept = f"; kept what is not ours: {listed([str(path) for path in self.kept], 1)}" if self.kept else ""
+            kept = f"; kept what is not ours: {listed(self.kept, 1)}" if self.kept else ""
             whole = f"cache {self.deleted_cache}: " if self.deleted_cache else ""
             what = count(len(self.deleted), "file" if self.deleted_cache else "leftover")
             return f"deleted {whole}{what}, {size(self.deleted_bytes)}{kept}"
@@ -237,9 +237,7 @@ def collect_garbage(
         cache = choose(root, found.caches, cache_id)
         paths, num_bytes = delete_cache(cache.folder, expiry_s)
         found.caches.remove(cache)
-        return replace(
-            found, deleted=paths, deleted_bytes=num_bytes, deleted_cache=cache.id, kept=files_below(cache.folder)
-        )
+        return replace(found, deleted=paths, deleted_bytes=num_bytes, deleted_cache=cache.id, kept=cache.foreign)
     deleted, in_use = [*found.scratch], []
     for left in found.scratch:
         shutil.rmtree(left.path)

@@ -339,15 +339,11 @@ def _refusal(name: str, error: Exception) -> str:
     """What is wrong, and what to do about it."""
     owner = name.partition("/")[0]
     status = error.response.status_code if isinstance(error, HfHubHTTPError) and error.response is not None else None
-    if isinstance(error, LocalTokenNotFoundError) or status == 401:
-        return f"the Hub does not accept the access token; make one that may write at {TOKENS}, then: {LOG_IN}"
-    if status == 403:
+    if status in (401, 403) or isinstance(error, LocalTokenNotFoundError | RepositoryNotFoundError):
         return (
-            f"your access token may not write to {name}; name an account or organisation of yours instead of {owner}, "
-            f"or make a token that may write at {TOKENS}, then: {LOG_IN}"
+            f"the access token may not write to {name}; name an account or organisation of yours instead of {owner} "
+            f"(hf auth whoami), or make a token that may write at {TOKENS}, then: {LOG_IN}"
         )
-    if isinstance(error, RepositoryNotFoundError):
-        return f"{name} cannot be made or seen; check that {owner} is your account or your organisation: hf auth whoami"
     if not isinstance(error, BadRequestError) and (status is None or status >= 500):
         return (
             f"the Hub cannot be asked ({first_line(error)}); nothing was committed. Where there is internet, run the "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 import threading
 from math import ceil
@@ -14,6 +15,8 @@ import torch
 
 import lookonce.bench.flops as flops
 from lookonce.bench.flops import matmul_flops_per_second
+from lookonce.cache.model.model_folder import ModelFolder
+from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.reader import VisionCache
 from lookonce.cache.store.shards import DirectFile
 from lookonce.run.open import TO_BUILD, open_run
@@ -65,7 +68,7 @@ def test_a_build_is_measured_beside_its_limits_and_leaves_nothing(make_run, tmp_
     tower = inputs.load_tower()
     monkeypatch.setattr(tower, "encode", clock.slow(tower.encode, 1.0))  # on a CPU, a batch is one image
     monkeypatch.setattr(bench_module, "matmul_flops_per_second", lambda device, dtype: 5e9)
-    monkeypatch.setattr(tower, "flop", lambda num_tokens: 1000.0 * num_tokens)
+    monkeypatch.setattr(bench_module, "flop_of", lambda tower, num_tokens: 1000.0 * num_tokens)
     report = bench_cache(
         tmp_path / "caches",
         inputs.fingerprint,
@@ -130,3 +133,14 @@ def test_the_matrix_rate_is_that_of_the_median_product(monkeypatch, clock):
     monkeypatch.setattr(flops.torch, "randn", lambda *size, **options: sizes.append(size) or Matrix())
     assert matmul_flops_per_second(torch.device("cpu"), torch.float32) == 2 * 10**3 / 0.5
     assert sizes == [(10, 10)] * 2 and num_products == flops.NUM_PRODUCTS
+
+
+def test_flops_are_those_of_the_layers(sample):
+    folder = ModelFolder.open(str(sample / "model"))
+    tower, config, num_tokens = Tower(folder, torch.float32), folder.vision_config, 6
+    weights = {name: weight for name, weight in tower.module.named_parameters() if name.endswith("weight")}
+    mergers = sum(weight.numel() for name, weight in weights.items() if "merger" in name and weight.ndim == 2)
+    layers = [weight for name, weight in weights.items() if not re.search("norm|pos_|merger", name)]
+    attention = config.depth * 2 * (4 * num_tokens) * config.hidden_size
+    expected = 2 * num_tokens * (4 * (sum(map(torch.numel, layers)) + attention) + mergers)
+    assert bench_module.flop_of(tower, num_tokens) == expected
