@@ -308,10 +308,19 @@ class CapturedPasses:
         `like` is a batch of any length with the same keys. Capturing reads no values.
         """
         if shape not in self._captured:
+            if shape[0] > max((length for length, _, _ in self._captured), default=0):
+                self._free()
             inputs = self._inputs(shape, like)
             used: list[int] = []
             self._captured[shape] = self._captured_pass(inputs, used), inputs, used
         return self._captured[shape]
+
+    def _free(self) -> None:
+        """Forget all captured passes: shorter ones share the memory of the longest only if that is captured first."""
+        self._captured.clear()
+        if any(weight.is_cuda for weight in self._trained):
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
 
     def add_gradients(self, number: int, times: torch.Tensor) -> None:
         """Add the gradients of a pass to those of the weights, multiplied with the gradient of its loss.
