@@ -23,7 +23,7 @@ def captured(*errors: Exception) -> CapturedPasses:
             for error in errors[1:]:
                 raise error
 
-    return CapturedPasses(lambda batch: torch.zeros(()), [], 2, capture)
+    return CapturedPasses(lambda batch: torch.zeros(()), [], 2, lambda: capture)
 
 
 @pytest.mark.parametrize("later", [(), (RuntimeError("failed due to a previous error"),)])
@@ -51,7 +51,7 @@ def test_a_longer_pass_is_captured_before_all_others():
         return weight.sum()
 
     weight = torch.nn.Parameter(torch.ones(1))
-    passes = CapturedPasses(forward, [weight], 2, capture)
+    passes = CapturedPasses(forward, [weight], 2, lambda: capture)
     for length, captured_lengths in ((256, [256]), (128, [128]), (512, [512]), (512, []), (256, [256]), (128, [128])):
         lengths.clear()
         passes.prepare((length, 64, False), BATCH)
@@ -69,7 +69,7 @@ def test_passes_add_to_the_gradients_of_their_step():
         return (used * number + (sometimes * number**2 if numbers[-1] > 1 else 0)).sum()
 
     for step, expected in (((1, 2), (3, 4)), ((1,), (1, None)), ((3, 1, 2), (6, 13))):
-        passes = CapturedPasses(forward, [used, sometimes], 2, lambda function: function)
+        passes = CapturedPasses(forward, [used, sometimes], 2, lambda: lambda function: function)
         used.grad = sometimes.grad = None
         for number in step:
             numbers.append(number)
