@@ -120,7 +120,8 @@ def test_replayed_passes_have_the_bits_of_launched_ones(session, random_lora, fr
         for batches, micro_batch in packs(session):
             pack = batches.pack(micro_batch)
             launched, replayed = replays.launched(pack), replays.replayed(pack)
-            assert torch.equal(replayed.loss, launched.loss) and torch.equal(replayed.gradient, launched.gradient)
+            assert torch.equal(replayed.loss, launched.loss)
+            assert all(map(torch.equal, replayed.gradients, launched.gradients))
 
 
 @pytest.mark.parametrize("frozen", KINDS)
