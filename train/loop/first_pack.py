@@ -10,8 +10,9 @@ No difference has a fixed limit. It may be `FACTOR` times the spread, the larges
 of the same rows: several together, each alone, and with layers that round their results once more. Faults change
 results much more than rounding does, so the factor only keeps chance from raising an alarm.
 
-The cost: a few seconds before each start, as 16 rows are computed three times. Left out are sharded weights, and
-dropout, which draws other numbers for rows; `lookonce selftest` compares more, with a small model of its own.
+The cost: some seconds before each start, as 12 rows are computed three times. Left out are sharded weights; dropout,
+which draws other numbers for rows; and linear attention, whose kernels would be tuned for rows for a minute. `lookonce
+selftest` compares more, with a small model of its own.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from lookonce.errors import TrainingError
 from lookonce.train.data.batches import Batch, RowCollator, image_inputs, image_keys
 from lookonce.train.data.dataset import PackIndices
 from lookonce.train.data.sampler import MicroBatch
+from lookonce.train.model.compile import checkpointed
+from lookonce.train.model.linear_attention import linear_layers
 from lookonce.train.model.load import is_sharded, text_model
 from lookonce.train.model.packs import share_of_loss
 
@@ -42,7 +45,7 @@ VARIABLE = "LOOKONCE_SELFTEST"
 OFF = ("off", "0", "false", "no")
 STOCK_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """PyTorch's attention without cuDNN's, which takes a second to prepare for each shape."""
-NUM_PASSES, NUM_ROWS = 4, 4
+NUM_PASSES, NUM_ROWS = 3, 4
 """Passes over the pack, and questions whose loss each computes."""
 STD = 0.02
 """Standard deviation of LoRA's matrices B in the check."""
@@ -99,10 +102,21 @@ def first_pack_of(trainer: Any, step: int) -> PackIndices | None:
         return None
     if any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()):
         return None
-    if getattr(text_model(model).config, "attention_dropout", 0):
+    text = text_model(model)
+    if getattr(text.config, "attention_dropout", 0) or linear_layers(text):
         return None
     packs: list[PackIndices] = next(sampler.steps(step, step + 1), [])
     return next((pack for pack in packs if not pack.micro_batch.pack.is_filler), None)
+
+
+def rounding_of(args: Any) -> float:
+    """The distance between one and the next number in the precision of a training's matrix products."""
+    if args.bf16:
+        return float(torch.finfo(torch.bfloat16).eps)
+    has_tf32 = args.device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return float(
+        torch.finfo(torch.float16 if args.fp16 or has_tf32 else torch.float32).eps
+    )  # TF32 is as coarse as fp16
 
 
 class FirstPack:
@@ -111,7 +125,7 @@ class FirstPack:
     def __init__(self, trainer: Any, pack: PackIndices) -> None:
         """Compute the rows on the trainer's model, which must be as it was loaded."""
         self._trainer, self._pack = trainer, pack
-        self._dtype = torch.bfloat16 if trainer.args.bf16 else torch.float16 if trainer.args.fp16 else torch.float32
+        self._eps = rounding_of(trainer.args)
         chosen = random.Random(0).sample(range(len(pack)), min(NUM_PASSES * NUM_ROWS, len(pack)))
         self._chosen = [chosen[start : start + NUM_ROWS] for start in range(0, len(chosen), NUM_ROWS)]
         """By pass: the questions, as positions in the pack, whose loss it computes."""
@@ -124,6 +138,7 @@ class FirstPack:
         }
         device = trainer.args.device
         with (
+            checkpointed(trainer.model, True),
             torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
             sdpa_kernel(STOCK_KERNELS),
             self._on_drawn_weights(),
@@ -143,7 +158,7 @@ class FirstPack:
                 if self._trainer.captured:
                     self._fill_buffers(model)
                 distances.append(self._pass(model, numbers).distance(expected))
-        smallest = max(ROUNDING, torch.finfo(self._dtype).eps / 16)
+        smallest = max(ROUNDING, self._eps / 8)
         found = largest(distances)
         allowed = [FACTOR * max(spread, smallest) for spread in self._spread]
         for what, difference, limit in zip(("loss", "gradients"), found, allowed, strict=True):
@@ -203,7 +218,7 @@ class FirstPack:
         """Questions as rows, several together, and the distances of other exact computations."""
         together = self._as_rows(numbers, len(numbers))
         alone = self._as_rows(numbers, 1)
-        with _rounding_once_more(self._trainer.model, self._dtype):
+        with _rounding_once_more(self._trainer.model, self._eps):
             rounded = self._as_rows(numbers, len(numbers))
         return together, [alone.distance(together), rounded.distance(together)]
 
@@ -235,9 +250,9 @@ class FirstPack:
 
 
 @contextlib.contextmanager
-def _rounding_once_more(model: Any, dtype: torch.dtype) -> Iterator[None]:
-    """Multiply the results of each layer by numbers that are as far from one as rounding to `dtype` is."""
-    half = torch.finfo(dtype).eps / 2
+def _rounding_once_more(model: Any, eps: float) -> Iterator[None]:
+    """Multiply the results of each layer by random numbers that are as far from one as rounding is."""
+    half = eps / 2
 
     def rounded(layer: Any, inputs: Any, result: torch.Tensor) -> torch.Tensor:
         noise = torch.empty_like(result, dtype=torch.float32).uniform_(-half, half)

@@ -250,10 +250,13 @@ class PackTrainer(Trainer):
             checkpoint = kwargs["resume_from_checkpoint"] = get_last_checkpoint(str(self.args.output_dir))  # type: ignore[no-untyped-call]
         self._resumed_from = step_of(Path(checkpoint)) if checkpoint else -1
         try:
-            with numbers_only(Path(checkpoint) if checkpoint else None), checkpointed(self.model, self.checkpointing):
-                self._compute_rows()
-                with self._on_packs():
-                    return super().train(*args, **kwargs)
+            self._compute_rows()
+            with (
+                numbers_only(Path(checkpoint) if checkpoint else None),
+                self._on_packs(),
+                checkpointed(self.model, self.checkpointing),
+            ):
+                return super().train(*args, **kwargs)
         except torch.OutOfMemoryError:
             raise TrainingError(self.out_of_memory()) from None
         finally:

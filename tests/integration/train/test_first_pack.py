@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from support.trainings import COMPILED_ON_GPU
 from transformers import TrainingArguments
 
 from lookonce import PackBatchSampler, PackTrainer, VQADataset, load_without_tower, read_records
@@ -15,6 +16,7 @@ from lookonce.train.data import batches
 from lookonce.train.loop.first_pack import VARIABLE, FirstPack, first_pack_of
 from lookonce.train.model import attention, loss, packs
 from lookonce.train.model.packs import FEATURES, CapturedPasses
+from lookonce.workflow import train
 
 pytestmark = [
     pytest.mark.guarantee(
@@ -200,3 +202,43 @@ def test_what_cannot_be_compared_with_rows_is_left_out(make_trainer, monkeypatch
     trainer.collator.pads_to_blocks = True
     monkeypatch.setenv(VARIABLE, "off")
     assert first_pack_of(trainer, 0) is None
+
+
+def on_gpu(test):
+    for mark in COMPILED_ON_GPU:
+        test = mark(test)
+    return test
+
+
+def trained(make_run, **options: Any) -> list[str]:
+    """The notes of a training on the GPU."""
+    notes: list[str] = []
+    train(make_run(train=options | {"steps": 2}), notify=notes.append)
+    return [note for note in notes if "packs are exact here" in note]
+
+
+@on_gpu
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"precision": "bf16"},
+        {"precision": "fp32"},
+        {"precision": "fp16"},
+        {"precision": "bf16", "gradient_checkpointing": True},
+        {"precision": "bf16", "compile": False, "flex_attention": False},
+    ],
+)
+def test_a_training_on_a_gpu_checks_its_first_pack(make_cached_run, options):
+    assert trained(make_cached_run, **options)
+
+
+@on_gpu
+def test_a_training_on_a_gpu_stops_before_its_first_step_if_branches_see_each_other(make_cached_run, monkeypatch):
+    monkeypatch.setattr(attention, "attends", lambda q, k, seen_until_k: k <= q)
+    monkeypatch.setattr(packs, "_MASKS", {})
+    torch._dynamo.reset()  # the right mask function is compiled in
+    try:
+        with pytest.raises(TrainingError, match="packs are not exact on this machine"):
+            trained(make_cached_run, precision="bf16")
+    finally:
+        torch._dynamo.reset()
