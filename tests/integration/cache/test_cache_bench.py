@@ -5,10 +5,8 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-import threading
 from math import ceil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +15,6 @@ import lookonce.bench.flops as flops
 from lookonce.bench.flops import matmul_flops_per_second
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.tower import Tower
-from lookonce.cache.store.reader import VisionCache
 from lookonce.cache.store.shards import DirectFile
 from lookonce.run.open import TO_BUILD, open_run
 
@@ -89,34 +86,6 @@ def test_a_build_is_measured_beside_its_limits_and_leaves_nothing(make_run, tmp_
     assert (report.tower_flop, report.matmul_flops) == (1000.0 * report.num_tokens, 5e9)
     assert {"read", "decode", "resize", "tower", "write", "flush"} <= report.phases.keys()
     assert report.to_json()["share_of_limit"] == report.share_of_limit
-
-
-def test_reading_is_measured_in_order_and_at_random(built, monkeypatch, clock):
-    keys = []
-
-    def get_many(cache, names, **options):
-        clock.now += len(names)
-        keys.append(list(names))
-        return really_get_many(cache, names, **options)
-
-    def preadv(descriptor, buffers, offset):
-        num_read = really_read(descriptor, buffers, offset)
-        with lock:
-            clock.now += num_read
-        return num_read
-
-    really_get_many, really_read = VisionCache.get_many, bench_module.os.preadv
-    lock = threading.Lock()  # several threads read
-    monkeypatch.setattr(VisionCache, "get_many", get_many)
-    monkeypatch.setattr(VisionCache, "open", clock.slow(VisionCache.open, 2.0))
-    monkeypatch.setattr(bench_module, "os", SimpleNamespace(**vars(bench_module.os) | {"preadv": preadv}))
-    monkeypatch.setattr(bench_module, "IMAGES_PER_CALL", 4)
-    report = bench_read(built.folder, 10)
-    assert report.num_images == 10
-    assert [len(names) for names in keys] == [4, 4, 4, 2] and keys[0] == keys[1]  # the first call warms up
-    assert (report.open_seconds, report.random_seconds) == (2.0, 10.0)
-    assert report.sequential_seconds == report.sequential_bytes == built.size_bytes
-    assert report.num_bytes == sum(built.entry(key)[1].size_bytes for names in keys[1:] for key in names)
 
 
 def test_the_matrix_rate_is_that_of_the_median_product(monkeypatch, clock):

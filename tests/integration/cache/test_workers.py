@@ -223,26 +223,6 @@ def test_workers_share_the_work_whenever_they_start_and_encode_nothing_twice(wor
     assert (latest["num_encoded"], latest["num_reused"]) == (0, NUM_IMAGES)
 
 
-@pytest.mark.parametrize("wakes", ["while the other builds", "when the other is done"])
-def test_a_worker_that_sleeps_until_its_claim_expires_and_its_successor_build_one_shard(workers, alone, wakes):
-    root = wakes.replace(" ", "-")
-    options = {"seconds": 0.01, "shard_bytes": 10**9, "expiry_s": 0.5}
-    asleep = workers.start(root, **options)
-    wait_until(lambda: asleep.num_encoded > 20)
-    asleep.send(signal.SIGSTOP)
-    other = workers.start(root, **options)
-    wait_until(lambda: other.num_encoded > 20)
-    if wakes == "when the other is done":
-        other.report()
-    asleep.send(signal.SIGCONT)
-    reports = [worker.report() for worker in (asleep, other)]
-    check(workers.folder(root), alone)
-    assert len(read_plan(workers.folder(root)).shards) == 1
-    assert sorted(report["num_encoded"] for report in reports) == [0, NUM_IMAGES]
-    assert [report["num_missing"] for report in reports] == [0, 0]
-    assert asleep.num_encoded + other.num_encoded <= 2 * NUM_IMAGES
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_stopped_worker_leaves_its_shards_to_the_others(workers, alone, number):
     stopped = workers.start(number.name, (0, 2), seconds=0.03)

@@ -165,19 +165,6 @@ def test_the_number_of_open_files_is_bounded(small, tmp_path):
     assert NUM_OPEN < 256, "the smallest limit of systems in use"
 
 
-def test_opening_6500_images_in_130_shards_is_quick_with_and_without_index(small, tmp_path):
-    keys = synthetic_cache(small, tmp_path, num_shards=130, images_per_shard=50)
-    for make_index in (lambda: None, lambda: write_index(tmp_path, small.fingerprint.sha256)):
-        make_index()
-        seconds = []
-        for _ in range(3):
-            start = time.process_time()
-            cache = VisionCache.open(tmp_path)
-            seconds.append(time.process_time() - start)
-        assert min(seconds) < 0.5
-        assert list(cache.keys()) == keys
-
-
 @pytest.mark.parametrize("indexed", [False, True])
 def test_a_cache_is_read_without_writing_to_its_folder(small, indexed):
     if indexed:

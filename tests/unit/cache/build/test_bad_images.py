@@ -438,15 +438,6 @@ def test_an_image_that_was_lost_or_changed_meanwhile_is_reported_and_retried(sit
     site.build(images, site.no_tower)
 
 
-def test_a_changed_image_is_encoded_as_it_is_now_when_hashed_again(site, images):
-    [path, *_] = images.path_of.values()
-    site.noise(path.name, 12345)
-    assert site.build(images).quarantined
-    report = site.build(site.index(*images.key_of))
-    assert (report.num_encoded, report.quarantined) == (1, {})
-    assert len(site.stored()) == NUM_IMAGES
-
-
 @pytest.mark.parametrize("tokens_per_tower_batch", [1, 20, 10**6])
 def test_a_lost_disk_stops_the_build_instead_of_quarantining_all_images(site, tokens_per_tower_batch):
     paths = [site.noise(f"{number}.png", number, (64, 64)) for number in range(3 * MAX_UNREAD)]

@@ -236,12 +236,6 @@ def test_a_file_that_may_have_changed_is_left_out_and_its_former_key_is_kept(cac
     assert index.stamp_of == {Path("/b.jpg"): STAMP, Path("/copy.jpg"): STAMP}
 
 
-def test_a_file_that_the_plan_lacks_is_left_out(cache, stamped):
-    cache.plan_for(pictures("ab"))
-    assert list(index_from_plan(cache.plan, [Path("/a.jpg"), Path("/unknown.jpg")]).key_of) == [Path("/a.jpg")]
-    assert index_from_plan(cache.plan, []).key_of == {}
-
-
 def test_a_file_that_was_planned_twice_has_the_later_key(cache, stamped):
     cache.plan_for(pictures("ab"))
     cache.plan_for([image("b"), replace(image("x"), files=("/a.jpg",))])
@@ -290,13 +284,6 @@ def interrupt(site, images) -> int:
     with pytest.raises(site.PowerCut):
         site.build(images, site.Tower(5))
     return len(site.stored())
-
-
-def test_before_a_build_nothing_is_stored_and_no_folder_is_created(site, images):
-    report = status_of(site, images)
-    assert report == StatusReport(site.folder(), NUM_IMAGES, 0, 0, 0, 0, 0.0, 0.0, None, [])
-    assert report.num_missing == NUM_IMAGES
-    assert not site.folder().exists()
 
 
 def test_bad_images_are_counted_apart_including_those_to_be_retried(site, images):

@@ -13,7 +13,7 @@ from support.processes import NOTICE, WARNING, send
 from lookonce.cache.build.encode import MAX_ON_DEVICE
 from lookonce.cache.build.worker import StopSignals
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.metadata import read_plan, read_receipts, receipt_path
+from lookonce.cache.store.metadata import read_plan, read_receipts
 from lookonce.cache.store.reader import VisionCache
 from lookonce.errors import CacheMismatch
 
@@ -65,17 +65,6 @@ def test_an_interrupted_build_keeps_finished_shards_and_ends_with_the_same_tenso
     assert read_plan(site.folder()) == read_plan(site.folder("undisturbed"))
 
 
-def test_a_shard_without_a_receipt_is_built_again(site, images):
-    site.build(images)
-    before, receipts = site.stored(), {path.name: path.read_text() for path in site.folder().glob("receipts/*")}
-    receipt_path(site.folder(), "shard-00001").unlink()
-    tower = site.Tower()
-    site.build(images, tower)
-    assert 0 < tower.num_encoded < NUM_IMAGES
-    assert site.stored() == before
-    assert {path.name for path in site.folder().glob("receipts/*")} == receipts.keys()
-
-
 def test_new_images_are_added_without_changing_existing_shards(site, images):
     first = site.build(images)
     before, plan = site.stamps(), read_plan(site.folder())
@@ -87,16 +76,6 @@ def test_new_images_are_added_without_changing_existing_shards(site, images):
     assert site.stamps().items() >= before.items()
     assert site.stored().keys() == more.path_of.keys()
     assert read_plan(site.folder()).shards[: first.num_shards] == plan.shards
-
-
-def test_some_images_of_a_lost_shard_are_built_again_when_only_they_are_wanted(site, images):
-    site.build(images)
-    [lost, *_] = [shard for shard in read_plan(site.folder()).shards if len(shard.keys) > 1]
-    receipt_path(site.folder(), lost.name).unlink()
-    wanted = [path for path, key in images.key_of.items() if key != lost.keys[0]]
-    report = site.build(site.index(*wanted))
-    assert report.num_encoded == len(lost.keys) - 1
-    assert site.stored().keys() == images.path_of.keys() - {lost.keys[0]}
 
 
 def test_files_of_the_same_bytes_are_encoded_once(site):

@@ -266,7 +266,6 @@ STALE: dict[str, Callable[[Path], object]] = {
     "touched": touch,
     "renamed": rename,
 }
-READABLE = [name for name in STALE if name not in ("touched", "renamed")]
 
 
 @pytest.mark.parametrize("change", STALE.values(), ids=STALE)
@@ -274,15 +273,6 @@ def test_an_index_that_does_not_match_the_receipts_is_not_used(indexed, change):
     assert indexed.read() is not None
     change(indexed.folder)
     assert indexed.read() is None
-
-
-@pytest.mark.parametrize("change", READABLE)
-def test_opening_a_cache_with_a_stale_index_reads_the_receipts(indexed, change):
-    STALE[change](indexed.folder)
-    expected = indexed.from_receipts()
-    assert indexed.open() == expected
-    write_index(indexed.folder, indexed.fingerprint)
-    assert content(indexed.read()) == expected
 
 
 def test_a_receipt_that_is_replaced_while_the_index_is_made_makes_it_stale(indexed, monkeypatch):
@@ -311,14 +301,6 @@ def test_an_index_with_a_flipped_bit_is_not_used(indexed, file):
     assert used == []
     path.write_bytes(whole)
     assert content(indexed.read()) == indexed.content
-
-
-@pytest.mark.parametrize("num_bytes", [0, 1, 8, 100, -1])
-def test_a_truncated_index_is_not_used(indexed, num_bytes):
-    path = indexed.folder / INDEX
-    path.write_bytes(path.read_bytes()[:num_bytes])
-    assert indexed.open() == indexed.content
-    assert indexed.read() is None
 
 
 def test_the_index_of_another_cache_or_format_version_is_not_used(indexed, monkeypatch):

@@ -173,19 +173,6 @@ def test_a_missing_shard_is_refused(small, indexed, lost):
         VisionCache.open(small.folder)
 
 
-def test_unfinished_shards_do_not_matter(small):
-    (small.folder / "shards" / "shard-00002.safetensors").touch()
-    (small.folder / "shards" / "shard-00003.safetensors.tmp-host-1-abcdef01").symlink_to("gone")
-    assert features_as_bytes(VisionCache.open(small.folder)) == small.as_bytes
-
-
-def test_a_cache_without_shards_is_empty(small, tmp_path):
-    small.write_manifest(tmp_path)
-    cache = VisionCache.open(tmp_path)
-    assert (len(cache), cache.num_shards, cache.size_bytes, cache.encode_seconds) == (0, 0, 0, 0)
-    assert small.keys[0] not in cache and list(cache.keys()) == []
-
-
 def test_a_receipt_whose_numbers_disagree_is_refused(small):
     images = read_receipt(small.folder, "shard-00000").images
     rewrite_receipt(

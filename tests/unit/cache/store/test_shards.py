@@ -29,11 +29,9 @@ from lookonce.cache.store.shards import (
     DirectFile,
     ShardWriter,
     StoredImage,
-    remove_leftovers,
     shard_path,
     write_all,
 )
-from lookonce.files import TEMPORARY_MARK
 
 MAX_HEADER_BYTES = 100_000_000
 """The largest header that the safetensors library reads."""
@@ -250,20 +248,6 @@ def test_a_writer_that_does_not_commit_leaves_nothing(one_shard, tmp_path, error
         if error:
             raise error
     assert one_shard.files(tmp_path) == []
-
-
-def test_leftovers_of_killed_writers_are_ignored_and_removed_shard_by_shard(one_shard, tmp_path):
-    one_shard.write_cache(tmp_path)
-    whole = one_shard.files(tmp_path)
-    for name in (one_shard.name, "shard-10000", "shard-100000"):
-        shard_path(tmp_path, name).with_suffix(f".safetensors{TEMPORARY_MARK}host-1-abcdef01").touch()
-    assert len(VisionCache.open(tmp_path)) == len(one_shard.grids)
-    remove_leftovers(tmp_path, "shard-10000")
-    left = [Path(name).name.split(".")[0] for name in one_shard.files(tmp_path) if TEMPORARY_MARK in name]
-    assert left == [one_shard.name, "shard-100000"]
-    for name in left:
-        remove_leftovers(tmp_path, name)
-    assert one_shard.files(tmp_path) == whole
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002], ids=oct)
