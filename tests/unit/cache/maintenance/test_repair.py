@@ -227,7 +227,7 @@ def test_a_plan_that_was_lost_or_broken_names_the_same_files_again(
     for path in paths if is_lost else paths[:1]:
         path.unlink() if is_lost else flip(path, 300)
     report = run_repair(new)
-    if is_lost and number:  # the plan's first file says nothing of a second; the next build finds that it is missing
+    if is_lost and number:  # the first file does not name the second; the next build writes it again
         assert report.num_problems == 0
         site.build(new)
     else:
