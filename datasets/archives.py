@@ -1,4 +1,4 @@
-"""Images inside archives: tar files, and parquet files in which they are embedded; and the samples of tar files.
+"""Images inside archives: tar files, and parquet files in which they are embedded.
 
 An image's path may lead into an archive:
 
@@ -18,8 +18,6 @@ and images hardly shrink.
 
 The headers of a tar file are those of whoever wrote it: a member is read if the file itself is as long, so neither
 compression nor a sparse member makes much of little, and a name or a PAX header of more than a megabyte is refused.
-webdataset, which groups samples, would decompress and read members of any size. It takes long to import and is imported
-when the first samples are read.
 
 A tar file to which members were added again (`tar -r`) has two of one name, and programs take the first or the last. So
 it is refused, by its headers, which takes 50 microseconds a member; the rest of the file is not read for it.
@@ -35,7 +33,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator
 from contextlib import closing, suppress
 from functools import cache, lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -50,7 +47,7 @@ from lookonce.datasets.parquet import (
     row_group_starts,
 )
 from lookonce.datasets.text_files import COMPRESSED
-from lookonce.errors import ImageError, RecordsError
+from lookonce.errors import ImageError
 from lookonce.text import first_line, shell
 
 BUFFER_BYTES = 1 << 20
@@ -63,9 +60,7 @@ HARMFUL = re.compile(rb"[0-9]{256}|GNU\.sparse")
 """What PAX records of image archives do not have: sparse members, and numbers on which Python's search for a character
 set takes the square of their length (CVE-2024-6232)."""
 DAMAGED = (ValueError, LookupError, OSError, EOFError, tarfile.TarError, RecursionError)
-"""What tarfile and webdataset raise for damaged files."""
-NUM_PEEKED = 16
-"""A sample's JSON member is expected among this many first members."""
+"""What tarfile raises for damaged files."""
 
 
 def read_tar_members(
@@ -152,33 +147,6 @@ class _Member(tarfile.TarInfo):
         if member.size < 0 or tarfile_.offset <= start:
             raise tarfile.ReadError("a member has a negative size")
         return member
-
-
-def read_samples(path: Path, name: str) -> Iterator[dict[str, Any]]:
-    """Samples: `__key__`, `__url__` (which is `name`), and the bytes of each member by its suffix.
-
-    Raises:
-        RecordsError: a member is in the file twice.
-    """
-    from webdataset.tariterators import base_plus_ext, group_by_keys
-
-    def key(member: str) -> Hashable:
-        base, suffix = base_plus_ext(member)
-        return (normal(base), suffix.lower()) if base else normal(member)
-
-    for names in repeated_members(path, key).values():
-        raise RecordsError(twice(path, names))
-    with closing(read_tar_members(path)) as members:
-        yield from group_by_keys({"fname": member, "data": data, "__url__": name} for member, data in members)
-
-
-def has_json(path: Path) -> bool:
-    """Whether a tar file has samples with JSON, not images alone; True for a damaged one, so that reading it fails."""
-    try:
-        with closing(read_tar_members(path)) as members:
-            return any(name.endswith(".json") for name, _ in islice(members, NUM_PEEKED))
-    except DAMAGED:
-        return True
 
 
 ARCHIVE = re.compile(r"[^/]\.(?:tar|tar\.gz|tgz|parquet)(?=/)", re.IGNORECASE)

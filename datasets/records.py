@@ -21,10 +21,6 @@ never opened, and counts as an image that cannot be read.
 Malformed records are counted by kind: the message without its values, so that 5,000 records with the same mistake are
 one line. It is made from the message and not noted where errors are raised, which is in fifty places. The cost: a value
 that is not recognised as one makes several kinds of one mistake.
-
-A record of an image that cannot be used is left out as a whole, since without one of its images it asks about something
-that is not there. Who calls `leave_out` knows which images these are: an audit that has decoded them, or the receipts
-of a cache.
 """
 
 from __future__ import annotations
@@ -64,7 +60,7 @@ from lookonce.datasets.text_files import (
 )
 from lookonce.errors import RecordsError, UsageError, explain_os_error
 from lookonce.files import atomic_write
-from lookonce.text import count, first_few, listed, located
+from lookonce.text import listed, located
 
 __all__ = ["Context", "Record", "RecordsFile", "Turn", "format_of_file", "read_records", "write_records"]
 
@@ -307,8 +303,8 @@ def _as_json(value: Any) -> Any:
     return json.loads(json.dumps(value), parse_constant=str)
 
 
-NUM_NAMED, NUM_PLACES = 5, 3
-"""A text names this many images, and each line this many records."""
+NUM_PLACES = 3
+"""A kind names this many of its records."""
 VALUES = (
     (re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""), "..."),
     (re.compile(r"(?<=, got ).*?(?=; |$)", re.S), "..."),
@@ -361,50 +357,3 @@ def kind_of(reason: str) -> str:
     for value, sign in VALUES:
         reason = value.sub(sign, reason)
     return reason
-
-
-@dataclass(frozen=True)
-class UnusableImage:
-    """An image that cannot be used, and the records that show it."""
-
-    path: Path
-    reason: str
-    places: tuple[str, ...]
-
-    def text(self) -> str:
-        named = "" if f"{self.path}" in self.reason else f"{self.path}: "
-        return f"{named}{self.reason} ({listed(self.places, NUM_PLACES)})"
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """How many records were left out, and because of which images."""
-
-    num_records: int
-    """Records before any was left out."""
-    num_left_out: int
-    images: tuple[UnusableImage, ...] = ()
-
-    def text(self, kind: str = "") -> str:
-        """A sentence, and a line for each of the first few images; `kind` of records, such as "train "."""
-        what = f"{self.num_left_out:,} of {count(self.num_records, f'{kind}record')}"
-        return "\n".join([f"left out {what}, which show {count(len(self.images), 'unusable image')}:", *self.lines()])
-
-    def lines(self) -> list[str]:
-        """The first few images."""
-        return first_few([image.text() for image in self.images], NUM_NAMED)
-
-
-def leave_out(records: Iterable[Record], unusable: Mapping[Path, str]) -> tuple[list[Record], LeftOut]:
-    """The records whose images can all be used, in order; `unusable` are the reasons why others cannot, by path."""
-    kept: list[Record] = []
-    places: dict[Path, list[str]] = {}
-    records = list(records)
-    for record in records:
-        broken = [path for path in dict.fromkeys(record.images) if path in unusable]
-        for path in broken:
-            places.setdefault(path, []).append(record.origin)
-        if not broken:
-            kept.append(record)
-    images = tuple(UnusableImage(path, unusable[path], tuple(some)) for path, some in places.items())
-    return kept, LeftOut(len(records), len(records) - len(kept), images)

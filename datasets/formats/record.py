@@ -260,19 +260,6 @@ def keys_of(row: Row) -> str:
     return f"{shown(sorted(row))}{respelt(row)}"
 
 
-def texts_within(value: Any) -> Iterator[str]:
-    """All texts in a value at any depth, keys of objects among them."""
-    waiting = [value]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, str):
-            yield value
-        elif isinstance(value, Mapping):
-            waiting += [*value.keys(), *value.values()]
-        elif isinstance(value, list):
-            waiting += value
-
-
 def is_utf8(value: str) -> bool:
     """Whether a text can be encoded as UTF-8; one with a lone surrogate, which JSON escapes can produce, cannot."""
     try:

@@ -30,7 +30,7 @@ FOLDER = Path(__file__).parents[1]
 """The folder with the definitions of known datasets."""
 FIELD = re.compile(r"\{(\w+)\}")
 """The name of a column in a pattern."""
-OWN_METADATA = ("img_id", "official_split", "variant", "references", "original")
+OWN_METADATA = ("img_id", "official_split", "references", "original")
 """Metadata keys that `prepare` itself writes."""
 
 
@@ -100,27 +100,6 @@ class ColumnsSection(Section):
         return self
 
 
-class TextSection(Section):
-    """A dataset of text files with one `question|answer` line per question."""
-
-    files: Pattern
-    """The paths of the text files; `{sequence}` matches a folder or a piece of a name, and becomes a column."""
-    image: Pattern
-    """The path of the image of such a file, with the same names in braces."""
-    image_id: str = ""
-    """The name of that image, with the same names in braces."""
-    separator: Annotated[str, Field(min_length=1)] = "|"
-
-
-class OfficialSection(Section):
-    """The official split, if a metadata column says it instead of the files' names or a column `split`."""
-
-    column: str
-    train: list[Text] = []
-    val: list[Text] = []
-    test: list[Text] = []
-
-
 class SharesSection(Section):
     """Shares of the images; train has the rest."""
 
@@ -141,7 +120,6 @@ class SplitSection(Section):
     shares: SharesSection = SharesSection()
     together: list[str] = []
     """Metadata keys: rows with the same value, such as a video or a patient, stay on one side."""
-    official: OfficialSection | None = None
 
 
 class QuestionSection(Section):
@@ -167,11 +145,8 @@ class Definition(Section):
     """Patterns of the files with the rows, in a local folder; by default all files of one format."""
     columns: ColumnsSection = ColumnsSection()
     images: Patterns = ["{image}", "images/{image}", "images/{image_id}.jpg", "{image_id}.jpg"]
-    """Where the image of a row is if it is not embedded: tried in this order, in the source's folder and its zip files.
+    """Where the image of a row is if it is not embedded: tried in this order, in the source's folder.
     Names in braces are columns; `{image}` and `{image_id}` are those of `columns`."""
-    variants: Patterns = []
-    """Where augmented variants of an image are; `{variant}` is 1, 2 and so on."""
-    text: TextSection | None = None
     rules: list[Rule] = []
     duplicates: Policy = "merge"
     """Rows with the same image and question but different answers become one record with all answers as references
@@ -193,7 +168,7 @@ class Definition(Section):
         """The names of all columns that are used."""
         columns = self.columns
         names = [*map(columns.names, USUAL_NAMES), columns.split]
-        patterns = " ".join([*self.images, *self.variants])
+        patterns = " ".join(self.images)
         return {name for some in [*names, *columns.metadata.values()] for name in some} | set(FIELD.findall(patterns))
 
     @model_validator(mode="after")

@@ -11,7 +11,7 @@ test row. The split is drawn from all images that were read, whatever the rules 
 change of rules does not change the split. If a record was changed, its metadata has the texts before the rules as
 `original`: the question and the answer of each row that it was made of.
 
-The report is `report.json`, and a table that is printed. Rows that were read, plus those of augmented variants, equal
+The report is `report.json`, and a table that is printed. Rows that were read equal
 the records plus the rows left out, each for one reason; a test checks the sum. Nothing in the report depends on the
 time or the machine, so a preparation that was interrupted and run again ends with the same bytes.
 """
@@ -22,7 +22,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,6 @@ from lookonce.datasets.prepare.rows import (
     measure_leaks,
     split_by_image,
     split_by_lists,
-    text_of,
 )
 from lookonce.datasets.prepare.sources import Source, download_source, extract, find_source
 from lookonce.datasets.records import Record, Turn, write_records
@@ -81,7 +80,6 @@ class Options:
     """`image`, `official`, or the path of a JSON file with lists of image names."""
     seed: int | None = None
     duplicates: Policy | None = None
-    num_variants: int = 0
 
 
 DEFAULTS = Options()
@@ -113,7 +111,6 @@ def prepare(name: str, folder: Path, options: Options = DEFAULTS, notify: Notify
     settings = {
         "version": VERSION,
         "definition": definition.model_dump(mode="json", by_alias=True),
-        "variants": options.num_variants,
         "lists": lists,
         "source": source.identity(),
     }
@@ -127,7 +124,7 @@ def prepare(name: str, folder: Path, options: Options = DEFAULTS, notify: Notify
         shutil.rmtree(folder / IMAGES, ignore_errors=True)  # what an unfinished preparation has left
         for leftover in (path for part in PARTS for path in folder.glob(f"{part}.jsonl*")):
             leftover.unlink()
-        rows, columns = extract(source, definition, options.num_variants, folder / IMAGES)
+        rows, columns = extract(source, definition, folder / IMAGES)
         parts, report = build_records(rows, columns, definition, source, settings, lists)
         write_parts(folder, parts, definition)
         write_json(folder / REPORT, report)
@@ -157,15 +154,7 @@ def find_complete(folder: Path, settings: dict[str, Any]) -> Prepared | None:
 
 
 def resolve(definition: Definition, options: Options) -> Definition:
-    """The definition with the options of the command line.
-
-    Raises:
-        UsageError: an option does not fit the definition.
-    """
-    if options.num_variants and not definition.variants:
-        raise UsageError(
-            f"{definition.name} has no augmented variants; leave out --variants, or add `variants` to its YAML file"
-        )
+    """The definition with the options of the command line."""
     changes: dict[str, Any] = {}
     if options.split in ("image", "official"):
         changes["by"] = options.split
@@ -213,8 +202,8 @@ def _hub(definition: Definition, name: str | None) -> HubSection:
         return definition.hub
     if name is None:
         raise SourceError(
-            f"{definition.name} is not on the Hub: get it from {definition.homepage or 'its publishers'} and name its "
-            "folder with --source DIR"
+            f"{definition.name} is not downloaded: get it from {definition.homepage or 'its publishers'}, unpack "
+            "it, and name its folder with --source DIR"
         )
     return HubSection(id=name)
 
@@ -260,21 +249,18 @@ def build_records(
     """The rows of the records of train, val and test, and the report; `columns` are all columns of the source.
 
     Raises:
-        ImageError: no row has an image, or none has a requested variant.
+        ImageError: no row has an image.
         SourceError: there are no rows, or the rules leave out all of them.
         UsageError: the requested split is impossible.
     """
     if not rows:
         raise SourceError(f"{source.location} has no rows: {listed(source.files)} holds none; is the source complete?")
-    rows = with_official_split(rows, definition)
     seen = [row for row in rows if row.key]
     if not seen:
         raise ImageError(
             f"no row has an image; {len(rows):,} were tried, the first: {_reason(rows[0])}\n"
             f"{_looked_for(definition.image_patterns, source)}"
         )
-    if settings["variants"] and not any(row.variant for row in seen):
-        raise ImageError(f"no augmented variant of an image was found; {_looked_for(definition.variants, source)}")
     split = choose_split(seen, definition, lists)
     cleaned, tallies = clean(rows, definition.rules)
     if not cleaned:
@@ -296,8 +282,7 @@ def build_records(
     of_records = [some[0] for part in PARTS for some in parts[part]]
     names_of: dict[str, set[str]] = {}
     for row in seen:
-        if not row.variant:
-            names_of.setdefault(row.key, set()).add(row.image_id)
+        names_of.setdefault(row.key, set()).add(row.image_id)
     keys = {row.key for row in seen}
     has_own = split.by != OFFICIAL and any(row.split for row in seen)
     known = definition.questions
@@ -318,8 +303,7 @@ def build_records(
         "columns_left_out": sorted({*columns} - definition.used_columns),
         "published": dict(definition.counts),
         "rows": {
-            "read": sum(not row.variant for row in rows),
-            "of_variants": sum(bool(row.variant) for row in rows),
+            "read": len(rows),
             "records": len(of_records),
             "left_out": {reason: number for reason, number in left_out.items() if number},
         },
@@ -400,8 +384,6 @@ def _images(images: Mapping[str, Any]) -> str:
 def _rows(value: Mapping[str, Any]) -> str:
     numbers = value["rows"]
     lines = [("rows read", numbers["read"])]
-    if numbers["of_variants"]:
-        lines.append(("rows of augmented variants", numbers["of_variants"]))
     lines += [(reason, -number) for reason, number in numbers["left_out"].items()]
     lines.append(("records", numbers["records"]))
     text = table(("rows", "number"), [(name, f"{number:,}") for name, number in lines])
@@ -451,7 +433,6 @@ def make_record(rows: RecordRows, images: Path, definition: Definition) -> Recor
     found = {"img_id": first.image_id, "category": known.category, "stage": known.stage}
     metadata = {name: value for name, value in found.items() if value not in ("", None)} | dict(first.metadata)
     metadata |= {"official_split": first.split} if first.split else {}
-    metadata |= {"variant": first.variant} if first.variant else {}
     if len(rows) > 1:
         metadata["references"] = [row.answer for row in rows]
     if len(rows) > 1 or first.read_as:
@@ -474,15 +455,6 @@ class Split:
 
 def _official_part(row: Row) -> str:
     return row.split
-
-
-def with_official_split(rows: Sequence[Row], definition: Definition) -> Sequence[Row]:
-    """The rows with their official split, if a metadata column says it."""
-    section = definition.split.official
-    if section is None:
-        return rows
-    part_of = {value: part for part in PARTS for value in getattr(section, part)}
-    return [replace(row, split=part_of.get(nfc(text_of(row.metadata.get(section.column))), "")) for row in rows]
 
 
 def choose_split(rows: Sequence[Row], definition: Definition, lists: Lists | None) -> Split:

@@ -34,7 +34,6 @@ Make = Callable[[Any, Path], Any]
     [
         ("x", "folder", {}, False),
         ("x.tar", "folder", {}, False),
-        ("x.tar", "webdataset", {}, False),
         ("x.tar", "tar", {"format": tarfile.GNU_FORMAT}, False),
         ("x.y.TAR", "tar", {"format": tarfile.PAX_FORMAT}, False),
         ("x.tar", "tar_of_folder", {}, False),

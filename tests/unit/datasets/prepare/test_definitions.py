@@ -15,7 +15,7 @@ from lookonce.datasets.prepare.definition import FOLDER, find_definition, known_
 from lookonce.datasets.prepare.rows import Rule
 from lookonce.errors import UsageError
 
-KNOWN = ["endovis18-vqa", "kvasir-vqa", "kvasir-vqa-x1", "path-vqa", "slake", "vqa-rad"]
+KNOWN = ["kvasir-vqa", "kvasir-vqa-x1", "path-vqa", "slake", "vqa-rad"]
 
 
 def test_the_readme_names_all_known_datasets():

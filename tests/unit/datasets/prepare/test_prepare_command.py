@@ -71,10 +71,9 @@ def test_a_cut_report_is_named(tmp_path, source):
     ("words", "code", "message"),
     [
         (("kvasir", "OUT"), 2, "no known dataset is called 'kvasir'"),
-        (("endovis18-vqa", "OUT"), 1, "is not on the Hub"),
+        (("slake", "OUT"), 1, "is not downloaded"),
         (("kvasir-vqa", "OUT", "--source", "nowhere"), 1, "nothing exists at nowhere"),
         (("kvasir-vqa", "OUT", "--source", "SOURCE", "--format", "csv"), 1, "has no csv files with questions"),
-        (("kvasir-vqa", "OUT", "--source", "SOURCE", "--variants", "2"), 2, "has no augmented variants"),
         (("kvasir-vqa", "SOURCE", "--source", "SOURCE"), 2, "is not empty and holds no prepared dataset"),
         (("kvasir-vqa",), 2, "Missing argument"),
     ],
