@@ -30,7 +30,8 @@ import posixpath
 import re
 import tarfile
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import closing, suppress
 from functools import cache, lru_cache
 from pathlib import Path
@@ -83,30 +84,22 @@ def normal(name: str) -> str:
     return posixpath.normpath(name).lstrip("/")
 
 
-def repeated_members(path: Path, key: Callable[[str], Hashable] = normal) -> dict[Hashable, list[str]]:
-    """The names of members that have the same key, by it; of a damaged file, those before the damage."""
-    names: dict[Hashable, list[str]] = {}
+@lru_cache(maxsize=1024)
+def _repeated(path: Path, *stamp: int) -> frozenset[str]:
+    """The names that a tar file has twice; `stamp` is its size and time, so a file that changes is read again.
+
+    Of a damaged file they are those before the damage.
+    """
+    names: Counter[str] = Counter()
 
     def note(name: str) -> bool:
-        names.setdefault(key(name), []).append(name)
+        names[normal(name)] += 1
         return False
 
     with suppress(*DAMAGED), closing(read_tar_members(path, note, HEADER_BUFFER_BYTES)) as members:
         for _ in members:
             pass
-    return {key: some for key, some in names.items() if len(some) > 1}
-
-
-def twice(path: Path, names: list[str]) -> str:
-    """What is wrong with a tar file in which these names mean one member, and what to do."""
-    first, second = names[:2]
-    if normal(first) != normal(second):
-        return f"{path} has the members {first!r} and {second!r} of one name; remove one of them, and pack it again"
-    file = shell(path)
-    return (
-        f"{path} has the member {normal(first)!r} twice; pack it again, with the last of each name: "
-        f"mkdir DIR && tar -xf {file} -C DIR && tar --sort=name -cf NEW.tar -C DIR ."
-    )
+    return frozenset(name for name, number in names.items() if number > 1)
 
 
 def _refuse_compressed(file: BinaryIO) -> None:
@@ -223,21 +216,18 @@ def _open(archive: Path, wanted: Collection[str]) -> Any:
 def _damage(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"the archive cannot be read ({error.strerror})"
-    text = first_line(error).partition(" @ <")[0]  # webdataset appends the repr of the open file
+    text = first_line(error)
     return f"the archive is cut off or damaged ({text or type(error).__name__})"
 
 
-@lru_cache(maxsize=1024)
-def _repeated(archive: Path, *stamp: int) -> dict[Any, list[str]]:
-    """The members that a tar file has twice; `stamp` is its size and time, so a file that changes is read again."""
-    return repeated_members(archive)
-
-
 def _read_tar(archive: Path, wanted: Collection[str]) -> Iterator[tuple[str, bytes | str]]:
-    found = archive.stat()
-    repeated = _repeated(archive, found.st_size, found.st_mtime_ns)
-    for name in wanted & repeated.keys():
-        yield name, twice(archive, repeated[name])
+    state, file = archive.stat(), shell(archive)
+    for name in _repeated(archive, state.st_size, state.st_mtime_ns).intersection(wanted):
+        yield (
+            name,
+            f"{archive} has the member {name!r} twice; pack it again, with the last of each name: "
+            f"mkdir DIR && tar -xf {file} -C DIR && tar --sort=name -cf NEW.tar -C DIR .",
+        )
     with closing(read_tar_members(archive, lambda name: normal(name) in wanted)) as members:
         for name, data in members:
             yield normal(name), data

@@ -18,6 +18,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
@@ -162,12 +163,7 @@ def find_image_problems(corpus: Corpus) -> list[Finding]:
         *(
             finding
             for trait, (level, says) in TRAITS.items()
-            for finding in find(
-                trait,
-                level,
-                says,
-                lambda info, trait=trait: f"{info.format}, mode {info.mode}" if trait in info.traits else "",
-            )
+            for finding in find(trait, level, says, partial(_with_trait, trait))
         ),
         *findings_from(
             "copies",
@@ -177,6 +173,10 @@ def find_image_problems(corpus: Corpus) -> list[Finding]:
             lambda item: ", ".join(item["images"][:3]),
         ),
     ]
+
+
+def _with_trait(trait: Trait, info: ImageInfo) -> str:
+    return f"{info.format}, mode {info.mode}" if trait in info.traits else ""
 
 
 def _image_example(item: Item) -> str:

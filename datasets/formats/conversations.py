@@ -38,7 +38,6 @@ from typing import Any, NamedTuple
 
 from lookonce.datasets.formats.image_references import (
     MOVE_IMAGES,
-    NAMING_TAG,
     TAG,
     Finder,
     add_tags,
@@ -152,7 +151,7 @@ def _remove_tags(messages: Sequence[Message], origin: str) -> tuple[list[Message
         content = message.content if message.has_tags and isinstance(message.content, str) else ""
         if other := next((tag for tag in OTHER_TAGS if tag in content and message.role == USER), None):
             raise RecordsError(f"{origin}: {other} in message {number}; {OTHER_TAGS[other]}")
-        if TAG in content and NAMING_TAG not in content:
+        if TAG in content:
             if message.role != USER or after_question:
                 raise RecordsError(f"{origin}: {TAG} in message {number}, of the {message.role}; {MOVE_IMAGES}")
             question, num_tags = remove_tags(content, origin)

@@ -42,7 +42,7 @@ from lookonce.datasets.formats.conversations import (
     write_parts,
     write_sharegpt,
 )
-from lookonce.datasets.formats.image_references import Finder, read_marks
+from lookonce.datasets.formats.image_references import Finder, check_marks
 from lookonce.datasets.formats.record import (
     ANSWER_NAMES,
     IMAGE_ID_NAMES,
@@ -61,7 +61,6 @@ from lookonce.datasets.formats.record import (
     shown,
     text,
 )
-from lookonce.datasets.text_files import records_inside
 from lookonce.errors import RecordsError
 
 RANKS = {name: rank for rank, name in enumerate(IMAGE_NAMES)}
@@ -213,21 +212,21 @@ FORMATS: dict[FormatName, RecordFormat] = {
 
 
 def read_row(format: FormatName, row: Row, finder: Finder, origin: str) -> Record:
-    """The `completed` record of a row in a format.
+    """The `checked` record of a row in a format.
 
     Raises:
         RecordsError: the row does not follow the format, or no training can use it.
     """
-    return completed(FORMATS[format].read(row, finder, origin), lambda name: finder.find(name, origin))
+    return checked(FORMATS[format].read(row, finder, origin))
 
 
-def completed(record: Record, find: Callable[[str], Path]) -> Record:
-    """A record from any source with the image marks of its texts read, and checked; `find` gives the path of a name.
+def checked(record: Record) -> Record:
+    """A record from any source, if training can use it.
 
     Raises:
-        RecordsError: no training can use it.
+        RecordsError: it cannot; names what is wrong.
     """
-    record = read_marks(record, find)
+    check_marks(record)
     check_record(record)
     return record
 
@@ -279,9 +278,7 @@ class Reader:
         found = self._given or format_of(value)
         self.format = self.format or found
         if found is None or self.format is None:
-            inner = records_inside(value)
-            hint = f"; its records are under `{inner}`: write one a line, with: jq -c '.{inner}[]' FILE > NEW.jsonl"
-            raise RecordsError(f"{origin}: expected {self._expected(value)}{hint if inner else ''}")
+            raise RecordsError(f"{origin}: expected {self._expected(value)}")
         if FORMATS[found].kind != FORMATS[self.format].kind:
             raise RecordsError(
                 f"{origin}: expected a record in the format {self.format}, like the first one, got the format "

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from lookonce.claim_file import FolderClaim
-from lookonce.datasets.formats.registry import completed
+from lookonce.datasets.formats.registry import checked
 from lookonce.datasets.prepare.definition import Definition, HubSection, QuestionSection, find_definition
 from lookonce.datasets.prepare.rows import (
     DUPLICATES,
@@ -420,10 +420,8 @@ def write_parts(folder: Path, parts: Parts, definition: Definition) -> None:
     images = folder / IMAGES
     for part, rows_of_records in parts.items():
         if rows_of_records:
-            records = (make_record(rows, images, definition) for rows in rows_of_records)
-            write_records(
-                folder / f"{part}.jsonl", (completed(one, lambda name: images / Path(name).name) for one in records)
-            )
+            records = (checked(make_record(rows, images, definition)) for rows in rows_of_records)
+            write_records(folder / f"{part}.jsonl", records)
 
 
 def make_record(rows: RecordRows, images: Path, definition: Definition) -> Record:

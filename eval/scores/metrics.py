@@ -52,7 +52,6 @@ IN_CONTEXT: tuple[Baseline, ...] = get_args(Baseline)[3:]
 """Those of a run with `data.context`: true answers to earlier questions in the prompts, and none."""
 NAMES = {
     "majority": "majority",
-    "majority_in_context": "majority given the context",  # in the metrics of earlier versions
     "untuned": "untuned model",
     "shuffled": "shuffled images",
     "blank": "blank images",
@@ -94,7 +93,7 @@ class Headline:
         """The headline of some predictions, with the baselines that `answers` has beside the majority."""
         if not predictions:
             return cls()
-        texts_of: BaselineAnswers = {"majority": [one.majority for one in predictions], **answers}
+        majority: dict[str, Sequence[str]] = {"majority": [one.majority for one in predictions]}
         right_Q = np.array([one.is_right for one in predictions], dtype=np.float64)
         clusters = clusters_of([one.sources for one in predictions])
 
@@ -108,7 +107,7 @@ class Headline:
 
         return cls(
             share_interval(right_Q, clusters),
-            {key: baseline(texts) for key, texts in texts_of.items()},
+            {key: baseline(texts) for key, texts in (majority | dict(answers)).items()},
         )
 
 
@@ -410,4 +409,7 @@ def read_metrics(folder: RunFolder, name: str) -> dict[str, Any]:
     again = shell("lookonce", "eval", folder.folder, "--split", split, *(["--baselines"] if baseline else []))
     advice = f"write it again with: {again}"
     read_form(path, WrittenMetrics, advice)
-    return read_form(path, dict[str, Any], advice)
+    value = read_form(path, dict[str, Any], advice)
+    if "baselines" in value:  # earlier versions had another one
+        value["baselines"] = {key: score for key, score in value["baselines"].items() if key in NAMES}
+    return value

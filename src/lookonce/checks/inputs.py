@@ -316,7 +316,8 @@ def _unusable(
     if len(unusable) == len(origin_of):
         set_root = "set `data.image_root`; image paths are relative to it, and without it to the records file"
         return Result("error", "images", what, set_root)
-    return Result("error", "images", what, "repair them, or remove the records that show them, which this lists: lookonce data audit RECORDS --decode")
+    advice = "repair them, or remove their records, which this lists: lookonce data audit RECORDS --decode"
+    return Result("error", "images", what, advice)
 
 
 def _open_cache(run: RunFile, model: CheckedModel, found: CheckedImages) -> tuple[VisionCache | None, Result]:

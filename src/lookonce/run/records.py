@@ -33,7 +33,7 @@ SPLITS = ("train", "val", "test")
 HELD_OUT = "held_out"
 """The split of the training records that `data.held_out` leaves out; it has no files of its own."""
 GONE_ADVICE = f"there is no such file either; correct the records or `data.image_root`, then run: {BUILD_COMMAND}"
-UNUSABLE_ADVICE = "repair the file, or remove the records that show it, which this lists: lookonce data audit RECORDS --decode"
+UNUSABLE_ADVICE = "repair the file, or remove its records, which this lists: lookonce data audit RECORDS --decode"
 
 
 def read_splits(run: RunFile, notify: Notify = quiet) -> dict[str, list[Record]]:
