@@ -58,12 +58,7 @@ NEXT = """next:
 @click.option(
     "--images", "num_images", type=click.IntRange(8, IMAGES), help="Number of images; by default 64, with --stages 128."
 )
-@click.option(
-    "--sizes",
-    type=PATH,
-    help="CSV file with columns width and height: image sizes, in the proportions of its rows; or kvasir for "
-    "Kvasir-VQA's sizes.",
-)
+@click.option("--sizes", type=click.Choice(["kvasir"]), help="Frames of Kvasir-VQA's sizes, in their shares.")
 @click.option("--tower-only", is_flag=True, help="Leave out the language model: enough to build and measure caches.")
 @click.option("--stages", is_flag=True, help="Ask in three stages: later answers follow from earlier ones.")
 @JSON
@@ -79,7 +74,7 @@ def sample(folder: Path, as_json: bool, **options: Any) -> None:
       lookonce sample data/stages --stages
       lookonce sample data/qwen2.5 --family qwen2_5_vl
       lookonce sample data/speed --model 2b
-      lookonce sample data/cache-speed --model 8b --tower-only --images 1200 --sizes sizes.csv
+      lookonce sample data/cache-speed --model 8b --tower-only --images 1200 --sizes kvasir
     """
     from lookonce.datasets.sample.write import write_sample
 

@@ -12,7 +12,7 @@ from lookonce.datasets.images import image_key, index_images
 from lookonce.datasets.records import Record, read_records
 from lookonce.datasets.sample import write
 from lookonce.datasets.sample.draw import draw
-from lookonce.datasets.sample.scene import DEFAULT_SEED, KVASIR_SIZES, Scene, ask, make_scenes
+from lookonce.datasets.sample.scene import DEFAULT_SEED, Scene, ask, make_scenes
 from lookonce.datasets.sample.write import write_sample
 from lookonce.errors import UsageError
 
@@ -69,7 +69,7 @@ def test_an_existing_sample_is_kept_and_counted(sample):
         ({"family": "qwen2_vl"}, r"\(family: qwen3_vl\); wanted family: qwen2_vl\. "),
         ({"tokenizer": Path("other")}, r"\(tokenizer: None\); wanted tokenizer: other\. "),
         ({"num_images": 128}, r"\(images: 64\); wanted images: 128\. "),
-        ({"sizes": KVASIR_SIZES}, r"\(sizes: None\); wanted sizes: stratified from kvasir\. "),
+        ({"sizes": "kvasir"}, r"\(sizes: None\); wanted sizes: stratified from kvasir\. "),
         ({"tower_only": True}, r"\(tower_only: False\); wanted tower_only: True\. "),
         ({"stages": True, "num_images": 64}, r"\(stages: False\); wanted stages: True\. "),
     ],
@@ -85,14 +85,14 @@ def test_another_sample_in_the_folder_is_refused_with_the_differences(sample, wa
 def test_samples_that_differ_in_sizes_or_number_are_distinguished(tmp_path):
     """Also the default sample, and one with the random sizes of an older version."""
     folder = tmp_path / "sample"
-    write_sample(folder, num_images=8, sizes=KVASIR_SIZES, tower_only=True)
+    write_sample(folder, num_images=8, sizes="kvasir", tower_only=True)
     held = "images: 8, sizes: stratified from kvasir, tower_only: True"
     with pytest.raises(UsageError, match=rf"\({held}\); wanted images: 64"):
         write_sample(folder)
     stamp = json.loads((folder / "sample.json").read_text())
     (folder / "sample.json").write_text(json.dumps(stamp | {"sizes": "kvasir"}))
     with pytest.raises(UsageError, match=r"\(sizes: kvasir\); wanted sizes: stratified from kvasir"):
-        write_sample(folder, num_images=8, sizes=KVASIR_SIZES, tower_only=True)
+        write_sample(folder, num_images=8, sizes="kvasir", tower_only=True)
 
 
 def test_folder_with_foreign_files_is_refused_and_kept(tmp_path):

@@ -39,7 +39,6 @@ from lookonce.datasets.sample.scene import (
     ask_in_stages,
     cell,
     make_scenes,
-    read_sizes,
     stratify_sizes,
     with_three_polyps,
 )
@@ -248,7 +247,7 @@ MEAN = sum(tokens(*size) * share for size, share in KVASIR_SHARES.items()) / sum
 def test_tokens_per_question_are_the_same_for_every_seed(num_images, tolerance):
     for seed in range(20):
         splits = split_scenes(list(make_scenes(seed, num_images)), seed)
-        assigned = stratify_sizes(splits["train"], read_sizes(KVASIR_SIZES), seed)
+        assigned = stratify_sizes(splits["train"], KVASIR_SIZES, seed)
         num_questions = sum(scene.num_questions for _, scene in assigned)
         num_tokens = sum(tokens(scene.width, scene.height) * scene.num_questions for _, scene in assigned)
         assert num_tokens / num_questions == pytest.approx(MEAN, rel=tolerance)
@@ -256,37 +255,15 @@ def test_tokens_per_question_are_the_same_for_every_seed(num_images, tolerance):
 
 def test_each_size_has_its_share_and_only_sizes_change():
     numbered = list(enumerate(make_scenes(3, 1000)))
-    assigned = stratify_sizes(numbered, read_sizes(KVASIR_SIZES), 3)
+    assigned = stratify_sizes(numbered, KVASIR_SIZES, 3)
     found = Counter((scene.width, scene.height) for _, scene in assigned)
     assert found.keys() == KVASIR_SHARES.keys()
     assert all(abs(found[size] - 10 * share) <= 5 for size, share in KVASIR_SHARES.items())
     assert [(n, replace(scene, width=0, height=0)) for n, scene in assigned] == [
         (n, replace(scene, width=0, height=0)) for n, scene in numbered
     ]
-    again, other = (stratify_sizes(numbered, read_sizes(KVASIR_SIZES), seed) for seed in (3, 4))
+    again, other = (stratify_sizes(numbered, KVASIR_SIZES, seed) for seed in (3, 4))
     assert assigned == again != other
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("width,height\n", "no rows"),
-        ("width,height\n3,x\n", "invalid literal"),
-        ("a,b\n1,2\n", r"KeyError\('width'\)"),
-        (None, "No such"),
-    ],
-)
-def test_a_file_without_sizes_is_refused(tmp_path, content, expected):
-    path = tmp_path / "sizes.csv"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(UsageError, match=f"neither `kvasir` nor a CSV file.*{expected}"):
-        read_sizes(path)
-
-
-def test_sizes_are_read_with_a_byte_order_mark_and_other_columns(tmp_path):
-    (tmp_path / "sizes.csv").write_bytes(b"\xef\xbb\xbfwidth,source,height\r\n622,polyp,529\r\n")
-    assert read_sizes(tmp_path / "sizes.csv") == [(622, 529)]
 
 
 def test_a_sample_with_sizes_is_found_again(tmp_path):
@@ -294,7 +271,7 @@ def test_a_sample_with_sizes_is_found_again(tmp_path):
     stamp |= {"sizes": "stratified from kvasir", "tower_only": False, "stages": False}
     made = {"num_files": 66, "num_images": 64, "num_questions": {"train": 1}}
     (tmp_path / "sample.json").write_text(json.dumps(stamp | made))
-    assert not write_sample(tmp_path, sizes=KVASIR_SIZES).fresh
+    assert not write_sample(tmp_path, sizes="kvasir").fresh
     with pytest.raises(UsageError, match="holds another sample"):
         write_sample(tmp_path)
 
