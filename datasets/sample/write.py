@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from lookonce.datasets.records import Record, Turn, write_records
 from lookonce.datasets.sample.draw import draw
