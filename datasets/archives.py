@@ -4,10 +4,8 @@ An image's path may lead into an archive:
 
     /data/frames-000.tar/polyp/a.jpg    the member polyp/a.jpg of a tar file
     /data/train-0000.parquet/17         row 17, counted from 0
-    /data/train-0000.parquet/a.jpg      the row whose image is named a.jpg
 
-If a tar file has a name twice, the image is refused; of several rows it means the first, since parquet files repeat an
-image in each row about it. A folder that is called `x.tar` is a folder.
+If a tar file has a name twice, the image is refused. A folder that is called `x.tar` is a folder.
 
 Design: an archive is streamed through once and only the wanted members are kept. It is not unpacked, so names and links
 lead nowhere, and no table of its members is stored, which could be wrong. The cost: a tar file is read from its
@@ -40,7 +38,6 @@ from typing import Any, BinaryIO, Self
 from lookonce.datasets.parquet import (
     IMAGE_ROWS,
     MAX_IMAGE_BYTES,
-    TEXT_ROWS,
     ambiguous,
     find_image_column,
     open_parquet,
@@ -145,7 +142,7 @@ class _Member(tarfile.TarInfo):
 ARCHIVE = re.compile(r"[^/]\.(?:tar|tar\.gz|tgz|parquet)(?=/)", re.IGNORECASE)
 """Ends where a folder of a path has the name of an archive."""
 ROW = re.compile(r"0|[1-9][0-9]{0,17}")
-"""A row number; `007` is a name."""
+"""A row number."""
 
 
 def find_archive(path: Path, is_file: Callable[[str], bool] = os.path.isfile) -> Path | None:
@@ -238,38 +235,26 @@ def _read_parquet(archive: Path, wanted: Collection[str]) -> Iterator[tuple[str,
         image = find_image_column(file.schema_arrow)
         if image is None:
             raise ambiguous(file.schema_arrow)
-        rows = _find_rows(file, image.path_field, wanted)
-        for group, names_of in _by_row_group(file, rows):
+        rows = {int(name): name for name in wanted if ROW.fullmatch(name)}
+        for group, name_of in _by_row_group(file, rows):
             try:
                 for row, value in enumerate(read_values(file, image.bytes_field, IMAGE_ROWS, [group])):
-                    for name in names_of.pop(row, ()):
-                        yield name, _image_bytes(value.as_py())
-                    if not names_of:
+                    if row in name_of:
+                        yield name_of.pop(row), _image_bytes(value.as_py())
+                    if not name_of:
                         break
             except Exception as error:  # as in `read_members`; the other row groups may be intact
-                yield from ((name, _damage(error)) for names in names_of.values() for name in names)
+                yield from ((name, _damage(error)) for name in name_of.values())
 
 
-def _find_rows(file: Any, path_field: str | None, wanted: Collection[str]) -> dict[str, int]:
-    """The rows of those names that are row numbers or are found in the column of paths."""
-    rows = {name: int(name) for name in wanted if ROW.fullmatch(name)}
-    names = set(wanted) - rows.keys()
-    if names and path_field:
-        for row, value in enumerate(read_values(file, path_field, TEXT_ROWS)):
-            name = normal((value.as_py() or {}).get("path") or "")
-            if name in names:
-                rows.setdefault(name, row)
-    return rows
-
-
-def _by_row_group(file: Any, rows: dict[str, int]) -> list[tuple[int, dict[int, list[str]]]]:
+def _by_row_group(file: Any, rows: dict[int, str]) -> list[tuple[int, dict[int, str]]]:
     """The row groups with wanted rows: for each, the names of its rows, counted from its start."""
     starts = row_group_starts(file)
-    groups: dict[int, dict[int, list[str]]] = {}
-    for name, row in rows.items():
+    groups: dict[int, dict[int, str]] = {}
+    for row, name in rows.items():
         group = bisect_right(starts, row) - 1
         if group < len(starts) - 1:
-            groups.setdefault(group, {}).setdefault(row - starts[group], []).append(name)
+            groups.setdefault(group, {})[row - starts[group]] = name
     return sorted(groups.items())
 
 
