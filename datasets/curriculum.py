@@ -28,7 +28,8 @@ in one fold, and so are images that one record shows together. The folds follow 
 the trainings that leave out one fold each need not know of each other. Records without images are in no fold: all
 trainings have them.
 
-Lessons are the parts of an epoch that are trained on one after another, each with the records of one metadata value.
+The stages of `batch.order` are the parts of an epoch that are trained on one after another, each with the records of
+one metadata value.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, ConfigDict, Field, model_validator
 
 from lookonce.datasets.formats.record import Record
 from lookonce.errors import RecordsError
@@ -337,35 +338,35 @@ def hold_out(records: Sequence[Record], fold: Fold, seed: int, keys_of: KeysOf) 
     return found
 
 
-class LessonOrder(Section):
-    """The lessons of an epoch in their order."""
+class StageOrder(Section):
+    """The stages of an epoch in their order."""
 
     by: Annotated[str, Field(min_length=1)]
-    """The metadata field that says in which lesson a record is."""
-    lessons: Annotated[DifferentValues, Field(min_length=1)]
-    """The field's values, in the order of the lessons."""
+    """The metadata field that says in which stage a record is."""
+    stages: Annotated[DifferentValues, Field(min_length=1, validation_alias=AliasChoices("stages", "lessons"))]
+    """The field's values, in the order of the stages; run files of 0.3 call them `lessons`."""
 
     def find(self, record: Record) -> int | None:
-        """The number of a record's lesson, from 0; None if it is in no lesson, or in several."""
-        return place_of(record, self.by, self.lessons)
+        """The number of a record's stage, from 0; None if it is in no stage, or in several."""
+        return place_of(record, self.by, self.stages)
 
-    def lesson_of(self, record: Record) -> int:
-        """The number of a record's lesson, from 0; it must have one."""
+    def stage_of(self, record: Record) -> int:
+        """The number of a record's stage, from 0; it must have one."""
         number = self.find(record)
         assert number is not None, f"{record.origin}: {named(record, self.by)}"
         return number
 
     def check(self, records: Sequence[Record]) -> str:
-        """How many records each lesson has, as text.
+        """How many records each stage has, as text.
 
         Raises:
-            RecordsError: records are in no lesson, or in several; counts and names their values.
+            RecordsError: records are in no stage, or in several; counts and names their values.
         """
         sizes = Counter(map(self.find, records))
         if sizes[None]:
             others = counted(named(record, self.by) for record in records if self.find(record) is None)
             raise RecordsError(
-                f"`batch.order`: {sizes[None]:,} of {count(len(records), 'train record')} are not in one lesson: "
-                f"{others}; add the values to `lessons`, or leave the records out with `data.where`"
+                f"`batch.order`: {sizes[None]:,} of {count(len(records), 'train record')} are not in one stage: "
+                f"{others}; add the values to `stages`, or leave the records out with `data.where`"
             )
-        return ", then ".join(f"{self.by} {as_text(value)} ({sizes[n]:,})" for n, value in enumerate(self.lessons))
+        return ", then ".join(f"{self.by} {as_text(value)} ({sizes[n]:,})" for n, value in enumerate(self.stages))
