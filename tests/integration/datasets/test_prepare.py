@@ -28,7 +28,7 @@ for attempt in range(1, 100):
     if not (child := os.fork()):
         prepare("kvasir-vqa", Path("out"), Options(sys.argv[1]))
         os._exit(0)
-    time.sleep(0.05 * 1.3**attempt)
+    time.sleep(0.05 * 1.5**attempt)
     os.kill(child, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     print(code, flush=True)
@@ -42,12 +42,12 @@ def test_a_run_killed_many_times_ends_with_the_same_bytes(tmp_path, preloaded):
     source, questions = tmp_path / "in", ("Is there text?", "How many instrumnets are in the image?")
     rows = [
         {"question": question, "answer": "lower-rigth;center", "img_id": f"cl{number}"}
-        for number in range(80)
+        for number in range(30)
         for question in questions
     ]
     write_lines(source / "train.jsonl", *rows)
     (source / "images").mkdir()
-    for number in range(80):
+    for number in range(30):
         (source / "images" / f"cl{number}.jpg").write_bytes(jpeg_of(number))
     expected = files_in(prepare("kvasir-vqa", tmp_path / "uninterrupted", Options(str(source))).folder)
     killer = preloaded.start(KILLED, str(source), folder=tmp_path, name="killer")

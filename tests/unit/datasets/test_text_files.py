@@ -20,7 +20,7 @@ from support.rows import png, write_lines
 from support.rows import run as run_command
 
 from lookonce.datasets.records import Turn, read_records
-from lookonce.datasets.text_files import is_array, read_array, read_csv, read_jsonl
+from lookonce.datasets.text_files import read_array, read_csv, read_jsonl
 from lookonce.errors import RecordsError
 
 ROWS = [{"a": "1", "b": "x, y"}, {"a": "", "b": 'a "quote"\nand a line'}, {"a": "\u2028", "b": "é"}]
@@ -104,18 +104,6 @@ def test_reading_continues_after_rows_that_cannot_be_read_where_the_next_begins_
     rows = list(read(tmp_path / "a.txt", "name", broken=lambda *found: broken.append(found)))
     assert (len(rows), [origin for origin, _ in broken]) == (kept, places)
     assert all(str(error).startswith(f"{origin}: ") for origin, error in broken)
-
-
-def test_a_large_cell_is_read(tmp_path):
-    (tmp_path / "a.csv").write_text("a\n" + "x" * 200_000)
-    assert [len(row["a"]) for _, row in read_csv(tmp_path / "a.csv")] == [200_000]
-
-
-@pytest.mark.parametrize(
-    ("head", "expected"), [(b" \n[", True), (b"\xef\xbb\xbf[1]", True), (b'{"a"', False), (b"", False)]
-)
-def test_an_array_is_recognised_by_its_first_bytes(head, expected):
-    assert is_array(head) is expected
 
 
 ROW = {"image": "a.png", "question": "Où est-ce?", "answer": "à gauche"}
@@ -241,14 +229,6 @@ def test_a_folder_is_named_with_the_files_in_it(run):
     ):
         result = run(*words)
         assert result.exit_code in (1, 2) and "it is a folder; name a file in it: train.jsonl" in result.output
-
-
-def test_an_array_is_read_like_jsonl_with_the_number_of_each_record(tmp_path):
-    path = tmp_path / "train.json"
-    path.write_text(f"\ufeff\n [{json.dumps(json.loads(GOOD), indent=1)},\n\n{GOOD}\n]\n", "utf-8")
-    records = read_records(path)
-    assert [record.turns[0].question for record in records] == ["Q", "Q"]
-    assert [record.origin for record in records] == [f"{path}: record 1", f"{path}: record 2"]
 
 
 def test_csv_has_one_record_per_row_and_an_empty_cell_is_a_missing_key(tmp_path):

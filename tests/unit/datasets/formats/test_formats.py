@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.rows import alternating, parts, write_lines
 
-from lookonce.datasets.records import Record, RecordsFile, Turn, read_records, write_records
+from lookonce.datasets.records import Record, RecordsFile, Turn, read_records
 from lookonce.errors import RecordsError
 
 ASKED = (Turn("Is there text?", "yes"),)
@@ -244,11 +244,3 @@ def test_a_table_needs_no_column_of_answers(tmp_path):
     records = list(RecordsFile(tmp_path / "q.csv", unanswered=True))
     assert [record.turns for record in records] == [(Turn("q", ""),), (Turn("r", ""),)]
     assert records[1].metadata == {"stage": "2"}
-
-
-def test_records_with_answers_are_read_the_same(tmp_path):
-    records = [read_one(tmp_path, ROWS["flat"] | {"answer": "yes"})]
-    for format in ("canonical", "sharegpt", "llava", "alpaca", "messages", "parts", "openai"):
-        write_records(tmp_path / "again.jsonl", records, format=format)
-        [again] = RecordsFile(tmp_path / "again.jsonl", unanswered=True)
-        assert again.turns == records[0].turns

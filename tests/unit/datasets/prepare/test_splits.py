@@ -56,11 +56,6 @@ def test_images_that_could_reveal_each_other_are_one_family(rows, num_families):
     assert found.keys() == {one.key for one in rows} and len(set(found.values())) == num_families
 
 
-def test_a_family_has_its_smallest_name_or_key():
-    found = families([row("x", "b"), row("x", "a"), row("y")])
-    assert found == {"x": "a", "y": "y"}
-
-
 def test_rows_with_the_same_value_of_a_together_column_stay_on_one_side():
     rows = [row(f"key {n}", f"image {n}", metadata={"sequence": n // 10}) for n in range(200)]
     parts = split_by_image(rows, SHARES, 42, ["sequence"])
