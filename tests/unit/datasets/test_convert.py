@@ -52,7 +52,7 @@ def without_origin(path: Path, *root: Path) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("format", FORMAT_NAMES)
-@pytest.mark.parametrize("name", ["data/out.jsonl", "out.jsonl", "data/deeper/out.json", "elsewhere/out.parquet"])
+@pytest.mark.parametrize("name", ["data/out.jsonl", "elsewhere/out.parquet"])
 def test_records_are_the_same_in_every_format_and_folder(data, format, name):
     target = data.parent / name
     result = run(data / "train.jsonl", target, "--to", format)
@@ -116,21 +116,6 @@ def test_embedded_bytes_of_unknown_format_are_reported_and_stop_nothing(tmp_path
     assert [record.images[0].suffix for record in read_records(tmp_path / "out.jsonl")] == [".bin", ".png"]
 
 
-def test_lists_of_embedded_images_become_files_and_a_column_of_images_stays_embedded(tmp_path):
-    rows = [{"bytes": picture(color=color), "path": None} for color in range(3)]
-    said = pa.array([asked()["messages"]] * 3)
-    lists = {"images": pa.array([[row] * 2 for row in rows], pa.list_(STRUCT)), "messages": said}
-    parquet.write_table(pa.table(lists), tmp_path / "lists.parquet")
-    assert run(tmp_path / "lists.parquet", tmp_path / "lists.jsonl").exit_code == 0
-    records = read_records(tmp_path / "lists.jsonl")
-    assert [[read_bytes(image) for image in record.images] for record in records] == [
-        [row["bytes"]] * 2 for row in rows
-    ]
-    parquet.write_table(pa.table({"image": pa.array(rows, STRUCT), "messages": said}), tmp_path / "column.parquet")
-    assert run(tmp_path / "column.parquet", tmp_path / "column.jsonl").exit_code == 0
-    assert names(tmp_path / "column.jsonl") == [f"column.parquet/{row}" for row in range(3)]
-
-
 def test_the_report_counts_what_was_read_and_written(data):
     rows = [asked(images=[]), asked(images=["images/a.png"] * 2), asked(images=["images/b.png"])]
     text = run(write_lines(data / "more.jsonl", *rows), data / "out.jsonl").stdout
@@ -191,17 +176,6 @@ def test_mistakes_are_messages(data, words, code, message):
     result = run(*(paths.get(word, word) for word in words))
     assert result.exit_code == code and message in result.stderr and "Traceback" not in result.stderr
     assert not (data / "out.jsonl").exists() and not (data / "out.csv").exists()
-
-
-def test_real_questions_are_the_same_in_every_format(real_records, tmp_path):
-    expected = without_origin(real_records, real_records.parent / "images")
-    assert len(expected) == 56
-    for format in FORMAT_NAMES:
-        target = tmp_path / f"{format}.parquet"
-        result = run(real_records, target, "--to", format, "--image-root", real_records.parent / "images")
-        assert result.exit_code == 0, result.stderr
-        assert without_origin(target) == expected
-        assert image_key(read_records(target)[0].images[0])
 
 
 @pytest.mark.parametrize("name", ["b.xlsx", "b.jsonl.gz", "b", "b.JSONL", "b.json", "b.csv", "b.tsv", "b.parquet"])

@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 from support.rows import EMBEDDED, alternating, parts, png, run, write_lines
 
-from lookonce.datasets.images import image_key, read_bytes
+from lookonce.datasets.images import read_bytes
 from lookonce.datasets.parquet import (
     ImageColumn,
     find_image_column,
@@ -246,30 +246,15 @@ def questions(number: int) -> dict[str, list[str]]:
     return {"question": ["Is there text?"] * number, "answer": ["yes"] * number}
 
 
-def test_embedded_images_have_the_path_of_their_row(tmp_path):
-    """The columns of Kvasir-VQA on the Hub."""
-    images = [{"bytes": f"image {n}".encode(), "path": "a.jpg"} for n in range(5)]
-    path = write(
-        tmp_path / "raw-0000.parquet",
-        {"image": EMBEDDED},
-        image=images,
-        source=["polyps"] * 4 + [None],
-        **questions(5),
-        img_id=[f"id{n}" for n in range(5)],
-    )
-    records = read_records(path)
-    assert [record.images for record in records] == [(path / str(n),) for n in range(5)]
-    assert [read_bytes(record.images[0]) for record in records] == [image["bytes"] for image in images]
-    assert all(record.turns == TURN for record in records)
-    assert records[0].metadata == {"source": "polyps", "img_id": "id0"} and records[4].metadata == {"img_id": "id4"}
-    assert records[3].origin == f"{path}: row 3"
-
-
 def test_embedded_images_have_the_path_of_their_row_and_named_ones_are_beside_the_file(tmp_path):
-    image = [{"bytes": b"x", "path": None}]
-    path = write(tmp_path / "raw.parquet", {"image": EMBEDDED}, image=image, **questions(1))
-    [record] = read_records(path, tmp_path / "elsewhere")  # whatever the image root
-    assert record.images == (path / "0",) and image_key(record.images[0])
+    images = [{"bytes": f"image {n}".encode(), "path": "a.jpg"} for n in range(3)]
+    columns = {"image": images, "source": ["polyps", "polyps", None], **questions(3)}
+    path = write(tmp_path / "raw.parquet", {"image": EMBEDDED}, **columns)
+    records = read_records(path, tmp_path / "elsewhere")  # whatever the image root
+    assert [record.images for record in records] == [(path / str(n),) for n in range(3)]
+    assert [read_bytes(record.images[0]) for record in records] == [image["bytes"] for image in images]
+    assert records[0].metadata == {"source": "polyps"} and records[2].metadata == {}
+    assert records[1].origin == f"{path}: row 1" and records[1].turns == TURN
     path = write(tmp_path / "raw.parquet", {"picture": pa.binary()}, picture=[b"x", b"y"], **questions(2))
     assert [read_bytes(record.images[0]) for record in read_records(path)] == [b"x", b"y"]
     image = [{"bytes": None, "path": "images/a.jpg"}]

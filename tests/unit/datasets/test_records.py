@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from support.strategies import CHARACTERS
 
-from lookonce.datasets.formats.record import CONTROL_TOKEN
 from lookonce.datasets.images import image_key, index_images
 from lookonce.datasets.records import (
     Collector,
@@ -199,36 +194,6 @@ def test_link_inside_the_root_is_followed(tmp_path):
     (root / "images").symlink_to(shared)
     records = read_records(write(root, flat(image_filename="images/a.jpg")))
     assert index_images(records).key_of == {root / "images" / "a.jpg": image_key(shared / "a.jpg")}
-
-
-TEXT = st.text(CHARACTERS, min_size=1).filter(
-    lambda text: text.strip() and not CONTROL_TOKEN.search(text) and "im" not in text.lower()  # no marks of images
-)
-NAME = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), min_size=1, max_size=20).filter(
-    lambda name: name.strip() and name not in (".", "..")
-)
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(CHARACTERS),
-    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(CHARACTERS), children, max_size=3),
-    max_leaves=6,
-)
-RECORD = st.builds(
-    Record,
-    images=st.lists(st.lists(NAME, min_size=1, max_size=3).map(lambda names: Path(*names)), max_size=3).map(tuple),
-    turns=st.lists(st.builds(Turn, TEXT, TEXT), min_size=1, max_size=3).map(tuple),
-    system=st.none() | TEXT,
-    metadata=st.dictionaries(st.text(CHARACTERS), JSON, max_size=3),
-)
-
-
-@settings(max_examples=40)
-@given(records=st.lists(RECORD, min_size=1, max_size=4), own_root=st.booleans())
-def test_what_is_written_is_read_back(tmp_path_factory, records, own_root):
-    folder = tmp_path_factory.getbasetemp() / "round-trip"
-    root = folder / "elsewhere" if own_root else None
-    records = [replace(record, images=tuple((root or folder) / image for image in record.images)) for record in records]
-    write_records(folder / "train.jsonl", records, root)
-    assert [replace(record, origin="") for record in read_records(folder / "train.jsonl", root)] == records
 
 
 def test_records_are_written_as_canonical_readable_jsonl(tmp_path):
