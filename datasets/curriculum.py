@@ -97,7 +97,7 @@ def as_text(value: Any) -> str:
 def texts_of(record: Record, field: str) -> list[str]:
     """The values of a metadata field as texts: several if it is a list, none if the record lacks it."""
     value = value_of(record.metadata, field)
-    return [] if value is None else [as_text(one) for one in as_list(value)]
+    return [] if value is None else [as_text(item) for item in as_list(value)]
 
 
 def place_of(record: Record, field: str, values: Sequence[Any]) -> int | None:
@@ -114,14 +114,14 @@ def check_values(records: Iterable[Record], field: str, values: Iterable[Any], k
         RecordsError: names a value that no record has, and those that records have.
     """
     records = list(records)
-    found = {text for record in records for text in texts_of(record, field)}
-    if not found:
+    present = {text for record in records for text in texts_of(record, field)}
+    if not present:
         known = sorted({name for record in records for name in record.metadata})
         advice = "records have no metadata; `data.stage_map` gives them some"
         fields = f"fields are {listed(known, 10)}" if known else advice
         raise RecordsError(f"`{key}`: no record has the field {field}; {fields}")
-    if unknown := [text for text in map(as_text, values) if text not in found]:
-        raise RecordsError(f"`{key}`: no record has {field} {unknown[0]}; values are {listed(sorted(found), 10)}")
+    if unknown := [text for text in map(as_text, values) if text not in present]:
+        raise RecordsError(f"`{key}`: no record has {field} {unknown[0]}; values are {listed(sorted(present), 10)}")
 
 
 def connected(groups: Iterable[Sequence[Item]]) -> dict[Item, Item]:
@@ -205,8 +205,8 @@ def with_stages(records: dict[str, list[Record]], path: Path, notify: Notify = q
     stage_map = read_stage_map(path)
     unknown = Counter(
         question
-        for some in records.values()
-        for record in some
+        for split_records in records.values()
+        for record in split_records
         for turn in record.turns
         if (question := nfc(turn.question)) not in stage_map.questions
     )
@@ -216,7 +216,9 @@ def with_stages(records: dict[str, list[Record]], path: Path, notify: Notify = q
         )
     if unknown:
         notify(f"the stage map {path} gives its default to {_questions(unknown)}")
-    return {split: [_staged(record, stage_map.find) for record in some] for split, some in records.items()}
+    return {
+        split: [_staged(record, stage_map.find) for record in split_records] for split, split_records in records.items()
+    }
 
 
 def _questions(unknown: Counter[str]) -> str:
@@ -226,13 +228,13 @@ def _questions(unknown: Counter[str]) -> str:
 
 
 def _staged(record: Record, find: Callable[[str], QuestionStage | None]) -> Record:
-    found = [find(turn.question) for turn in record.turns]
-    if any(one != found[0] for one in found):
+    entries = [find(turn.question) for turn in record.turns]
+    if any(one != entries[0] for one in entries):
         raise RecordsError(
             f"{record.origin}: the questions of one record must have the same stage and category, got "
             f"{listed([quoted(turn.question) for turn in record.turns])}; write a record for each of them"
         )
-    entry: dict[str, Any] = found[0].model_dump(exclude_none=True) if found[0] else {}
+    entry: dict[str, Any] = entries[0].model_dump(exclude_none=True) if entries[0] else {}
     return replace(record, metadata={**record.metadata, **entry})
 
 
@@ -332,10 +334,10 @@ def hold_out(records: Sequence[Record], fold: Fold, seed: int, keys_of: KeysOf) 
     # A string seed is hashed with sha512, so the order is the same in every process.
     random.Random(f"seed {seed}, folds of images").shuffle(order)
     left_out = {group for place, group in enumerate(order) if place % fold.of == fold.fold - 1}
-    found: tuple[list[Record], list[Record]] = ([], [])
-    for record, some in zip(records, keys, strict=True):
-        found[bool(some) and group_of[some[0]] in left_out].append(record)
-    return found
+    parts: tuple[list[Record], list[Record]] = ([], [])
+    for record, record_keys in zip(records, keys, strict=True):
+        parts[bool(record_keys) and group_of[record_keys[0]] in left_out].append(record)
+    return parts
 
 
 class StageOrder(Section):

@@ -12,11 +12,11 @@ from lookonce.text import nfc
 class Majority:
     """The most frequent answer of each question, in NFC; for other questions, the most frequent answer of all."""
 
-    def __init__(self, asked: Iterable[tuple[str, str]], min_asked: int = 1) -> None:
+    def __init__(self, questions: Iterable[tuple[str, str]], min_asked: int = 1) -> None:
         """Learn from questions with their answers; a question asked less than `min_asked` times counts as unknown."""
         by_question: dict[str, Counter[str]] = defaultdict(Counter)
         of_all: Counter[str] = Counter()
-        for question, answer in asked:
+        for question, answer in questions:
             by_question[nfc(question)][nfc(answer)] += 1
             of_all[nfc(answer)] += 1
         self._best = {text: _most(answers) for text, answers in by_question.items() if answers.total() >= min_asked}

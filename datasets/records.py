@@ -219,16 +219,16 @@ def write_records(
     """
     file_type = FILE_TYPES.get(path.suffix.lower(), JSONL)
     format = format_of_file(path, format)
-    everything = [(record.origin or f"record {number}", record) for number, record in enumerate(records, start=1)]
+    named_records = [(record.origin or f"record {number}", record) for number, record in enumerate(records, start=1)]
     namer = Namer(path, image_root, absolute=absolute)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temporary, errors_name(path, temporary):
-        rows = ((name, _row(record, name, format, namer)) for name, record in _bar(everything, "write records"))
+        rows = ((name, _row(record, name, format, namer)) for name, record in _bar(named_records, "write records"))
         file_type.write(temporary, rows)
         finder = Finder(path, image_root)
         read = READERS[file_type.kind]
-        with closing(read(temporary, **file_type.reading)) if everything else nullcontext(()) as again:
-            for (name, record), (_, value) in zip(_bar(everything, "read them back"), again, strict=True):
+        with closing(read(temporary, **file_type.reading)) if named_records else nullcontext(()) as again:
+            for (name, record), (_, value) in zip(_bar(named_records, "read them back"), again, strict=True):
                 if lost := _lost(record, value, name, format, finder, file_type.kind):
                     raise RecordsError(f"{name}: the format {format}, in {path.name}, cannot hold this record: {lost}")
 
@@ -243,9 +243,9 @@ def errors_name(path: Path, temporary: Path) -> Iterator[None]:
         raise RecordsError(message.replace(temporary.name, path.name)) from None
 
 
-def _bar(everything: list[tuple[str, Record]], what: str) -> Any:
+def _bar(records: list[tuple[str, Record]], what: str) -> Any:
     """A progress bar, if it takes longer than a moment."""
-    return tqdm(everything, desc=what, unit="record", leave=False, disable=None, delay=PROGRESS_DELAY_S)
+    return tqdm(records, desc=what, unit="record", leave=False, disable=None, delay=PROGRESS_DELAY_S)
 
 
 def format_of_file(path: Path, format: FormatName | None) -> FormatName:
@@ -272,8 +272,8 @@ def _row(record: Record, name: str, format: FormatName, namer: Namer) -> Row:
 
 def _lost(record: Record, value: Any, name: str, format: FormatName, finder: Finder, kind: Kind) -> str:
     """What of a record would be lost when it is read back; empty if nothing."""
-    if (found := format_of(value)) != format:
-        return f"with its metadata it would be read as the format {found}"
+    if (read_format := format_of(value)) != format:
+        return f"with its metadata it would be read as the format {read_format}"
     try:
         again = read_row(format, value, finder, name)
     except RecordsError as error:
@@ -289,13 +289,13 @@ def _lost(record: Record, value: Any, name: str, format: FormatName, finder: Fin
     return ""
 
 
-def _is_same(found: Mapping[str, Any], metadata: Mapping[str, Any], kind: Kind, name: str) -> bool:
+def _is_same(read: Mapping[str, Any], metadata: Mapping[str, Any], kind: Kind, name: str) -> bool:
     """Whether metadata was read back: in the types of JSON, in parquet without nulls, in CSV as texts."""
     if kind == "table":
         cells = {key: as_cell(value, name) for key, value in metadata.items()}
-        return found == {key: cell for key, cell in cells.items() if cell}
-    expected = without_nulls(metadata) if kind == "parquet" else metadata
-    return bool(_as_json(found) == _as_json(expected))
+        return read == {key: cell for key, cell in cells.items() if cell}
+    written = without_nulls(metadata) if kind == "parquet" else metadata
+    return bool(_as_json(read) == _as_json(written))
 
 
 def _as_json(value: Any) -> Any:
@@ -345,10 +345,13 @@ class Collector(list[Malformed]):
 
 def by_kind(malformed: Iterable[Malformed]) -> list[MalformedKind]:
     """The kinds of malformed records, the most frequent first."""
-    found: dict[str, list[Malformed]] = {}
-    for one in malformed:
-        found.setdefault(kind_of(one.reason), []).append(one)
-    kinds = [MalformedKind(kind, some[0].reason, tuple(one.place for one in some)) for kind, some in found.items()]
+    by_name: dict[str, list[Malformed]] = {}
+    for record in malformed:
+        by_name.setdefault(kind_of(record.reason), []).append(record)
+    kinds = [
+        MalformedKind(kind, records[0].reason, tuple(record.place for record in records))
+        for kind, records in by_name.items()
+    ]
     return sorted(kinds, key=lambda kind: -len(kind.places))
 
 

@@ -151,8 +151,8 @@ class Baseline:
 def count_answers(questions: Iterable[QuestionAnswer]) -> dict[str, Counter[str]]:
     """How often each answer is given to each question."""
     answers: dict[str, Counter[str]] = defaultdict(Counter)
-    for asked in questions:
-        answers[asked.question][asked.answer] += 1
+    for question in questions:
+        answers[question.question][question.answer] += 1
     return answers
 
 
@@ -168,13 +168,14 @@ def vocabularies(answers: Answers) -> list[Vocabulary]:
 
 def baselines(files: Sequence[str], questions: Sequence[QuestionAnswer]) -> list[Baseline]:
     """Score the first file's most frequent answers on each other file, or on itself if it is the only one."""
-    asked_in = {file: [asked for asked in questions if asked.file == file] for file in files}
-    training = ((asked.question, asked.answer) for asked in asked_in[files[0]])
+    asked_in = {file: [question for question in questions if question.file == file] for file in files}
+    training = ((question.question, question.answer) for question in asked_in[files[0]])
     majority = Majority(training, min_asked=1 if files[1:] else 2)
     scored = []
     for file in files[1:] or files:
         right = sum(
-            majority.answer(asked.question).strip() in map(str.strip, asked.accepted) for asked in asked_in[file]
+            majority.answer(question.question).strip() in map(str.strip, question.accepted)
+            for question in asked_in[file]
         )
         number = len(asked_in[file])
         scored.append(Baseline(files[0], file, number, right, share(right, number)))
@@ -290,7 +291,7 @@ def audit(corpus: Corpus) -> Audit:
         *find_texts(corpus, questions),
         *find_constants(answers),
     ]
-    per_image = Counter(image for asked in questions for image in asked.images)
+    per_image = Counter(image for question in questions for image in question.images)
     size_of = {info.key: info.size for info in corpus.images.values() if info.size}
     return Audit(
         files=tuple(FileCounts.of(file, corpus) for file in corpus.files),

@@ -138,8 +138,10 @@ def find_image_problems(corpus: Corpus) -> list[Finding]:
         ]
 
     def find(code: str, level: Level, says: str, reason_of: Callable[[ImageInfo], str]) -> list[Finding]:
-        some = items(reason_of)
-        return findings_from(f"images-{code}", level, some, f"{count(len(some), 'image')} {says}", _image_example)
+        problems = items(reason_of)
+        return findings_from(
+            f"images-{code}", level, problems, f"{count(len(problems), 'image')} {says}", _image_example
+        )
 
     missing = items(lambda info: info.problem if info.is_missing else "")
     are_all = len(missing) == len(images)
@@ -206,11 +208,13 @@ def find_texts(corpus: Corpus, questions: Sequence[QuestionAnswer]) -> list[Find
     """Find texts that are wrong by themselves."""
 
     def where(text_of: Callable[[QuestionAnswer], str]) -> Iterator[tuple[str, str]]:
-        return ((text_of(asked), asked.origin) for asked in questions)
+        return ((text_of(question), question.origin) for question in questions)
 
-    spaces = where(lambda asked: asked.answer if asked.answer != asked.answer.strip() else "")
-    short = where(lambda asked: asked.question if len(asked.question.split()) < 2 and not _missing(asked) else "")
-    empty = where(lambda asked: "" if any(char.isalnum() for char in asked.answer) else asked.answer)
+    spaces = where(lambda question: question.answer if question.answer != question.answer.strip() else "")
+    short = where(
+        lambda question: question.question if len(question.question.split()) < 2 and not _missing(question) else ""
+    )
+    empty = where(lambda question: "" if any(char.isalnum() for char in question.answer) else question.answer)
     return [
         *_find("answer-spaces", "with spaces or line breaks around the answer, which models learn", spaces),
         *_find("missing-values", "with a missing value written as text", where(_missing)),
@@ -263,8 +267,8 @@ def same_labels(answer: str) -> tuple[str, ...]:
 def find_repeats(questions: Iterable[QuestionAnswer]) -> list[Finding]:
     """Find duplicates and contradictions."""
     groups: dict[object, list[QuestionAnswer]] = defaultdict(list)
-    for asked in questions:
-        groups[asked.file, asked.images, asked.before, asked.question].append(asked)
+    for question in questions:
+        groups[question.file, question.images, question.before, question.question].append(question)
     repeated = [(group, _all_agree(group)) for group in groups.values() if len(group) > 1]
     contradictions = [_repeat(group) for group, agree in repeated if not agree]
     duplicates = [_repeat(group) for group, agree in repeated if agree]
@@ -289,12 +293,12 @@ def find_repeats(questions: Iterable[QuestionAnswer]) -> list[Finding]:
 
 def _all_agree(group: Sequence[QuestionAnswer]) -> bool:
     """Whether every two of them have a correct answer in common."""
-    accepted = {frozenset(map(same_labels, asked.accepted)) for asked in group}
+    accepted = {frozenset(map(same_labels, question.accepted)) for question in group}
     return not any(first.isdisjoint(second) for first, second in combinations(accepted, 2))
 
 
 def _repeat(group: Sequence[QuestionAnswer]) -> Item:
-    answers = [{"answer": asked.answer, "place": asked.origin} for asked in group]
+    answers = [{"answer": question.answer, "place": question.origin} for question in group]
     return {"question": group[0].question, "image": group[0].image_names, "answers": answers}
 
 

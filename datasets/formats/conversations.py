@@ -107,8 +107,8 @@ def message_values(message: Any, number: int, keys: Sequence[str], origin: str) 
     if not isinstance(message, dict):
         raise RecordsError(f"{origin}: message {number} must be an object with {list(keys)}, got {kind(message)}")
     refuse_pixel_limits(message, f"{origin}: message {number} has")
-    if other := [key for key, value in message.items() if key not in keys and value not in (None, "", [])]:
-        raise RecordsError(f"{origin}: message {number} has `{other[0]}`, which would be lost; expected {list(keys)}")
+    if unknown := [key for key, value in message.items() if key not in keys and value not in (None, "", [])]:
+        raise RecordsError(f"{origin}: message {number} has `{unknown[0]}`, which would be lost; expected {list(keys)}")
     return [need(message, key, f"{origin}: message {number}") for key in keys]
 
 
@@ -118,12 +118,12 @@ def image_references(row: Row, origin: str) -> list[Any]:
     Raises:
         RecordsError: both keys have a value.
     """
-    found = [row[key] for key in ("image", "images") if row.get(key) not in (None, [])]
-    if len(found) > 1:
+    values = [row[key] for key in ("image", "images") if row.get(key) not in (None, [])]
+    if len(values) > 1:
         raise RecordsError(f"{origin}: both `image` and `images` have a value; expected one of the two keys")
-    if not found:
+    if not values:
         return []
-    return found[0] if isinstance(found[0], list) else [found[0]]
+    return values[0] if isinstance(values[0], list) else [values[0]]
 
 
 def to_record(
@@ -286,8 +286,10 @@ def _part(part: Any, role: str, where: str, finder: Finder) -> tuple[str, Any]:
         raise RecordsError(f"{where} has a part that is {what}; expected one of type {', '.join(ALLOWED_KEYS)}")
     for value in (part, part.get("image_url")):
         refuse_pixel_limits(value, f"{where} has a part with")
-    if other := [key for key, value in part.items() if key not in ALLOWED_KEYS[name] and value is not None]:
-        raise RecordsError(f"{where} has a part with `{other[0]}`, which would be lost; expected {ALLOWED_KEYS[name]}")
+    if unknown := [key for key, value in part.items() if key not in ALLOWED_KEYS[name] and value is not None]:
+        raise RecordsError(
+            f"{where} has a part with `{unknown[0]}`, which would be lost; expected {ALLOWED_KEYS[name]}"
+        )
     if name == "text":
         text = need(part, "text", where)
         if role == ASSISTANT and is_number(text):

@@ -136,8 +136,8 @@ class Finder:
             raise RecordsError(f"{origin}: image {kind(name)} is no path; embedded images are data: URLs in base64")
         if name[:5].lower() == "data:":
             return self._keep(_data_of_url(name, origin), origin)
-        found = self._known[name] = self._path(_local(name, origin))
-        return found
+        path = self._known[name] = self._path(_local(name, origin))
+        return path
 
     def is_open(self, value: Any) -> bool:
         """Whether this stands for the answer to the last question of a record, and may be missing."""
@@ -174,10 +174,10 @@ class Finder:
 
     def _find_object(self, reference: dict[str, Any], origin: str) -> Path:
         refuse_pixel_limits(reference, f"{origin}: an image has")
-        given = [reference[key] for key in OBJECT_KEYS if reference.get(key) is not None]
-        if not given:
+        references = [reference[key] for key in OBJECT_KEYS if reference.get(key) is not None]
+        if not references:
             raise RecordsError(f"{origin}: an image must have `bytes` or `path`, got {kind(reference)}")
-        return self.find(given[0], origin)
+        return self.find(references[0], origin)
 
     def _keep(self, data: bytes, origin: str) -> Path:
         if self.keep is None:
@@ -332,8 +332,8 @@ def check_marks(record: Record) -> None:
     """
     if not may_have_marks(record):
         return
-    for name, number, one in texts(record):
-        for mark in MARK.finditer(one) if "<" in one or "[" in one else ():
+    for name, number, content in texts(record):
+        for mark in MARK.finditer(content) if "<" in content or "[" in content else ():
             is_text = mark[0] == TAG or (_is_markup(mark[0]) and (record.images or name != "question"))
             if not is_text:
                 where = f"{name} {number}" if number else {"system": "the system text"}.get(name, name)

@@ -95,16 +95,18 @@ def write_canonical(record: Record, images: list[str]) -> Row:
 
 def read_flat(row: Row, finder: Finder, origin: str) -> Record:
     """Read a record of one question about one image, or about a list of them."""
-    asked = first_of(row, QUESTION_NAMES) or need(row, QUESTION_NAMES[0], origin)
-    given = first_of(row, ANSWER_NAMES) or ANSWER_NAMES[0]
-    is_open = finder.is_open(row.get(given))
-    value = None if is_open else need(row, given, origin)
+    question_key = first_of(row, QUESTION_NAMES) or need(row, QUESTION_NAMES[0], origin)
+    answer_key = first_of(row, ANSWER_NAMES) or ANSWER_NAMES[0]
+    is_open = finder.is_open(row.get(answer_key))
+    value = None if is_open else need(row, answer_key, origin)
     named = [(isinstance(_listed(row[key])[0], str), RANKS[key], key) for key in row if key in RANKS and row[key]]
     key = min(named)[2] if named else None
-    images = [finder.find(one, origin) for one in _listed(row[key])] if key else [_by_id(row, finder, origin)]
-    question = text(row[asked], asked, origin)
-    answer, references = ("", {}) if is_open else _answers(value, given, finder, origin)
-    metadata = references | {name: value for name, value in row.items() if name not in (key, asked, given)}
+    images = (
+        [finder.find(reference, origin) for reference in _listed(row[key])] if key else [_by_id(row, finder, origin)]
+    )
+    question = text(row[question_key], question_key, origin)
+    answer, references = ("", {}) if is_open else _answers(value, answer_key, finder, origin)
+    metadata = references | {name: value for name, value in row.items() if name not in (key, question_key, answer_key)}
     metadata = _with_references(metadata, finder, origin)
     return Record(tuple(images), (Turn(question, answer),), metadata=metadata, origin=origin)
 
@@ -147,7 +149,7 @@ def _with_references(metadata: dict[str, Any], finder: Finder, origin: str) -> d
     references = metadata.get("references")
     if not (finder.coerce and isinstance(references, list)):
         return metadata
-    texts = [finder.answer(one, "references", origin) if is_number(one) else one for one in references]
+    texts = [finder.answer(answer, "references", origin) if is_number(answer) else answer for answer in references]
     return metadata | {"references": texts}
 
 
@@ -275,17 +277,17 @@ class Reader:
         """
         if not isinstance(value, dict):
             raise RecordsError(f"{origin}: expected a JSON object, got {kind(value)}")
-        found = self._given or format_of(value)
-        self.format = self.format or found
-        if found is None or self.format is None:
+        format = self._given or format_of(value)
+        self.format = self.format or format
+        if format is None or self.format is None:
             raise RecordsError(f"{origin}: expected {self._expected(value)}")
-        if FORMATS[found].kind != FORMATS[self.format].kind:
+        if FORMATS[format].kind != FORMATS[self.format].kind:
             raise RecordsError(
                 f"{origin}: expected a record in the format {self.format}, like the first one, got the format "
-                f"{found}; keep them in two files"
+                f"{format}; keep them in two files"
             )
         refuse_pixel_limits(value, f"{origin}: it has", ("min_pixels", "max_pixels"))
-        return read_row(found, value, self.finder, origin)
+        return read_row(format, value, self.finder, origin)
 
     def _expected(self, value: Row) -> str:
         if self.format is None or FORMATS[self.format].kind == "native":

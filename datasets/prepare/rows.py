@@ -322,8 +322,8 @@ def families(rows: Iterable[Row], together: Sequence[str] = ()) -> dict[str, str
         named = (f"0{nfc(row.image_id)}",) if row.image_id else ()
         shared = (f"2{column} {nfc(text_of(row.metadata[column]))}" for column in together if column in row.metadata)
         links[f"1{row.key}", *named, *shared] = None
-    found = connected(links)
-    return {node[1:]: smallest[1:] for node, smallest in found.items() if node.startswith("1")}
+    smallest_of = connected(links)
+    return {node[1:]: smallest[1:] for node, smallest in smallest_of.items() if node.startswith("1")}
 
 
 def split_by_image(
@@ -358,19 +358,19 @@ def measure_leaks(keys: Iterable[str], parts: Iterable[str], family_of: Mapping[
 
     An image is also in train if its family is; `questions` are those about the images of the part.
     """
-    asked: dict[str, Counter[str]] = {part: Counter() for part in PARTS}
+    questions_about: dict[str, Counter[str]] = {part: Counter() for part in PARTS}
     for key, part in zip(keys, parts, strict=True):
         if part:
-            asked[part][family_of[key]] += 1
+            questions_about[part][family_of[key]] += 1
     leaks = {}
     for part in ("val", "test"):
-        if asked[part] and asked["train"]:
-            known = asked[part].keys() & asked["train"].keys()
+        if questions_about[part] and questions_about["train"]:
+            known = questions_about[part].keys() & questions_about["train"].keys()
             leaks[part] = {
-                "images": len(asked[part]),
+                "images": len(questions_about[part]),
                 "also_in_train": len(known),
-                "share": round(len(known) / len(asked[part]), 4),
-                "questions": asked[part].total(),
-                "about_images_in_train": sum(asked[part][name] for name in known),
+                "share": round(len(known) / len(questions_about[part]), 4),
+                "questions": questions_about[part].total(),
+                "about_images_in_train": sum(questions_about[part][name] for name in known),
             }
     return leaks

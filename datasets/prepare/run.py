@@ -53,7 +53,7 @@ from lookonce.text import Notify, count, in_yaml, listed, nfc, quiet, rows, shel
 REPORT = "report.json"
 WORK = ".prepare"
 """The folder that an unfinished dataset has, with the claim of the process that prepares it."""
-VERSION = 1
+VERSION = 2
 """The version of the output for the same source and settings."""
 NUM_SHOWN = 5
 """How many reasons for missing images are listed."""
@@ -269,8 +269,8 @@ def build_records(
     parts: dict[str, list[RecordRows]] = {}
     duplicates = Counter(dict.fromkeys(DUPLICATES, 0))
     for part in PARTS:
-        mine = [row for row in usable if split.part_of(row) == part]
-        parts[part], counts = join_duplicates(mine, definition.duplicates)
+        part_rows = [row for row in usable if split.part_of(row) == part]
+        parts[part], counts = join_duplicates(part_rows, definition.duplicates)
         duplicates.update(counts)
     left_out = {tally.name: tally.num_dropped for tally in tallies} | {
         "no image": len(cleaned) - len(usable),
@@ -279,7 +279,7 @@ def build_records(
         "merged into another row's record": duplicates["num_merged"],
         "answered differently by another row": duplicates["num_dropped"],
     }
-    of_records = [some[0] for part in PARTS for some in parts[part]]
+    of_records = [record_rows[0] for part in PARTS for record_rows in parts[part]]
     names_of: dict[str, set[str]] = {}
     for row in seen:
         names_of.setdefault(row.key, set()).add(row.image_id)
@@ -292,8 +292,8 @@ def build_records(
         "licence": definition.licence,
         "homepage": definition.homepage,
         "source": {
-            "place": source.location,
-            "form": source.format,
+            "location": source.location,
+            "format": source.format,
             "revision": source.revision,
             "licence": source.licence,
             "num_files": len(source.files),
@@ -362,7 +362,7 @@ def _head(value: Mapping[str, Any]) -> str:
     numbers = [f"{published[key]:,} {key}" for key in ("rows", "images") if key in published]
     lines = [
         ("licence", value["licence"]),
-        ("from", f"{source['place']} ({count(source['num_files'], source['form'] + ' file')})"),
+        ("from", f"{source['location']} ({count(source['num_files'], source['format'] + ' file')})"),
         ("revision", source["revision"] or ""),
         ("not kept", ", ".join(value["columns_left_out"])),
         ("published", ", ".join(numbers)),
@@ -428,8 +428,8 @@ def make_record(rows: RecordRows, images: Path, definition: Definition) -> Recor
     """The record of some rows with the same image and question."""
     first = rows[0]
     known = definition.questions.get(nfc(first.question), QuestionSection())
-    found = {"img_id": first.image_id, "category": known.category, "stage": known.stage}
-    metadata = {name: value for name, value in found.items() if value not in ("", None)} | dict(first.metadata)
+    values = {"img_id": first.image_id, "category": known.category, "stage": known.stage}
+    metadata = {name: value for name, value in values.items() if value not in ("", None)} | dict(first.metadata)
     metadata |= {"official_split": first.split} if first.split else {}
     if len(rows) > 1:
         metadata["references"] = [row.answer for row in rows]

@@ -86,9 +86,11 @@ def parquet_rows(path: Path, name: str, definition: Definition) -> Iterator[RawR
     if path.stat().st_size:
         kind_of_file(path)  # its error says what another file is
     with _naming(name, Exception), open_parquet(path) as file:  # pyarrow's errors have no common base
-        schema, found = file.schema_arrow, image_columns(file.schema_arrow)
-        image = next((found[column] for column in columns.names("image") if column in found), None)
-        kept = {image.name if image else "", *(one for some in columns.metadata.values() for one in some)}
+        schema, image_columns_of = file.schema_arrow, image_columns(file.schema_arrow)
+        image = next(
+            (image_columns_of[column] for column in columns.names("image") if column in image_columns_of), None
+        )
+        kept = {image.name if image else "", *(one for names_of in columns.metadata.values() for one in names_of)}
         unread = dict.fromkeys(one for one in byte_columns(schema) if one not in kept)
         names = [one for one in schema.names if one not in unread]
         for number, row in enumerate(read_rows(file, names, image=image)):
@@ -131,7 +133,7 @@ class Source:
     def identity(self) -> dict[str, Any]:
         """The values that identify the source."""
         files = dict(zip(self.files, self.sizes, strict=True))
-        return {"form": self.format, "revision": self.revision, "files": files}
+        return {"format": self.format, "revision": self.revision, "files": files}
 
     def rows(self, definition: Definition) -> Iterator[tuple[str, RawRow]]:
         """The rows of all files in order, each with the part of the split that its file's name says."""
@@ -155,9 +157,9 @@ def download_source(
     Raises:
         SourceError: it is not available.
     """
-    found = download_dataset(hub.id, revision or hub.revision, hub.files)
-    source = find_source(found.folder, definition, format, image_root)
-    return replace(source, location=hub.id, revision=found.commit, licence=found.license)
+    download = download_dataset(hub.id, revision or hub.revision, hub.files)
+    source = find_source(download.folder, definition, format, image_root)
+    return replace(source, location=hub.id, revision=download.commit, licence=download.license)
 
 
 def find_source(
@@ -174,17 +176,17 @@ def find_source(
     if image_root is not None and not image_root.is_dir():
         raise UsageError(f"--image-root {image_root} is not a folder")
     if path.is_file():
-        root, found = path.parent, {_format_of(path.name): [path.name]}
-        if "" in found:
+        root, names_of = path.parent, {_format_of(path.name): [path.name]}
+        if "" in names_of:
             kind_of_file(path)  # its error says what another file is
     else:
-        root, found = path, _by_format(path)
-    found.pop("", None)
-    chosen = format or next((each for each in FORMATS if each in found), None)
-    if chosen not in found:
+        root, names_of = path, _by_format(path)
+    names_of.pop("", None)
+    chosen = format or next((each for each in FORMATS if each in names_of), None)
+    if chosen not in names_of:
         wanted = f"{format} files" if format else "parquet, CSV, JSONL or JSON files"
         raise SourceError(f"{path} has no {wanted} with questions; {_where_from(definition)}")
-    names = found[chosen]
+    names = names_of[chosen]
     matching = [name for name in names if any(Path(name).match(pattern) for pattern in definition.files)]
     files = matching or names  # local copies may have another layout than the definition says
     return Source(
@@ -194,19 +196,19 @@ def find_source(
         files=tuple(files),
         sizes=tuple((root / name).stat().st_size for name in files),
         image_roots=tuple(dict.fromkeys(folder for folder in (image_root, root) if folder is not None)),
-        ignored=tuple(sorted(name for each, names in found.items() if each != chosen for name in names)),
+        ignored=tuple(sorted(name for each, names in names_of.items() if each != chosen for name in names)),
     )
 
 
 def _by_format(folder: Path) -> dict[str, list[str]]:
     """The names of all files below a folder that may hold rows, sorted, by their format."""
-    found: dict[str, list[str]] = {}
+    names_of: dict[str, list[str]] = {}
     for path in files_below(folder):
         relative = path.relative_to(folder).as_posix()
         format = _format_of(path.name)
         if format and path.name not in NOT_ROWS:
-            found.setdefault(format, []).append(relative)
-    return {format: sorted(names, key=_by_numbers) for format, names in found.items()}
+            names_of.setdefault(format, []).append(relative)
+    return {format: sorted(names, key=_by_numbers) for format, names in names_of.items()}
 
 
 def _format_of(name: str) -> str:
@@ -277,8 +279,8 @@ class ImageStore:
 
     def _free_name(self, stem: str, data: bytes, key: str) -> str:
         safe = re.sub(r"[^\w.-]+", "_", without_suffix(stem)).strip("._")[:MAX_STEM] or "image"
-        found = re.search(r"\.\w{1,5}$", stem)
-        suffix = suffix_of_bytes(data) or (found.group().lower() if found else ".img")
+        match = re.search(r"\.\w{1,5}$", stem)
+        suffix = suffix_of_bytes(data) or (match.group().lower() if match else ".img")
         names = (f"{safe}{suffix}", f"{safe}-{key[:12]}{suffix}", f"{key}{suffix}")
         return next(name for name in names if name.casefold() not in self._taken)
 

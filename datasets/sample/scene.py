@@ -208,14 +208,14 @@ def _answers(scene: Scene) -> tuple[str, ...]:
     """Return the answers to `QUESTIONS`, in that order."""
     num_polyps, inflamed = len(scene.polyps), scene.kind == "inflamed"
     lesion, instrument = scene.lesion, scene.instrument
-    found = num_polyps > 0 or inflamed
+    has_finding = num_polyps > 0 or inflamed
     inflammation = "ulcerative colitis" if scene.procedure == "colonoscopy" else "oesophagitis"
     return (
         scene.procedure,
         "yes" if scene.has_text else "no",
         "yes" if scene.has_box else "no",
         "no" if num_polyps else "not relevant",
-        ("no" if num_polyps and lesion.size == "5-10mm" else "yes") if found else "not relevant",
+        ("no" if num_polyps and lesion.size == "5-10mm" else "yes") if has_finding else "not relevant",
         str(num_polyps + inflamed),
         str(num_polyps),
         lesion.paris_type if num_polyps else "none",
@@ -300,8 +300,8 @@ def stratify_sizes(
     smallest_first = sorted(sizes, key=lambda size: size[0] * size[1])
     angle = random.Random(seed).random()
     result = []
-    for number, scene in sorted(numbered, key=lambda one: (one[1].num_questions, one[0])):
+    for number, scene in sorted(numbered, key=lambda member: (member[1].num_questions, member[0])):
         width, height = smallest_first[int(angle * len(sizes))]
         result.append((number, replace(scene, width=width, height=height)))
         angle = (angle + GOLDEN_RATIO) % 1
-    return sorted(result, key=lambda one: one[0])
+    return sorted(result, key=lambda member: member[0])

@@ -62,7 +62,7 @@ def run_file(folder: Path, stages: bool) -> str:
     """The text of the run file of the sample in `folder`."""
     text = Path(__file__).with_name("staged.yaml" if stages else RUN_FILE).read_text()
     text = re.sub(r"\A(#.*\n)+", HEADER, text)
-    text = re.sub(r"data/\w+/(\S+)", lambda found: in_yaml(folder / found[1]), text)
+    text = re.sub(r"data/\w+/(\S+)", lambda path: in_yaml(folder / path[1]), text)
     output = in_yaml(f"runs/{folder.absolute().name}")
     return re.sub(r"^output: .*", lambda _: f"output: {output}", text, flags=re.M)
 
@@ -132,14 +132,14 @@ def write_sample(
         "tower_only": tower_only,
         "stages": stages,
     }
-    found = _read_stamp(folder)
-    if found:
-        if differing := [key for key in wanted if found.get(key) != wanted[key]]:
+    stamp = _read_stamp(folder)
+    if stamp:
+        if differing := [key for key in wanted if stamp.get(key) != wanted[key]]:
             raise UsageError(
-                f"{folder} holds another sample ({_words(found, differing)}); wanted {_words(wanted, differing)}. "
+                f"{folder} holds another sample ({_words(stamp, differing)}); wanted {_words(wanted, differing)}. "
                 "Choose another folder, or remove that one"
             )
-        return _report(folder, found, fresh=False)
+        return _report(folder, stamp, fresh=False)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not empty and has no sample; choose another folder or empty it")
     target = folder.absolute()
@@ -157,8 +157,8 @@ def write_sample(
 
 def _read_stamp(folder: Path) -> dict[str, object] | None:
     try:
-        found: dict[str, object] = json.loads((folder / STAMP).read_text())
-        return found
+        stamp: dict[str, object] = json.loads((folder / STAMP).read_text())
+        return stamp
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
