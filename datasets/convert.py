@@ -9,7 +9,6 @@ memory, some hundred bytes each; embedded bytes are not.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,30 +41,22 @@ class ConvertReport:
     num_turns: int
     num_images: int
     """Distinct paths."""
-    num_several_images: int
-    """Records with more than one image."""
-    num_text_only: int
-    """Records without an image."""
     images_folder: Path
     num_embedded: int
     """Distinct images that were embedded."""
     num_written: int
     """Embedded images that were not there before."""
-    num_unknown: int
-    """Embedded images whose format is unknown."""
     num_coerced: int = 0
     """Answers that were numbers or booleans, now text."""
     left_out_columns: tuple[str, ...] = ()
     """Columns of the source that hold bytes, such as masks."""
 
     def text(self) -> str:
-        several, none = self.num_several_images, self.num_text_only
-        kinds = [(several, "with several"), (none, "without any")]
         lines = [
             ("read", f"{self.source}, {self.source_form}"),
             ("wrote", f"{self.target}, {self.target_form}"),
             ("records", f"{self.num_records:,}, {count(self.num_turns, 'question')}"),
-            ("images", "; ".join([f"{count(self.num_images, 'file')} named", *_counted(kinds)])),
+            ("images", f"{count(self.num_images, 'file')} named"),
         ]
         if self.num_coerced:
             lines.append(("numbers", f"{count(self.num_coerced, 'answer')} now text instead of a number or boolean"))
@@ -73,16 +64,9 @@ class ConvertReport:
             lines.append(("left out", f"columns of bytes: {', '.join(self.left_out_columns)}"))
         if self.num_embedded:
             there = self.num_embedded - self.num_written
-            unknown = f", {self.num_unknown:,} of no known format" if self.num_unknown else ""
             before = f", {there:,} there before" if there else ""
-            lines.append(
-                ("embedded", f"{count(self.num_written, 'file')} written to {self.images_folder}{before}{unknown}")
-            )
+            lines.append(("embedded", f"{count(self.num_written, 'file')} written to {self.images_folder}{before}"))
         return rows(lines)
-
-
-def _counted(kinds: Iterable[tuple[int, str]]) -> list[str]:
-    return [f"{count(number, 'record')} {what}" for number, what in kinds if number]
 
 
 @dataclass
@@ -153,12 +137,9 @@ def convert(
         len(records),
         sum(len(record.turns) for record in records),
         len(images),
-        sum(len(record.images) > 1 for record in records),
-        sum(not record.images for record in records),
         extractor.folder,
         len(extractor.written),
         extractor.num_new,
-        sum(path.suffix == UNKNOWN_SUFFIX for path in extractor.written.values()),
         file.num_coerced,
         file.left_out_columns,
     )

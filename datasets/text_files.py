@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from lookonce.datasets.formats.record import KEYS, QUESTION_NAMES, Row, is_utf8, respelt
+from lookonce.datasets.formats.record import QUESTION_NAMES, Row, is_utf8, respelt
 from lookonce.datasets.formats.record import shown as value_shown
 from lookonce.errors import RecordsError
 from lookonce.files import open_regular
@@ -40,7 +40,7 @@ HEAD_BYTES = 4096
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 SPACE = re.compile(r"[ \t\r\n]*")
 SEPARATORS = (",", "\t", ";", "|")
-"""Separators of cells; the first is usual in .csv, the second in .tsv."""
+"""Separators of cells; a header has most of its own."""
 QUOTES = {
     "unexpected end of data": "a cell begins with a quote and no quote ends it",
     "expected after": "a quoted cell continues after its second quote; write a quote within a cell twice",
@@ -199,7 +199,7 @@ def read_csv(path: Path, name: str | None = None, delimiter: str | None = None, 
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
             first = next(filter(str.strip, iter(partial(file.readline, HEAD_BYTES), "")), "")
-            delimiter = delimiter or separator_of(first, SEPARATORS[path.suffix.lower() == ".tsv"])
+            delimiter = delimiter or max(SEPARATORS, key=first.count)
             file.seek(0)
             rows = csv.reader(_lines(file, name), delimiter=delimiter, strict=True)
             header = next(filter(None, rows), [])
@@ -217,25 +217,6 @@ def read_csv(path: Path, name: str | None = None, delimiter: str | None = None, 
             broken(f"{name}:{start}", RecordsError(f"{name}:{start}: not CSV ({advice or error})"))
         except UnicodeDecodeError as error:
             raise not_utf8(name, error, "CSV") from None
-
-
-def separator_of(header: str, usual: str) -> str:
-    """The separator of a table with this header: that of most usual names, else the usual one if it separates."""
-
-    def rank(separator: str) -> tuple[int, bool, int]:
-        cells = cells_of(header, separator)
-        num_known = len(KEYS.intersection(cell.strip().lower() for cell in cells))
-        return num_known, separator == usual and len(cells) > 1, len(cells)
-
-    return max((usual, *SEPARATORS), key=rank)
-
-
-def cells_of(line: str, separator: str) -> list[str]:
-    """The cells of a line; none if it is not one of a table."""
-    try:
-        return next(csv.reader([line], delimiter=separator), [])
-    except csv.Error:
-        return []
 
 
 def _lines(file: TextIO, name: str) -> Iterator[str]:
@@ -319,8 +300,7 @@ def _refuse_others(path: Path, head: bytes) -> None:
 
 def _is_header(start: bytes) -> bool:
     """Whether a text begins with a line of names, one of which is usual for a question."""
-    line = start.partition(b"\n")[0].decode("utf-8", "replace")
-    cells = cells_of(line.strip(), separator_of(line, ","))
+    cells = re.split(r"[,;|\t]", start.partition(b"\n")[0].decode("utf-8", "replace").strip())
     return len(cells) > 1 and not {*QUESTION_NAMES}.isdisjoint(cells)
 
 

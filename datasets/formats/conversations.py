@@ -234,7 +234,7 @@ def _with_tags(record: Record, between: str = "") -> list[Turn]:
     return [replace(first, question=add_tags(first.question, len(record.images), between)), *others]
 
 
-IMAGE_KEYS = ("path", "url", "image", "base64")
+IMAGE_KEYS = ("path", "url", "image")
 """The keys under which a part of type `image` may have its reference."""
 ALLOWED_KEYS = {
     "text": ("type", "text", "index"),

@@ -79,11 +79,6 @@ def test_an_archive_is_a_file_with_an_archive_name_that_a_path_leads_into(tmp_pa
         assert find_archive(tmp_path / name) == (tmp_path / expected if expected else None), name
 
 
-def test_a_tar_file_may_be_an_image_file_itself(tmp_path, writer, named_images):
-    writer.tar(tmp_path / "x.tar", named_images)
-    assert read_bytes(tmp_path / "x.tar") == (tmp_path / "x.tar").read_bytes()
-
-
 def test_files_by_key_come_first_then_archives_in_member_order_for_any_order_of_records(tmp_path, writer, index):
     members = {f"{name}.jpg": name.encode() for name in "zaymbx"}
     writer.tar(tmp_path / "b.tar", members)
