@@ -164,9 +164,9 @@ def convert(
     """Write records in another format.
 
     The suffix of OUT decides the kind of file: .jsonl, .json (an array), .csv, .tsv or .parquet. Images stay where they
-    are; images embedded as data: URLs, base64 or lists of bytes are written to images/ beside OUT, byte for byte. If
-    the format cannot hold a record, the command fails and OUT is not written. In CSV, a text that a spreadsheet would
-    run as a formula has an apostrophe before it, which is removed when the file is read.
+    are; images embedded as data: URLs or lists of bytes are written to images/ beside OUT, byte for byte. If the format
+    cannot hold a record, the command fails and OUT is not written. In CSV, a text that a spreadsheet would run as a
+    formula has an apostrophe before it, which is removed when the file is read.
 
     \b
     Formats:
