@@ -11,9 +11,9 @@ import difflib
 import functools
 import re
 from collections import Counter
-from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -57,14 +57,6 @@ class Section(settings.Section):
     model_config = ConfigDict(coerce_numbers_to_str=True)
 
 
-USUAL_NAMES: dict[Any, Sequence[str]] = {
-    "question": QUESTION_NAMES,
-    "answer": ANSWER_NAMES,
-    "image": ("image", *IMAGE_NAMES),
-    "image_id": IMAGE_ID_NAMES,
-}
-
-
 class HubSection(Section):
     id: Annotated[str, AfterValidator(_is_owner_and_name)]
     """The dataset's name on the Hub, owner/name."""
@@ -77,20 +69,16 @@ class HubSection(Section):
 class ColumnsSection(Section):
     """The names of columns; of several, the first that the source has is used; by default the usual ones."""
 
-    question: Names = ["question"]
-    answer: Names = ["answer"]
-    image: Names = ["image"]
+    question: Names = [*QUESTION_NAMES]
+    answer: Names = [*ANSWER_NAMES]
+    image: Names = ["image", *IMAGE_NAMES]
     """The embedded image, or its file name. An http(s) URL is not opened: `images` says where the file is."""
-    image_id: Names = ["img_id", "image_id"]
+    image_id: Names = [*IMAGE_ID_NAMES]
     """The dataset's name for the image: the file is named after it, and rows with the same name stay on one side."""
     split: Names = ["split"]
     """The official split of a row: train, val or test. Without this column, the file's name may say it."""
     metadata: dict[str, Names] = {}
     """Columns that records keep: the name in the record's metadata, and the column."""
-
-    def names(self, kind: Literal["question", "answer", "image", "image_id"]) -> Sequence[str]:
-        """The names of a kind of columns: those of the file, or without any the usual ones of all records."""
-        return getattr(self, kind) if kind in self.model_fields_set else USUAL_NAMES[kind]
 
     @model_validator(mode="after")
     def _names_are_free(self) -> ColumnsSection:
@@ -144,7 +132,10 @@ class Definition(Section):
     files: Patterns = []
     """Patterns of the files with the rows, in a local folder; by default all files of one format."""
     columns: ColumnsSection = ColumnsSection()
-    images: Patterns = ["{image}", "images/{image}", "images/{image_id}.jpg", "{image_id}.jpg"]
+    images: Patterns = [
+        *("{image}", "images/{image}"),
+        *(f"{folder}{{image_id}}.{suffix}" for suffix in SUFFIXES for folder in ("images/", "")),
+    ]
     """Where the image of a row is if it is not embedded: tried in this order, in the source's folder.
     Names in braces are columns; `{image}` and `{image_id}` are those of `columns`."""
     rules: list[Rule] = []
@@ -156,20 +147,12 @@ class Definition(Section):
     """Metadata of questions, by their text after the rules."""
 
     @property
-    def image_patterns(self) -> list[str]:
-        """Where images are: `images`, or without it the default with the other suffixes of images too."""
-        if "images" in self.model_fields_set:
-            return self.images
-        others = [f"{folder}{{image_id}}.{suffix}" for folder in ("images/", "") for suffix in SUFFIXES[1:]]
-        return [*self.images, *others]
-
-    @property
     def used_columns(self) -> set[str]:
         """The names of all columns that are used."""
         columns = self.columns
-        names = [*map(columns.names, USUAL_NAMES), columns.split]
-        patterns = " ".join(self.images)
-        return {name for some in [*names, *columns.metadata.values()] for name in some} | set(FIELD.findall(patterns))
+        of_rows = (columns.question, columns.answer, columns.image, columns.image_id, columns.split)
+        names = chain.from_iterable([*of_rows, *columns.metadata.values()])
+        return {*names, *FIELD.findall(" ".join(self.images))}
 
     @model_validator(mode="after")
     def _rule_names_are_unique(self) -> Definition:

@@ -259,7 +259,7 @@ def build_records(
     if not seen:
         raise ImageError(
             f"no row has an image; {len(rows):,} were tried, the first: {_reason(rows[0])}\n"
-            f"{_looked_for(definition.image_patterns, source)}"
+            f"{_looked_for(definition.images, source)}"
         )
     split = choose_split(seen, definition, lists)
     cleaned, tallies = clean(rows, definition.rules)

@@ -87,9 +87,7 @@ def parquet_rows(path: Path, name: str, definition: Definition) -> Iterator[RawR
         kind_of_file(path)  # its error says what another file is
     with _naming(name, Exception), open_parquet(path) as file:  # pyarrow's errors have no common base
         schema, image_columns_of = file.schema_arrow, image_columns(file.schema_arrow)
-        image = next(
-            (image_columns_of[column] for column in columns.names("image") if column in image_columns_of), None
-        )
+        image = next((image_columns_of[column] for column in columns.image if column in image_columns_of), None)
         kept = {image.name if image else "", *(one for names_of in columns.metadata.values() for one in names_of)}
         unread = dict.fromkeys(one for one in byte_columns(schema) if one not in kept)
         names = [one for one in schema.names if one not in unread]
@@ -337,7 +335,7 @@ class _Texts(dict[str, Any]):
 
 def extract(source: Source, definition: Definition, images: Path) -> tuple[list[Row], set[str]]:
     """The rows of a source, whose images are written to the new folder `images`, and the columns that they have."""
-    finder, rows = ImageFinder(source.image_roots, definition.image_patterns), list[Row]()
+    finder, rows = ImageFinder(source.image_roots, definition.images), list[Row]()
     columns: set[str] = set()
     path_of: dict[int, Path] = {}
     first: dict[Path, Row] = {}
@@ -372,14 +370,14 @@ def extract(source: Source, definition: Definition, images: Path) -> tuple[list[
 def _row_of(raw: RawRow, part: str, definition: Definition) -> tuple[Row, dict[str, Any]]:
     """A row without its image, and the values by which that is found; `part` is that of the file's name."""
     columns, values = definition.columns, raw.values
-    image = text_of(_first(values, columns.names("image"))).strip()
-    image_id = text_of(_first(values, columns.names("image_id"))).strip()
+    image = text_of(_first(values, columns.image)).strip()
+    image_id = text_of(_first(values, columns.image_id)).strip()
     if not image_id and raw.image is None:
         image_id = without_suffix(image)
     metadata = {name: _first(values, names) for name, names in columns.metadata.items()}
     row = Row(
-        question=text_of(_wanted(raw, columns.names("question"), "question")),
-        answer=text_of(_wanted(raw, columns.names("answer"), "answer")),
+        question=text_of(_wanted(raw, columns.question, "question")),
+        answer=text_of(_wanted(raw, columns.answer, "answer")),
         key="",
         image_id=image_id,
         split=part_of(text_of(_first(values, columns.split))) or part,
