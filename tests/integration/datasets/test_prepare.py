@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 from support.rows import files_in, jpeg_of, write_lines
 
-from lookonce.datasets.prepare.definition import known_datasets
 from lookonce.datasets.prepare.run import Options, prepare
 
 KILLED = """
@@ -90,16 +86,3 @@ def test_rules_count_the_known_mistakes_of_the_real_rows(tmp_path, real_rows):
     assert report["split"]["images"] == {"train": 683, "val": 146, "test": 146}  # also images without questions
     assert report["images"]["in_no_record"] == 9
     assert report["questions_not_in_the_definition"] == 0
-
-
-def test_definitions_are_in_the_wheel(root):
-    """Asks setuptools for the list of files, since building a wheel needs the network."""
-    code = (
-        "import pathlib, setuptools, setuptools.dist, sys\n"
-        "dist = setuptools.dist.Distribution({'script_name': 'setup.py'}); dist.parse_config_files()\n"
-        "command = dist.get_command_obj('build_py'); command.ensure_finalized()\n"
-        "print(*[f'{folder}/{name}' for _, folder, _, names in command.data_files for name in names])"
-    )
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=root, capture_output=True, text=True)
-    found = {Path(name).name for name in done.stdout.split() if "datasets" in name}
-    assert {f"{name}.yaml" for name in known_datasets()} <= found, done.stdout + done.stderr

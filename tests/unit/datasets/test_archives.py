@@ -267,21 +267,6 @@ def test_an_archive_without_read_permission_is_reported(tmp_path, name, method, 
         read_bytes(tmp_path / name / "0")
 
 
-@pytest.mark.parametrize(("name", "method"), [("x.tar", "tar"), ("x.parquet", "struct")])
-def test_random_damage_of_an_archive_gives_bytes_or_an_error_for_each_path(
-    tmp_path, name, method, writer, named_images
-):
-    archive = tmp_path / name
-    getattr(writer, method)(archive, named_images)
-    content, rng, paths = archive.read_bytes(), random.Random(0), [archive / name for name in named_images]
-    for _ in range(150):
-        damaged = bytearray(content)
-        for _ in range(3):
-            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
-        archive.write_bytes(damaged[: rng.choice((None, rng.randrange(len(damaged))))])
-        assert dict(read_many(paths)).keys() == set(paths)
-
-
 def test_an_import_error_is_not_reported_as_a_damaged_archive(tmp_path, monkeypatch, writer):
     whole(writer, tmp_path / "x.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)

@@ -327,12 +327,6 @@ def test_a_file_that_was_just_changed_has_no_stamp(tmp_path, monkeypatch, age, h
     assert not stamp(path)
 
 
-@pytest.mark.parametrize("name", ["gone.jpg", "folder/below/a.jpg", "null\0.jpg", "a.jpg/below.jpg"])
-def test_a_missing_file_has_no_stamp(tmp_path, name):
-    old_file(tmp_path / "a.jpg")
-    assert stamps([tmp_path / name]) == {tmp_path / name: None}
-
-
 def test_images_in_an_archive_have_the_stamp_of_the_archive(tmp_path, files_are_old):
     image, archive = old_file(tmp_path / "a.jpg"), tmp_path / "frames.tar"
     with tarfile.open(archive, "w") as file:

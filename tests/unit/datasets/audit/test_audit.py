@@ -139,12 +139,6 @@ def test_all_malformed_records_are_reported_by_kind(malformed_file, look, findin
     assert "malformed" in to_text(result).splitlines()[3]
 
 
-def test_a_file_of_malformed_records_has_a_report(folder, look):
-    (folder / "train.json").write_text('[{"answer": 1}, 2]')
-    text = to_text(look(folder / "train.json"))
-    assert "0 questions about 0 images" in text and "train.json: record 1" in text
-
-
 def test_images_that_cannot_be_read_are_not_counted_as_distinct(look_at):
     """An audit called 975 images distinct when none could be read."""
     rows = [(f"nowhere-{n}.png", "Is there text?", "yes") for n in range(3)]
