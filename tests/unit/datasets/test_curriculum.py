@@ -289,6 +289,10 @@ def test_a_record_is_in_the_stage_of_its_value_as_json_or_as_text():
     assert ORDER.check(in_stages(1, 2, 2)) == "stage 2 (2), then stage easy (0), then stage 1 (1)"
 
 
+def test_the_name_that_stages_had_in_an_earlier_version_is_read():
+    assert StageOrder.model_validate({"by": "stage", "lessons": [2, "easy", 1]}) == ORDER
+
+
 def test_records_in_no_stage_are_counted_and_named():
     with pytest.raises(RecordsError) as error:
         ORDER.check(in_stages(1, 3, 3, None, [1, 2]))
