@@ -222,7 +222,7 @@ def write_records(
     named_records = [(record.origin or f"record {number}", record) for number, record in enumerate(records, start=1)]
     namer = Namer(path, image_root, absolute=absolute)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as temporary, errors_name(path, temporary):
+    with atomic_write(path) as temporary, _errors_name(path, temporary):
         rows = ((name, _row(record, name, format, namer)) for name, record in _bar(named_records, "write records"))
         file_type.write(temporary, rows)
         finder = Finder(path, image_root)
@@ -234,7 +234,7 @@ def write_records(
 
 
 @contextlib.contextmanager
-def errors_name(path: Path, temporary: Path) -> Iterator[None]:
+def _errors_name(path: Path, temporary: Path) -> Iterator[None]:
     """Within this context, errors name the file that is written, and not the temporary one."""
     try:
         yield

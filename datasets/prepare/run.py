@@ -74,7 +74,6 @@ class Options:
     source: str | None = None
     """A path, or the name of a dataset on the Hub."""
     revision: str | None = None
-    format: str | None = None
     image_root: Path | None = None
     split: str | None = None
     """`image`, `official`, or the path of a JSON file with lists of image names."""
@@ -186,13 +185,13 @@ def open_source(definition: Definition, options: Options, notify: Notify) -> Sou
     if name is not None and (Path(name).exists() or not is_hub_name(name)):
         if options.revision:
             raise UsageError(f"--revision is for a dataset on the Hub, and {name} is a path; leave it out")
-        source = find_source(Path(name), definition, options.format, options.image_root)
+        source = find_source(Path(name), definition, options.image_root)
     else:
         hub = _hub(definition, name)
-        source = download_source(hub, definition, options.revision, options.format, options.image_root)
+        source = download_source(hub, definition, options.revision, options.image_root)
         licence = f", licence there: {source.licence}" if source.licence else ""
         notify(f"{hub.id} at commit {source.revision}{licence}; to get the same again: --revision {source.revision}")
-    ignored = f"; ignored: {listed(source.ignored, 3)} (--format chooses)" if source.ignored else ""
+    ignored = f"; ignored: {listed(source.ignored, 3)} (--source may name a file)" if source.ignored else ""
     notify(f"reading {count(len(source.files), f'{source.format} file')}{ignored}")
     return source
 

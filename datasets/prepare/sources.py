@@ -1,8 +1,8 @@
 """From the files of a dataset, at a path or downloaded from the Hub, to rows with images.
 
 Files are parquet, CSV, JSON or JSONL. The file format is the first of `FORMATS` that a folder has, so users need not
-name it; `--format` chooses if a folder has several. A source is identified by the names and sizes of its files. Values
-are strict, as records are: an error names file and line.
+name it. A source is identified by the names and sizes of its files. Values are strict, as records are: an error names
+file and line.
 
 Design: one pass. An embedded image is written when its row is read; image files are found by their rows and read once,
 after all rows. A row whose image is not found is kept with the reason, so that it is counted like all others. Nothing
@@ -147,7 +147,6 @@ def download_source(
     hub: HubSection,
     definition: Definition,
     revision: str | None = None,
-    format: str | None = None,
     image_root: Path | None = None,
 ) -> Source:
     """The source of a dataset on the Hub, after its files were downloaded.
@@ -156,13 +155,11 @@ def download_source(
         SourceError: it is not available.
     """
     download = download_dataset(hub.id, revision or hub.revision, hub.files)
-    source = find_source(download.folder, definition, format, image_root)
+    source = find_source(download.folder, definition, image_root)
     return replace(source, location=hub.id, revision=download.commit, licence=download.license)
 
 
-def find_source(
-    path: Path, definition: Definition, format: str | None = None, image_root: Path | None = None
-) -> Source:
+def find_source(path: Path, definition: Definition, image_root: Path | None = None) -> Source:
     """The source at a path.
 
     Raises:
@@ -180,10 +177,9 @@ def find_source(
     else:
         root, names_of = path, _by_format(path)
     names_of.pop("", None)
-    chosen = format or next((each for each in FORMATS if each in names_of), None)
-    if chosen not in names_of:
-        wanted = f"{format} files" if format else "parquet, CSV, JSONL or JSON files"
-        raise SourceError(f"{path} has no {wanted} with questions; {_where_from(definition)}")
+    chosen = next((each for each in FORMATS if each in names_of), None)
+    if chosen is None:
+        raise SourceError(f"{path} has no parquet, CSV, JSONL or JSON files with questions; {_where_from(definition)}")
     names = names_of[chosen]
     matching = [name for name in names if any(Path(name).match(pattern) for pattern in definition.files)]
     files = matching or names  # local copies may have another layout than the definition says

@@ -202,11 +202,6 @@ def convert(
     "the definition's dataset on the Hub.",
 )
 @click.option("--revision", metavar="COMMIT", help="Commit on the Hub; by default the definition's, else that of main.")
-@click.option(
-    "--format",
-    type=click.Choice(["parquet", "csv", "json"]),
-    help="File format to read, if the source has several.",
-)
 @click.option("--image-root", type=PATH, help="Folder of the image files, if they are not beside the rows.")
 @click.option(
     "--split",

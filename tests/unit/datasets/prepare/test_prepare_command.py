@@ -66,7 +66,6 @@ def test_a_cut_report_is_named(tmp_path, source):
         (("kvasir", "OUT"), 2, "no known dataset is called 'kvasir'"),
         (("slake", "OUT"), 1, "is not downloaded"),
         (("kvasir-vqa", "OUT", "--source", "nowhere"), 1, "nothing exists at nowhere"),
-        (("kvasir-vqa", "OUT", "--source", "SOURCE", "--format", "csv"), 1, "has no csv files with questions"),
         (("kvasir-vqa", "SOURCE", "--source", "SOURCE"), 2, "is not empty and holds no prepared dataset"),
         (("kvasir-vqa",), 2, "Missing argument"),
     ],

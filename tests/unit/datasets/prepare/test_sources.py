@@ -139,15 +139,15 @@ def test_a_source_may_be_one_file_with_images_elsewhere(tmp_path, made, expected
     assert content(made(source=tmp_path / "in" / "all.jsonl", image_root=tmp_path / "frames")) == expected
 
 
-def test_the_file_format_can_be_chosen_if_a_folder_has_several(tmp_path, made):
+def test_of_several_formats_in_a_folder_one_is_read_and_the_others_are_named(tmp_path):
     in_csv(tmp_path / "in")
     write_lines(tmp_path / "in" / "some.jsonl", *FLAT[:3])
     notes: list[str] = []
-    options = Options(source=str(tmp_path / "in"), format="json")
-    chosen = prepare("kvasir-vqa", tmp_path / "a", options, notes.append)
-    assert chosen.report["rows"]["read"] == 3
-    assert "reading 1 json file; ignored: metadata.csv (--format chooses)" in notes
-    assert made(source=tmp_path / "in").report["rows"]["read"] == len(ROWS)
+    found = prepare("kvasir-vqa", tmp_path / "a", Options(source=str(tmp_path / "in")), notes.append)
+    assert found.report["rows"]["read"] == len(ROWS)
+    assert "reading 1 csv file; ignored: some.jsonl (--source may name a file)" in notes
+    found = prepare("kvasir-vqa", tmp_path / "b", Options(source=str(tmp_path / "in" / "some.jsonl")))
+    assert found.report["rows"]["read"] == 3
 
 
 @pytest.mark.parametrize(
