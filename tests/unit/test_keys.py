@@ -55,7 +55,7 @@ def test_every_number_on_the_command_line_has_both_ends():
         for parameter in command.params
         if isinstance(parameter.type, click.types.IntParamType | click.types.FloatParamType)
     }
-    assert len(numbers) > 15
+    assert len(numbers) > 10
     assert [name for name, kind in numbers.items() if getattr(kind, "min", None) is None] == []
     assert [name for name, kind in numbers.items() if getattr(kind, "max", None) is None] == []
     for name, kind in numbers.items():
