@@ -87,3 +87,8 @@ class Replays:
         loss: Any = self._captured(tensors_of(pack))
         loss.backward()
         return self._passes.taken(loss.detach())
+
+
+def flat(outcome: Outcome) -> torch.Tensor:
+    """All gradients of some passes."""
+    return torch.cat([gradient.flatten() for gradient in outcome.gradients.values()])

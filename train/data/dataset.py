@@ -433,8 +433,9 @@ class DataCollatorForPacks:
 class PackLoader:
     """The packs of some epochs on a device, read ahead by a thread, also from one epoch into the next.
 
-    It serves as `DataLoader(dataset, batch_sampler=sampler, collate_fn=DataCollatorForPacks(dataset))` does. A
+    It gives the packs of `DataLoader(dataset, batch_sampler=sampler, collate_fn=DataCollatorForPacks(dataset))`. A
     DataLoader copies the features between processes, several hundred megabytes a second, and begins each epoch empty.
+    It has no length, as epochs have different numbers of packs; `num_steps` is that of optimizer steps.
     """
 
     def __init__(
@@ -458,7 +459,6 @@ class PackLoader:
         """What `DataCollatorForPacks` makes of each pack; an error of a pack is raised where the pack is asked for."""
         sampler = self.sampler
         collator, start = DataCollatorForPacks(sampler.dataset, device=self.device), sampler.epoch * sampler.num_steps
-        sampler.epoch += self.num_epochs
         ahead = Prefetcher(
             sampler.steps(start, start + self.num_steps),
             lambda indices: collator(sampler.dataset.__getitems__(indices)),
@@ -466,6 +466,8 @@ class PackLoader:
             self.num_ahead,
         )
         with contextlib.closing(ahead):
-            for _ in range(self.num_steps):
-                for pack, _ in ahead.step():
-                    yield pack
+            for _ in range(self.num_epochs):
+                sampler.epoch += 1
+                for _ in range(sampler.num_steps):
+                    for pack, _ in ahead.step():
+                        yield pack

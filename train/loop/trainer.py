@@ -197,7 +197,7 @@ class PackTrainer(Trainer):
         self.passes: PackPasses | None = None
         """How packs go through the model, while it trains or validates."""
         self.first_pack: FirstPack | None = None
-        """What the first pack is checked by, until it is."""
+        """The rows that the first pack is compared with; None after the check."""
         self._resumed_from = -1
         self._num_losses_before = 0
         """Steps before this training resumed, whose losses it continues."""
@@ -261,12 +261,13 @@ class PackTrainer(Trainer):
             raise TrainingError(self.out_of_memory()) from None
         finally:
             self.seconds = time.perf_counter() - began
+            self.first_pack = None
             self.stop_prefetch()
 
     def _compute_rows(self) -> None:
-        """Compute what the first pack is checked by, while the model is as it was loaded."""
+        """Compute the rows that the first pack is compared with, while the model is as it was loaded."""
         if self.train_sampler.batch.has_packs and (pack := first_pack_of(self, max(self._resumed_from, 0))):
-            with self.startup.timed("compute rows to check packs by"):
+            with self.startup.timed("compute rows to check packs"):
                 self.first_pack = FirstPack(self, pack)
             if self.args.device.type == "cuda":
                 torch.cuda.empty_cache()

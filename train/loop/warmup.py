@@ -114,7 +114,7 @@ def run_trial(trainer: Any, startup: Startup) -> Trial:
                 with startup.timed(CAPTURE):
                     _capture(trainer, packs)
             if trainer.first_pack:
-                with startup.timed("check that packs are exact"):
+                with startup.timed("check packs"):
                     startup.notify(trainer.first_pack.check(trainer.model_wrapped))
                 trainer.first_pack = None
             with startup.timed("try validation"):

@@ -69,11 +69,20 @@ def packed_attention(
         ModelError: a layer does not use full attention, so it would mix the questions of a pack.
     """
     with training_on_packs(without_ddp(model), compiled=compiled):
+        outer = _PASSES.get(_inner(model))
         passes = _PASSES[_inner(model)] = PackPasses(model, flex=flex, captured=captured)
         try:
             yield passes
         finally:
-            del _PASSES[_inner(model)]
+            if outer:  # within another block
+                _PASSES[_inner(model)] = outer
+            else:
+                del _PASSES[_inner(model)]
+
+
+def is_on_packs(model: Any) -> bool:
+    """Whether a model is within `packed_attention`."""
+    return _inner(model) in _PASSES
 
 
 def pack_loss(model: Any, pack: Mapping[str, Any]) -> torch.Tensor:
