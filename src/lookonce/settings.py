@@ -264,8 +264,9 @@ def explain(problem: Any, kind: type[BaseModel]) -> str:
     location = [str(part) for part in problem["loc"]]
     name = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", ".".join(location))
     if problem["type"] == "extra_forbidden":
-        if name in (removed := getattr(kind, "removed", {})):
-            return f"{name}: this key was removed; {removed[name]}"
+        removed = getattr(kind, "removed", {})
+        if hint := removed.get(name) or removed.get(location[-1]):
+            return f"{name}: this key was removed; {hint}"
         keys = _keys(kind, location[:-1])
         near = difflib.get_close_matches(location[-1], keys, n=1, cutoff=0.5)
         hint = f"; did you mean `{near[0]}`?" if near else f"; known keys: {', '.join(keys)}" if keys else ""

@@ -50,7 +50,7 @@ PAGES = {
     "study": "docs/studies.md",
     "study jobs": "docs/studies.md#on-a-cluster",
     "study plan": "docs/studies.md#what-it-will-cost",
-    "study report": "docs/studies.md#compare-the-arms",
+    "study report": "docs/studies.md#compare-the-variants",
     "study run": "docs/studies.md#run-it",
     "study status": "docs/studies.md#run-it",
     "train": "docs/training.md",

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from lookonce.commands.options import JSON, PATH, PDF, SPLIT, emit, notify
-from lookonce.text import count
+from lookonce.commands.options import JSON, PATH, SPLIT, emit, notify
 
 
 @click.command()
@@ -17,14 +16,12 @@ from lookonce.text import count
 @click.option(
     "-o", "--output", type=PATH, metavar="FILE", default=Path("report.html"), show_default=True, help="Page to write."
 )
-@PDF
 @JSON
 def report(
     paths: tuple[Path, ...],
     split: str | None,
     baseline: Path | None,
     output: Path,
-    has_pdf: bool,
     as_json: bool,
 ) -> None:
     """Write one HTML page with all that is known of a run, or of several side by side.
@@ -52,11 +49,10 @@ def report(
     Examples:
       lookonce report runs/first
       lookonce report runs/first runs/second --split test -o comparison.html
-      lookonce report runs/first --pdf
       lookonce report runs/first --json
     """
     from lookonce.files import write_text
-    from lookonce.report.report import Report, check_replaces_page, write_plots
+    from lookonce.report.report import Report, check_replaces_page
     from lookonce.report.runs import open_runs
     from lookonce.run.folder import claimed_around
 
@@ -66,6 +62,5 @@ def report(
     with claimed_around(output, "lookonce report"):
         found = Report.of(open_runs(paths, split), with_first_only=baseline is not None)
         write_text(output, found.to_page())
-        drawn = write_plots(found.plots(), output) if has_pdf else []
-    notify(f"wrote the page to {output}" + (f", and {count(len(drawn), 'plot')} as PDF beside it" if drawn else ""))
+    notify(f"wrote the page to {output}")
     emit(found.to_json(), "\n".join(found.sentences()), as_json)

@@ -30,12 +30,12 @@ from lookonce.plots import Line, Panel
 from lookonce.report.answers import answers, errors, pictures
 from lookonce.report.contexts import HEADER as CONTEXTS_HEADER
 from lookonce.report.contexts import ContextScores, context_cells, context_scores
-from lookonce.report.runs import BENCH, Cost, DataFacts, ReportedRun, open_runs, overlap
+from lookonce.report.runs import Cost, DataFacts, ReportedRun, open_runs, overlap
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder, Trained
 from lookonce.run.log_file import Curves, smoothed
 from lookonce.run.sections import RECORDED, ModelSection
-from lookonce.text import count, duration, faster, listed, shell, shown, size
+from lookonce.text import count, duration, listed, shell, shown, size
 from lookonce.version import __version__
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Report:
             "splits": _splits(self.runs),
             "absent": [why for key, why in ABSENT.items() if not json[key]],
         }
-        fixed = {"GROUPINGS": GROUPINGS, "NAMES": NAMES, "DISTANCES": DISTANCES, "BENCH": BENCH}
+        fixed = {"GROUPINGS": GROUPINGS, "NAMES": NAMES, "DISTANCES": DISTANCES}
         values |= fixed | {"INTERVAL_AND_MCNEMAR": INTERVAL_AND_MCNEMAR}
         return page.render(template, **values | more)
 
@@ -173,14 +173,6 @@ def check_replaces_page(path: Path) -> None:
     is_page = content.startswith(b"<!doctype html>") and page.MADE_BY.encode() in content
     if path.exists() and not is_page:
         raise UsageError(f"{path} exists and is not a page of lookonce report; name another file with -o, or remove it")
-
-
-def write_plots(figures: Mapping[str, Figure], beside: Path) -> list[Path]:
-    """Write plots as PDF beside a page, named after it; returns the paths."""
-    paths = [beside.with_name(f"{beside.stem}-{name.replace(' ', '-')}.pdf") for name in figures]
-    for path, figure in zip(paths, figures.values(), strict=True):
-        plots.write_pdf(figure, path)
-    return paths
 
 
 def report_training(folder: RunFolder, summary: dict[str, Any], data: DataFacts) -> Path:
@@ -393,11 +385,6 @@ def _gpu_hours(one: Mapping[str, Any]) -> str:
     return "" if one["gpu_hours"] is None else f"{one['gpu_hours']:.2f} on {one['num_gpus']} GPU"
 
 
-def _speed(one: Mapping[str, Any]) -> str:
-    first, *others = one["speed"] or [""]
-    return ", ".join(f"{name} {faster(one['speed'][name])} than {first}" for name in others)
-
-
 COST_LINES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "encoding the cache": _optional("cache_seconds", duration),
     "before the first step": lambda one: (
@@ -414,7 +401,6 @@ COST_LINES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "waiting for data": _optional("wait_share", "{:.1%}".format),
     "cache": _optional("cache_bytes", size),
     "adapter": _optional("adapter_bytes", size),
-    "measured speed": _speed,
 }
 
 

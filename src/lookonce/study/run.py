@@ -7,11 +7,11 @@ may write to one cache: they are workers, which share its shards.
 
 A build encodes the images of its run file, those of the selected training records (`data.where`, `data.replay`) and of
 all others. So a run needs no build of its own if its images are among those of another one with the same features: an
-arm with all records serves the arms with some of them. A share is drawn by the seed, so the seeds of an arm may differ
-in their images. They are compared by path, and nothing is hashed. Files are read once for all runs.
+variant with all records serves the variants with some of them. A share is drawn by the seed, so the seeds of a variant
+may differ in their images. They are compared by path, and nothing is hashed. Files are read once for all runs.
 
 For the scheduler of a cluster a job has the kind of its command and the options, and not the command, because the
-scheduler's own scripts give it GPUs and requeue it. So `slurm/study.sh` knows nothing of arms, seeds and chains.
+scheduler's own scripts give it GPUs and requeue it. So `slurm/study.sh` knows nothing of variants, seeds and sequences.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from lookonce.study.state import (
     RoutedRun,
     Runs,
     differs,
-    in_chains,
+    in_order,
     read_state,
     refuse_outdated,
     routed_runs,
@@ -103,7 +103,7 @@ def _features(run: RunFile) -> dict[str, Any]:
 
 
 def run_study(path: Path, again: Iterable[str], num_parallel: int | None, notify: Notify) -> Outcome:
-    """Run what is missing of a study; `again` names outdated runs or arms that are trained again.
+    """Run what is missing of a study; `again` names outdated runs or variants that are trained again.
 
     Raises:
         Stopped: a signal asked this process to stop; what the runs have done is saved.
@@ -129,22 +129,22 @@ def prepare(path: Path, runs: Runs, routed: Mapping[str, RoutedRun], again: Iter
     """
     for one in runs.values():
         check_paths(one.run)
-    for arm in routed.values():
-        arm.check()
+    for variant in routed.values():
+        variant.check()
     jobs = find_jobs(runs, refuse_outdated(runs, again, path))
     write_run_files(list(runs.values()), path)
     return jobs
 
 
 def find_jobs(runs: Runs, outdated: Collection[str]) -> list[Job]:
-    """The jobs of what is missing: builds of caches, runs, and their answers with true and with no context.
+    """The jobs of what is missing: builds of caches, runs, and their answers with reference and with no context.
 
     Raises:
         LookonceError: records are missing or broken.
     """
     states = {name: read_state(one) for name, one in runs.items()}
     missing = {name for name, state in states.items() if name in outdated or not state.is_complete}
-    left = [one for one in in_chains(runs) if one.name in missing or states[one.name].not_asked]
+    left = [one for one in in_order(runs) if one.name in missing or states[one.name].not_asked]
     contents = read_contents(left)
     builders = find_builders(left, contents)
     builds = {one.name: _build(one) for one in left if builders[one.name] is one}
@@ -193,7 +193,7 @@ def _job(one: StudyRun, cost: float, build: str, is_outdated: bool, missing: Col
 
 
 def _context_job(one: StudyRun, after: tuple[str, ...]) -> Job:
-    """The job of a run's answers with true and with no context, in one process that loads the model once."""
+    """The job of a run's answers with reference and with no context, in one process that loads the model once."""
     options = [OPTIONS[kind] for kind in asked_beside(one.run)]
     return Job(
         f"{one.name}-contexts",
@@ -274,7 +274,7 @@ def find_missing(path: Path) -> list[MissingJob]:
 
 
 def _has_report(study: StudyFile, runs: Runs) -> bool:
-    """Whether there are arms to compare, and questions."""
+    """Whether there are variants to compare, and questions."""
     return len(study.compared()) > 1 and all(getattr(one.run.data, one.run.eval.split) for one in runs.values())
 
 

@@ -61,9 +61,15 @@ class Study:
     number: int = 0
     """How many commands were started; each has an output of its own."""
 
-    def write(self, name: str, arms: dict, baseline: str = "plain") -> Path:
+    def write(self, name: str, variants: dict, baseline: str = "plain") -> Path:
         (self.folder / "base.yaml").write_text(self.base)
-        study = {"base": "base.yaml", "seeds": [1], "output": name, "arms": arms, "compare": {"baseline": baseline}}
+        study = {
+            "base": "base.yaml",
+            "seeds": [1],
+            "output": name,
+            "variants": variants,
+            "compare": {"baseline": baseline},
+        }
         (self.folder / f"{name}.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
         return self.folder / name
 

@@ -97,9 +97,9 @@ def test_a_study_names_its_runs(tmp_path):
         open_run(tmp_path, NEEDS)
 
 
-def test_a_routed_arm_has_no_adapter(tmp_path):
+def test_a_routed_variant_has_no_adapter(tmp_path):
     (tmp_path / "predictions").mkdir()
-    with pytest.raises(RunFolderError, match="answers and no adapter, as a routed arm"):
+    with pytest.raises(RunFolderError, match="answers and no adapter, as a routed variant"):
         open_run(tmp_path, NEEDS)
 
 

@@ -7,11 +7,14 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
+import hypothesis
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import strategies as st
 
 from lookonce.errors import Stopped
 from lookonce.study import pool
-from lookonce.study.pool import Job, Pool, Slot, slots
+from lookonce.study.pool import Job, Pool, Slot, by_urgency, slots
 
 
 class Process:
@@ -125,3 +128,29 @@ def test_logs_are_appended(job, tmp_path):
     (tmp_path / "log").write_text("before\n")
     run([job("a")])
     assert Path(tmp_path / "log").read_text() == "before\n"
+
+
+def test_the_job_with_the_longest_sequence_behind_it_goes_first(job):
+    jobs = [job("long", cost=5), job("first", cost=2), job("second", cost=2, after=("first",))]
+    jobs += [job("third", cost=2, after=("second",)), job("short", cost=1)]
+    assert [one.name for one in by_urgency(jobs)] == ["first", "long", "second", "third", "short"]
+
+
+@pytest.mark.guarantee("No GPU of a study is idle while a job could run.")
+@hypothesis.settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis.given(st.data(), st.integers(1, 4))
+def test_no_place_is_idle_while_a_job_could_run(job, monkeypatch, data, num_slots):
+    """Whenever the pool waits, all places are taken, or every job that waits needs one that has not ended."""
+    befores = [data.draw(st.none() | st.integers(0, number - 1)) if number else None for number in range(8)]
+    jobs = [
+        job(str(number), cost=data.draw(st.integers(1, 9)), after=() if before is None else (str(before),))
+        for number, before in enumerate(befores)
+    ]
+    running = Pool([Slot()] * num_slots, lambda note: None, lambda name: "")
+
+    def look(seconds: float) -> None:
+        ready = [one for one in running._waiting if {*one.after} <= {*running.outcome.done}]
+        assert not (running._free and ready) and len(running._running) <= num_slots
+
+    monkeypatch.setattr(pool.time, "sleep", look)
+    assert sorted(running.run(jobs).done) == sorted(one.name for one in jobs)
