@@ -99,7 +99,7 @@ def test_a_study_names_its_runs(tmp_path):
 
 def test_a_routed_variant_has_no_adapter(tmp_path):
     (tmp_path / "predictions").mkdir()
-    with pytest.raises(RunFolderError, match="answers and no adapter, as a routed variant"):
+    with pytest.raises(RunFolderError, match="the answers of a routed variant and no adapter"):
         open_run(tmp_path, NEEDS)
 
 
