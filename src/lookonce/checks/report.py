@@ -14,7 +14,7 @@ from lookonce.text import count, duration
 Level = Literal["ok", "warning", "error"]
 WIDTH = 80
 LEVEL_WIDTH, WHAT_WIDTH = 9, 13
-COMMAND = re.compile(r"\b(lookonce [a-z]|chmod |gunzip )")
+COMMAND = re.compile(r"\b(lookonce [a-z]|chmod |namei |gunzip )")
 
 
 @dataclass(frozen=True)

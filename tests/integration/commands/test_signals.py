@@ -47,7 +47,7 @@ def test_a_stopped_evaluation_says_which_answers_are_kept_and_resumes(preloaded,
     assert process.wait() == 75, process.error
     kept = sum(len(json.loads(line).get("answers", ())) for line in partial.read_text().splitlines())
     path = os.path.relpath(partial, place)
-    said = f"stopped by SIGUSR1; run the same command again to resume; {kept} answers are kept in "
+    said = f"stopped by SIGUSR1; run the same command again; {kept} answers are kept in "
     assert kept and said in process.error and path in process.error, process.error
     again = preloaded.start(MAIN, *words, folder=place)
     assert again.wait() == 0 and f"{kept} of 69 questions were answered before" in again.error, again.error

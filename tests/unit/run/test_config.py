@@ -50,7 +50,7 @@ def test_a_resolved_run_file_reads_as_the_same_run(tmp_path):
 
 def test_all_run_files_of_the_project_are_valid(root):
     files = sorted((root / "experiments").glob("*.yaml"))
-    paths = [path for path in files if "\narms:" not in path.read_text()]  # the others are study files
+    paths = [path for path in files if "\nvariants:" not in path.read_text()]  # the others are study files
     assert paths
     for path in paths:
         read_run_file(path)

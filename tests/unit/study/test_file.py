@@ -103,6 +103,6 @@ def test_mistakes_are_named(write_study, variants, values, said):
 
 def test_a_variant_that_is_there_twice_is_refused(tmp_path):
     path = tmp_path / "study.yaml"
-    path.write_text("base: x\noutput: y\narms:\n  a: {}\n  a: {train.epochs: 1}\n")
+    path.write_text("base: x\noutput: y\nvariants:\n  a: {}\n  a: {train.epochs: 1}\n")
     with pytest.raises(UsageError, match="the key 'a' is there twice"):
         read_study(path)
