@@ -94,7 +94,7 @@ def test_one_command_submits_a_run_and_prints_what_is_missing(make_project: Make
     jobs = re.findall(r"^  (\w+) +job (\d+) +(.*)$", done.stdout, re.M)
     assert [kind for kind, _, _ in jobs] == ["cache", "cache", "finalize", "train", "eval"]
     assert [note for _, _, note in jobs[:2]] == ["--array=0-4", "--array=0-0"]
-    assert "lookonce status run.yaml --watch 10" in done.stdout
+    assert "watch -x -n 10 lookonce status run.yaml" in done.stdout
 
     again = project.submit()
     assert again.returncode == 1 and "still in the queue" in again.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import click
 from lookonce.commands.options import (
     JSON,
     PATH,
-    SECONDS,
     Decimal,
     check_launch,
     emit,
@@ -121,9 +119,8 @@ def run(study_file: Path, num_parallel: int | None, again: tuple[str, ...], as_j
 
 @study.command()
 @STUDY
-@click.option("--watch", "interval_s", type=SECONDS, metavar="SECONDS", help="Repeat until all is done.")
 @JSON
-def status(study_file: Path, interval_s: float | None, as_json: bool) -> None:
+def status(study_file: Path, as_json: bool) -> None:
     """Show how far the runs of a study are: state, steps, exact match.
 
     \b
@@ -136,18 +133,12 @@ def status(study_file: Path, interval_s: float | None, as_json: bool) -> None:
     \b
     Examples:
       lookonce study status study.yaml
-      lookonce study status study.yaml --watch 30
+      lookonce study status study.yaml --json
     """
     from lookonce.study.state import StudyStatus
 
-    while True:
-        found = StudyStatus.read(study_file)
-        if interval_s is not None and sys.stdout.isatty():
-            click.clear()
-        emit(found.to_json(), found.text(), as_json)
-        if interval_s is None or found.is_done:
-            return
-        time.sleep(interval_s)
+    found = StudyStatus.read(study_file)
+    emit(found.to_json(), found.text(), as_json)
 
 
 @study.command()

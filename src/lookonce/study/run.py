@@ -32,7 +32,7 @@ from lookonce.run.config import RunFile
 from lookonce.run.folder import CLAIM
 from lookonce.run.open import FEATURE_SETTINGS
 from lookonce.run.records import SPLITS, check_paths, for_training, read_split
-from lookonce.status import RunStatus
+from lookonce.status import find_state
 from lookonce.study.file import LOGS, PAGE, StudyFile, StudyRun, expand, read_study, write_run_files
 from lookonce.study.pool import Job, Outcome, Pool, by_urgency, slots
 from lookonce.study.state import (
@@ -166,7 +166,7 @@ def _build(one: StudyRun) -> Job:
 
 def _is_built(one: StudyRun) -> bool:
     try:
-        cache = RunStatus.open(one.run).read().cache
+        cache = find_state(one.run).cache
     except LookonceError:
         return False  # the build says what is wrong
     return cache.is_planned and not cache.num_pending

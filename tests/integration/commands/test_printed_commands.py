@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import re
 import shlex
 import shutil
@@ -89,18 +88,6 @@ def test_messages_of_commands(place, sample, with_mode):
     check_commands(said_by("train", run_file, "--restart"))
     page = Path(output, "report.html").read_text()
     check_commands("\n".join(html.unescape(page).replace("<", "\n<").splitlines()))
-
-
-def test_a_recorded_command_is_not_printed_as_it_is(place):
-    said_by("train", f"{NAME}.yaml")
-    path = Path(f"output of {NAME}", "summary.json")
-    value = json.loads(path.read_text())
-    for command in ("touch pwned", "lookonce predict x; touch pwned", "lookonce 'predict", "a\x1b[2Jb predict c"):
-        path.write_text(json.dumps(value | {"next_command": command}))
-        last = said_by("status", f"output of {NAME}").strip().splitlines()[-1]
-        words = shlex.split(last.removeprefix("next: "))
-        assert words[1] in ("predict", "eval") and "\x1b" not in last
-        assert ";" not in {*shlex.shlex(last, posix=True, punctuation_chars=True)}, last
 
 
 def test_lines_for_schedulers_and_run_files(tmp_path):

@@ -24,12 +24,13 @@ def place(sample, built, make_run, tmp_path) -> Path:
 @pytest.mark.parametrize(
     ("words", "number", "code", "message"),
     [
-        ("status run.yaml --watch 30", signal.SIGHUP, 75, "stopped by SIGHUP"),
-        ("status run.yaml --set cache.dtype=bfloat16 --watch 30", signal.SIGINT, 130, "interrupted"),
+        ("status run.yaml", signal.SIGHUP, 75, "stopped by SIGHUP"),
+        ("status run.yaml --set cache.dtype=bfloat16", signal.SIGINT, 130, "interrupted"),
     ],
 )
 def test_a_signal_to_the_process_group_ends_a_command(preloaded, place, words, number, code, message):
-    process = preloaded.start(MAIN, *words.split(), folder=place)
+    slow = "import time, lookonce.status as s; s.find_state = lambda run: (print(1, flush=True), time.sleep(60))\n"
+    process = preloaded.start(slow + MAIN, *words.split(), folder=place)
     process.wait_until(lambda: (place / "program.out").exists() and process.out)
     os.killpg(process.pid, number)
     assert process.wait(30) == code, process.error

@@ -272,7 +272,7 @@ def test_advice_names_the_run_file_that_was_given(run_file, monkeypatch, words):
         "lookonce.eval.run.evaluate_run",
         "lookonce.run.open.source_of",
     )
-    for name in (*opened, "lookonce.status.RunStatus.open"):
+    for name in (*opened, "lookonce.status.find_state"):
         monkeypatch.setattr(name, fail)
     monkeypatch.chdir(run_file.parent)
     path = run_file.rename("my run.yaml").name
