@@ -162,11 +162,11 @@ def jobs(study_file: Path, as_json: bool) -> None:
       lookonce study jobs study.yaml
       lookonce study jobs study.yaml --json
     """
-    from lookonce.study.run import find_missing
+    from lookonce.study.run import fields_of, find_missing, line_of
 
     found = find_missing(study_file)
     if found or as_json:
-        emit([asdict(job) for job in found], "\n".join(job.line() for job in found), as_json)
+        emit([fields_of(job) for job in found], "\n".join(map(line_of, found)), as_json)
 
 
 @study.command()

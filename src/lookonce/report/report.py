@@ -9,7 +9,6 @@ It costs two seconds for 9,000 questions about 975 images, 0.8 of them to import
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,22 +18,21 @@ from typing import TYPE_CHECKING, Any
 
 from lookonce import page, plots
 from lookonce.differences import flatten
-from lookonce.errors import ModelError, UsageError
+from lookonce.errors import UsageError
 from lookonce.eval.compare import FEW_IMAGES, INTERVAL_AND_MCNEMAR, compare, to_json
-from lookonce.eval.scores.metrics import BASELINES, NAMES, read_metrics
+from lookonce.eval.scores.metrics import BASELINES, NAMES
 from lookonce.eval.scores.prediction import GROUPINGS
 from lookonce.eval.statistics import MIN_CLUSTERS, Interval
 from lookonce.files import write_text
-from lookonce.hub import find_model, license_of_model
 from lookonce.plots import Line, Panel
 from lookonce.report.answers import answers, errors, pictures
 from lookonce.report.contexts import HEADER as CONTEXTS_HEADER
 from lookonce.report.contexts import ContextScores, context_cells, context_scores
 from lookonce.report.runs import Cost, DataFacts, ReportedRun, open_runs, overlap
 from lookonce.run.config import RunFile
-from lookonce.run.folder import RunFolder, Trained
+from lookonce.run.folder import RunFolder
 from lookonce.run.log_file import Curves, smoothed
-from lookonce.run.sections import RECORDED, ModelSection
+from lookonce.run.sections import RECORDED
 from lookonce.text import count, duration, listed, shell, shown, size
 from lookonce.version import __version__
 
@@ -286,7 +284,7 @@ def _metrics(run: ReportedRun) -> dict[str, Any]:
 
 
 def curves(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
-    """What each run has logged, and its exact match after shorter trainings and the last one."""
+    """What each run has logged."""
     found = {run.name: _curves(run) for run in runs}
     return {name: one for name, one in found.items() if one["loss"] or one["validation_loss"]} or None
 
@@ -304,27 +302,13 @@ def _curves(run: ReportedRun) -> dict[str, Any]:
         "validation_loss": logged.validation_loss,
         "learning_rate": logged.learning_rate,
         "best": logged.best,
-        "exact_match": measured(run),
         "exact_match_while_training": logged.exact_match,
         "most_right": logged.most_right,
     }
 
 
-def measured(run: ReportedRun) -> dict[int, float]:
-    """The exact match after some steps, of the training before it was extended and of the last one."""
-    if run.folder is None:
-        return {}
-    found = {}
-    for folder in (*run.folder.folder.glob("steps-*"), run.folder.folder):
-        results = RunFolder(folder)
-        trained = results.read_trained() if results.trained.exists() else None
-        if isinstance(trained, Trained) and (scores := read_metrics(results, run.split)):
-            found[trained.num_steps] = scores["overall"]["exact_match"]
-    return dict(sorted(found.items()))
-
-
 def _panels(found: Mapping[str, Any]) -> Iterator[Panel]:
-    """A panel for each figure; exact match while training and after it are not comparable, so each has its own."""
+    """A panel for each figure."""
     logged = [Curves(one["loss"], one["validation_loss"]) for one in found.values()]
     is_alone = len(found) == 1
     losses = [
@@ -336,7 +320,7 @@ def _panels(found: Mapping[str, Any]) -> Iterator[Panel]:
         lows, highs = zip(*(one.loss_range() for one in logged), strict=True)
         yield Panel("loss", losses, (min(lows), max(highs)), height=300)
     names = {"learning_rate": "learning rate", "exact_match_while_training": "exact match while training"}
-    for key, title in (names | {"exact_match": "exact match"}).items():
+    for key, title in names.items():
         lines = [
             Line("" if is_alone else name, one[key], "line" if key == "learning_rate" else "marked", number)
             for number, (name, one) in enumerate(found.items())
@@ -505,7 +489,6 @@ def _facts(run: ReportedRun) -> dict[str, str]:
         "data": str(run.data.prepared.get("title", UNKNOWN)),
         "licence of the data": str(run.data.prepared.get("licence", UNKNOWN)),
         "model": str(run.settings.model.path),
-        "licence of the model": _licence(run.settings.model),
     }
 
 
@@ -516,14 +499,6 @@ def _dates(run: ReportedRun) -> str:
         return UNKNOWN
     first, last = (datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M") for moment in (times[0], times[-1]))
     return f"{first} to {last} UTC"
-
-
-def _licence(model: ModelSection) -> str:
-    """The licence in the model's card; nothing is downloaded."""
-    folder = Path(model.path)
-    with contextlib.suppress(ModelError):
-        folder = folder if folder.is_dir() else find_model(str(model.path), model.revision, is_local=True)
-    return license_of_model(folder) or UNKNOWN
 
 
 def _limits(run: ReportedRun) -> Iterator[str]:

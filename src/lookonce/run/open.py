@@ -440,21 +440,12 @@ def find_run(place: Path | RunFile, assignments: Sequence[str], needs: Needs) ->
             folder.read_run()
     sets_output = any(assignment.partition("=")[0].strip() == "output" for assignment in assignments)
     if sets_output and run.output.resolve() != folder.folder.resolve():
-        raise UsageError(_other_output(place, folder, run))
+        raise UsageError(
+            f"--set output={run.output} cannot be used here: {place} stands for the run in {folder.folder}; leave "
+            f"it out, or name the other run: {shell('lookonce', 'eval', run.output)}"
+        )
     folder.check(run, {})
     return folder, run
-
-
-def _other_output(place: Path, folder: RunFolder, run: RunFile) -> str:
-    """Why the folder that --set names does not count, and what to do."""
-    if place.is_file():
-        means = f"{place} lies in the run folder {folder.folder} and stands for the run there"
-    else:
-        means = f"{place} is a run folder and stands for the run in it"
-    return (
-        f"--set output={run.output} cannot be used here: {means}, into which answers and scores are written; leave it "
-        f"out, or name the other run: {shell('lookonce', 'eval', run.output)}"
-    )
 
 
 def without_run(model: Path) -> RunFile:

@@ -43,8 +43,6 @@ class Job:
     """The jobs that must have succeeded before."""
     is_done: Callable[[], bool] = lambda: False
     """Whether there is nothing left to do; asked right before it would be started."""
-    used_by: Callable[[], str] = lambda: ""
-    """The process that works on the same; empty if none does. The job waits for it."""
 
 
 def by_urgency(jobs: Sequence[Job]) -> list[Job]:
@@ -59,7 +57,7 @@ def by_urgency(jobs: Sequence[Job]) -> list[Job]:
 
 
 INTERVAL_S = 0.2
-RETRY_S = 5.0
+RETRY_S = 20.0
 """How long a job waits before it tries again to get what another process uses."""
 ERROR = "Error: "
 """The beginning of a command's error message."""
@@ -133,7 +131,6 @@ class Pool:
         self._signal: signal.Signals | None = None
         self._signals: list[int] = []
         """Signals that have come and are not passed on yet."""
-        self._waited: set[str] = set()
         self._tried: dict[str, float] = {}
         """When jobs were last refused, because another process used what they write."""
         self.outcome = Outcome()
@@ -175,11 +172,6 @@ class Pool:
                 continue
             if job.is_done():
                 self.outcome.done.append(job.name)
-            elif used_by := job.used_by():
-                if job.name not in self._waited:
-                    self._notify(f"{job.name}: waits for {used_by}")
-                self._waited.add(job.name)
-                continue
             else:
                 self._running.append(self._begin(job, self._free.pop(0)))
             self._waiting.remove(job)
@@ -219,12 +211,13 @@ class Pool:
             elif one.job.is_done():  # by another process, which used the folder when this one tried to
                 self.outcome.done.append(name)
                 self._notify(f"{name}: done by another process{self._describe(name)}")
-            elif one.job.used_by() or IN_USE in _last_error(one.job.log):
+            elif IN_USE in (error := _last_error(one.job.log)):
+                if name not in self._tried:
+                    self._notify(f"{name}: {error}; this study waits for it, other jobs continue")
                 self._tried[name] = time.monotonic()
                 self._waiting.append(one.job)
-                self._notify(f"{name}: {_last_error(one.job.log)}; this study waits for it, other jobs continue")
             else:
-                self.outcome.failed[name] = reason = _reason(code, one.job.log)
+                self.outcome.failed[name] = reason = _reason(code, error, one.job.log)
                 self._notify(f"{name}: failed after {took}: {reason}")
 
     def _skip(self) -> None:
@@ -261,11 +254,11 @@ class Pool:
                 one.process.send_signal(number)
 
 
-def _reason(code: int, log: Path) -> str:
+def _reason(code: int, error: str, log: Path) -> str:
     """Why a process failed: the signal that killed it, or its last error."""
     if code < 0:
         return f"killed by {signal.Signals(-code).name}, see {log}"
-    return f"{shown(_last_error(log)) or f'exit code {code}'}, see {log}"
+    return f"{shown(error) or f'exit code {code}'}, see {log}"
 
 
 def _last_error(log: Path) -> str:

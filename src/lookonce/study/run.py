@@ -18,18 +18,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lookonce.claim_file import holder, is_living
 from lookonce.datasets.records import Record
 from lookonce.environment import without_garbage_collection
 from lookonce.errors import LookonceError, UsageError
 from lookonce.report.contexts import OPTIONS, asked_beside
 from lookonce.run.config import RunFile
-from lookonce.run.folder import CLAIM
 from lookonce.run.open import FEATURE_SETTINGS
 from lookonce.run.records import SPLITS, check_paths, for_training, read_split
 from lookonce.status import find_state
@@ -188,7 +185,6 @@ def _job(one: StudyRun, cost: float, build: str, is_outdated: bool, missing: Col
         cost,
         tuple(name for name in (build, *one.needs) if name in {build, *missing}),
         lambda: read_state(one).is_complete and not (is_outdated and differs(one)),
-        partial(_used_by, one),
     )
 
 
@@ -201,13 +197,7 @@ def _context_job(one: StudyRun, after: tuple[str, ...]) -> Job:
         one.log,
         after=after,
         is_done=lambda: not read_state(one).not_asked,
-        used_by=partial(_used_by, one),
     )
-
-
-def _used_by(one: StudyRun) -> str:
-    claim, expiry_s = one.run.output / CLAIM, one.run.cache.claim_s
-    return holder(claim, expiry_s) if is_living(claim, expiry_s) else ""
 
 
 def _achieved(one: StudyRun | None) -> str:
@@ -228,33 +218,28 @@ NONE = "-"
 """What a line has in place of an empty field, which a shell would not see."""
 
 
-@dataclass(frozen=True)
-class MissingJob:
-    """A job that a scheduler can start when those before it have ended."""
-
-    kind: str
-    """cache, train, eval or report."""
-    name: str
-    file: Path
-    """The run file; for a report the study file."""
-    after: tuple[str, ...] = ()
-    """The jobs that must have succeeded before; for a report, that must have ended."""
-    options: tuple[str, ...] = ()
-    """Options of the command."""
-
-    def line(self) -> str:
-        """The fields with tabs between them.
-
-        Raises:
-            UsageError: the path of the run file has a tab or a line break.
-        """
-        if not str(self.file).isprintable():
-            raise UsageError(f"{str(self.file)!r} cannot be a field of a line; choose another `output` of the study")
-        return "\t".join([self.kind, self.name, str(self.file), ",".join(self.after) or NONE, " ".join(self.options)])
+def fields_of(job: Job) -> dict[str, Any]:
+    """A job as a scheduler needs it. `kind` is cache, train, eval or report; the file of a report is the study file."""
+    kind, *options, file = job.command
+    return {"kind": kind, "name": job.name, "file": file, "after": list(job.after), "options": options}
 
 
-def find_missing(path: Path) -> list[MissingJob]:
+def line_of(job: Job) -> str:
+    """The fields with tabs between them.
+
+    Raises:
+        UsageError: the path of the run file has a tab or a line break.
+    """
+    kind, name, file, after, options = fields_of(job).values()
+    if not file.isprintable():
+        raise UsageError(f"{file!r} cannot be a field of a line; choose another `output` of the study")
+    return "\t".join([kind, name, file, ",".join(after) or NONE, " ".join(options)])
+
+
+def find_missing(path: Path) -> list[Job]:
     """The jobs that a study lacks, each after those that it waits for; writes the run files.
+
+    A report comes last, and waits until all others have ended.
 
     Raises:
         LookonceError: the study file, a run file or records are wrong, or runs are outdated.
@@ -263,13 +248,10 @@ def find_missing(path: Path) -> list[MissingJob]:
     runs = expand(study)
     jobs = by_urgency(prepare(path, runs, routed_runs(study, runs), ()))
     left = {job.name: job for job in jobs if not job.is_done()}
-    found = []
-    for name, job in left.items():
-        kind, *options, file = job.command
-        after = tuple(other for other in job.after if other in left)
-        found.append(MissingJob(kind, name, Path(file), after, tuple(options)))
+    found = [replace(job, after=tuple(name for name in job.after if name in left)) for job in left.values()]
     if _has_report(study, runs) and (found or not _is_reported(study, runs)):
-        found.append(MissingJob("report", "report", path, tuple(job.name for job in found if job.kind != "cache")))
+        after = tuple(job.name for job in found if job.command[0] != "cache")
+        found.append(Job("report", ("report", str(path)), study.output / LOGS / "report.log", after=after))
     return found
 
 

@@ -14,7 +14,8 @@ from click.testing import CliRunner
 from lookonce.cli import main
 from lookonce.datasets.prepare.run import next_steps
 from lookonce.errors import UsageError
-from lookonce.study.run import MissingJob
+from lookonce.study.pool import Job
+from lookonce.study.run import line_of
 
 pytestmark = [
     pytest.mark.usefixtures("no_fsync"),
@@ -95,4 +96,4 @@ def test_lines_for_schedulers_and_run_files(tmp_path):
     check_commands(steps)
     assert f'train: "{tmp_path / NAME}/train.jsonl"' in steps
     with pytest.raises(UsageError, match="cannot be a field"):
-        MissingJob("train", "a-1", Path("a\tb.yaml")).line()
+        line_of(Job("a-1", ("train", "a\tb.yaml"), Path("log")))

@@ -46,7 +46,7 @@ class Forked:
     def send_signal(self, number):
         os.kill(self.pid, number)
 
-pool.subprocess, pool.INTERVAL_S = SimpleNamespace(**vars(subprocess) | {"Popen": Forked}), 0.02
+pool.subprocess, pool.INTERVAL_S, pool.RETRY_S = SimpleNamespace(**vars(subprocess) | {"Popen": Forked}), 0.02, 1
 main(["study", *sys.argv[1:]])
 """
 
