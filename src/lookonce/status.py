@@ -2,13 +2,11 @@
 
 Design: everything is read from the files that the phases write, so no list of submitted jobs is kept and the answer is
 right after any crash. Images are identified by the plan and its stamps; only images that the plan does not know are
-read, and of these only enough to see that the plan must grow. A finished run has nothing missing, even if its cache is
-gone. It costs about 0.1 ms per image, half of it for the images' stamps, which are read once.
+read. A finished run has nothing missing, even if its cache is gone. It costs about 0.1 ms per image, half of it for the images' stamps.
 """
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,10 +27,10 @@ from lookonce.cache.format import REPAIR_COMMAND
 from lookonce.cache.store.metadata import QUARANTINE, Plan, PlannedImage, read_plan, read_receipts
 from lookonce.cache.store.shards import SHARDS
 from lookonce.claim_file import age
-from lookonce.datasets.images import ImageIndex, bytes_key, index_images, read_many
+from lookonce.datasets.images import ImageIndex, index_images
 from lookonce.datasets.records import Record
 from lookonce.environment import program
-from lookonce.errors import ImageError, RunFolderError
+from lookonce.errors import RunFolderError
 from lookonce.eval.answers.files import unfinished
 from lookonce.eval.scores.metrics import read_metrics
 from lookonce.eval.scores.prediction import Score
@@ -217,8 +215,6 @@ class State:
         return list(zip(["evaluation", *[""] * (len(texts) - 1)], texts, strict=True))
 
 
-NUM_PROBED = 64
-"""How many images that a plan does not know are read first; if one of them is new, the rest is not read."""
 SUBMIT = Path("slurm/submit.sh")
 LOGS = Path("logs")
 """The jobs of slurm/ write their logs here, each to NAME-JOB.out."""
@@ -255,21 +251,13 @@ def find_state(run: RunFile) -> State:
 
 
 def known_images(plan: Plan, records: Iterable[Record]) -> tuple[ImageIndex, bool]:
-    """The images of `records` that a plan knows, and whether it knows all that can be read."""
+    """The images of `records`, and whether all are known; without a plan none is read, and those it lacks are."""
     records = list(records)
     paths = dict.fromkeys(path for record in records for path in record.images)
     known = index_from_plan(plan, paths, without_files=True)
-    unknown = [path for path in paths if path not in known.key_of]
-    if unknown and (not plan.shards or _is_new(plan, unknown)):
-        return known, False
-    return index_images(records, known), True
-
-
-def _is_new(plan: Plan, paths: Iterable[Path]) -> bool:
-    """Whether one of the first few images is not planned under any name."""
-    planned = {image.key for image in plan.images()}
-    probed = itertools.islice(read_many(paths), NUM_PROBED)
-    return any(not isinstance(data, ImageError) and bytes_key(data) not in planned for _, data in probed)
+    if all(path in known.key_of for path in paths):
+        return known, True
+    return (index_images(records, known), True) if plan.shards else (known, False)
 
 
 def find_cache_phase(opened: OpenRun, images: ImageIndex, plan: Plan, covers: bool) -> CachePhase:

@@ -81,9 +81,9 @@ def plan(study_file: Path, rate: float | None, as_json: bool) -> None:
     metavar="N",
     help="Runs at the same time; by default one a GPU.",
 )
-@click.option("--again", multiple=True, metavar="NAME", help="Train outdated runs of this variant, or this run, again.")
+@click.option("--again", is_flag=True, help="Train the runs again that the study file has changed.")
 @JSON
-def run(study_file: Path, num_parallel: int | None, again: tuple[str, ...], as_json: bool) -> None:
+def run(study_file: Path, num_parallel: int | None, again: bool, as_json: bool) -> None:
     """Train and evaluate the runs that are missing.
 
     Builds the cache, then starts a process on each GPU, the longest sequence of runs first. A variant that starts from
@@ -104,7 +104,7 @@ def run(study_file: Path, num_parallel: int | None, again: tuple[str, ...], as_j
     Examples:
       lookonce study run study.yaml
       lookonce study run study.yaml --parallel 2
-      lookonce study run study.yaml --again longer
+      lookonce study run study.yaml --again
     """
     check_launch()
     with only_results_on_stdout():

@@ -2,7 +2,7 @@
 
 Design: each part gives numbers, which are its JSON, and templates/report.html.jinja shows them. So every number of the
 page is in the JSON. The page has everything in it: style sheet, plots as SVG, thumbnails as data: URLs, no script. A
-part of which nothing is known has no heading; the end of the page says why.
+part of which nothing is known has no heading.
 
 It costs two seconds for 9,000 questions about 975 images, 0.8 of them to import matplotlib and to draw.
 """
@@ -41,16 +41,6 @@ if TYPE_CHECKING:
 
 MAX_TOLD = 3
 """The top of the page has the scores of this many runs, and the sentences of this many runs or pairs."""
-ABSENT = {
-    "comparison": "Comparison: comparing needs two runs with answers: lookonce report RUN RUN",
-    "groups": "Exact match by group, other metrics: nothing is evaluated yet.",
-    "curves": "Curves: no training has logged a loss.",
-    "answers": "Answers, errors: no questions are answered yet.",
-    "cost": "Cost: nothing is recorded.",
-    "settings": "Settings: no run folder, so no settings.",
-    "data": "Data and leaks: no run folder, so the records are not known.",
-}
-"""Why a part has no numbers."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +122,6 @@ class Report:
             "differing": _lines(known["settings"] | defaults, page.setting, known["differing"]),
             "facts": _lines(json["provenance"]["facts"], lambda text: shown(text or "", 120)),
             "splits": _splits(self.runs),
-            "absent": [why for key, why in ABSENT.items() if not json[key]],
         }
         fixed = {"GROUPINGS": GROUPINGS, "NAMES": NAMES, "DISTANCES": DISTANCES}
         values |= fixed | {"INTERVAL_AND_MCNEMAR": INTERVAL_AND_MCNEMAR}

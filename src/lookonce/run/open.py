@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from lookonce.cache.format import BUILD_COMMAND
 from lookonce.cache.store.fingerprint import Fingerprint, Source
@@ -130,13 +130,6 @@ class OpenRun:
     fingerprint: Fingerprint = field(init=False)
     model_folder: ModelFolder = field(init=False)
     processor: ImageProcessor = field(init=False)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> NoReturn:
-            if name in ("needs", "__setstate__"):  # asked for while a copy is made
-                raise AttributeError(name)
-            raise AttributeError(f"`{self.needs.command}` opens a run without its {name}; see its `Needs`")
 
     def __enter__(self) -> Self:
         return self

@@ -99,8 +99,8 @@ def _features(run: RunFile) -> dict[str, Any]:
     return run.cache.model_dump(include={"dir"} | FEATURE_SETTINGS) | run.model.model_dump(include={"path", "revision"})
 
 
-def run_study(path: Path, again: Iterable[str], num_parallel: int | None, notify: Notify) -> Outcome:
-    """Run what is missing of a study; `again` names outdated runs or variants that are trained again.
+def run_study(path: Path, again: bool, num_parallel: int | None, notify: Notify) -> Outcome:
+    """Run what is missing of a study; with `again` outdated runs are trained again.
 
     Raises:
         Stopped: a signal asked this process to stop; what the runs have done is saved.
@@ -118,7 +118,7 @@ def run_study(path: Path, again: Iterable[str], num_parallel: int | None, notify
     return outcome
 
 
-def prepare(path: Path, runs: Runs, routed: Mapping[str, RoutedRun], again: Iterable[str]) -> list[Job]:
+def prepare(path: Path, runs: Runs, routed: Mapping[str, RoutedRun], again: bool) -> list[Job]:
     """Check a study, and write its run files; the jobs of what is missing.
 
     Raises:
@@ -246,7 +246,7 @@ def find_missing(path: Path) -> list[Job]:
     """
     study = read_study(path)
     runs = expand(study)
-    jobs = by_urgency(prepare(path, runs, routed_runs(study, runs), ()))
+    jobs = by_urgency(prepare(path, runs, routed_runs(study, runs), again=False))
     left = {job.name: job for job in jobs if not job.is_done()}
     found = [replace(job, after=tuple(name for name in job.after if name in left)) for job in left.values()]
     if _has_report(study, runs) and (found or not _is_reported(study, runs)):

@@ -108,26 +108,19 @@ def in_order(runs: Runs) -> list[StudyRun]:
     return list(ordered.values())
 
 
-def refuse_outdated(runs: Runs, again: Iterable[str], study: Path) -> set[str]:
-    """The outdated runs, all of which must be named in `again`, by run or by variant, to be trained again.
+def refuse_outdated(runs: Runs, again: bool, study: Path) -> set[str]:
+    """The outdated runs, which are to be trained again.
 
     Raises:
-        UsageError: some are not named; says what has changed. Or a name is neither a run nor a variant.
+        UsageError: there are some, and they may not be trained `again`; says what has changed.
     """
-    again, variants = list(again), {one.variant for one in runs.values()}
-    if unknown := [name for name in again if name not in runs and name not in variants]:
-        raise UsageError(
-            f"--again {unknown[0]}: there is no such variant or run; the variants are {listed(sorted(variants), 9)}"
-        )
     outdated = find_outdated(runs)
-    refused = [name for name in outdated if not {name, runs[name].variant} & {*again}]
-    if refused:
-        lines = [f"  {name}: {outdated[name]}" for name in outdated]
-        names = dict.fromkeys([*again, *(runs[name].variant for name in refused)])
+    if outdated and not again:
+        lines = [f"  {name}: {reason}" for name, reason in outdated.items()]
         raise UsageError(
             "\n".join(["the study has changed since these runs were trained:", *lines])
             + "\nundo the change, choose another `output`, or train them again (what they hold is moved away): "
-            + shell("lookonce", "study", "run", study, *(word for name in names for word in ("--again", name)))
+            + shell("lookonce", "study", "run", study, "--again")
         )
     return set(outdated)
 

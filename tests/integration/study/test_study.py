@@ -83,10 +83,10 @@ def test_a_study_is_planned_run_changed_and_reported(study, tmp_path):
     study.write("asked", variants | {"later": {"starts_from": "plain", "train.steps": 3}})
     refused = study.start("run", "asked.yaml")
     assert refused.wait() == 2 and "later-1: run.train.steps: now 3, trained with 2" in refused.error
-    assert "2 of 2 runs complete" in study("run", "asked.yaml", "--again", "later")
+    assert "2 of 2 runs complete" in study("run", "asked.yaml", "--again")
     assert RunFolder(tmp_path / "asked" / "later-1").read_trained().num_steps == 3
     assert (tmp_path / "asked" / "later-1.old-1" / "adapter").exists()
-    assert "2 of 2 runs complete" in study("run", "asked.yaml", "--again", "later")  # again: nothing is outdated
+    assert "2 of 2 runs complete" in study("run", "asked.yaml", "--again")  # again: nothing is outdated
 
 
 def test_two_studies_at_once_share_the_runs(study, tmp_path):

@@ -42,7 +42,7 @@ def test_the_file_says_why_and_passes_the_check(init, sample):
     assert "# samples_per_step: more, and an epoch of 439 records would have less than 20 steps\n" in text
     checked = CliRunner().invoke(main, ["check", "run.yaml"])
     assert checked.exit_code == 0 and "\n0 errors, 1 warning; 508 records; " in checked.stdout, checked.stdout
-    assert "-> lookonce cache build run.yaml" in checked.stdout and max(map(len, checked.stdout.splitlines())) <= 80
+    assert "-> lookonce cache build run.yaml" in checked.stdout
 
 
 def test_a_template_that_thinks_is_told_not_to_and_the_file_passes_the_check(init, thinking_model):

@@ -97,12 +97,6 @@ def test_a_study_names_its_runs(tmp_path):
         open_run(tmp_path, NEEDS)
 
 
-def test_a_routed_variant_has_no_adapter(tmp_path):
-    (tmp_path / "predictions").mkdir()
-    with pytest.raises(RunFolderError, match="the answers of a routed variant and no adapter"):
-        open_run(tmp_path, NEEDS)
-
-
 def test_another_folder_is_no_run(tmp_path):
     with pytest.raises(RunFolderError, match="is not a run folder"):
         open_run(tmp_path, NEEDS)

@@ -35,7 +35,7 @@ def test_each_run_is_after_those_that_it_needs(write_study):
 
 
 def test_runs_of_the_same_study_file_are_not_outdated(trained):
-    assert find_outdated(trained) == {} and refuse_outdated(trained, [], STUDY) == set()
+    assert find_outdated(trained) == {} and refuse_outdated(trained, again=False, study=STUDY) == set()
 
 
 def test_a_change_touches_the_runs_of_its_variant_and_those_that_start_from_them(trained, write_study):
@@ -44,13 +44,9 @@ def test_a_change_touches_the_runs_of_its_variant_and_those_that_start_from_them
         "later-1": "run.train.steps: now 3, trained with 2",
         "last-1": "starts from later-1, which is outdated",
     }
-    with pytest.raises(
-        UsageError, match=r"(?s)\n  later-1: run.train.steps: now 3, .*study.yaml --again later --again last"
-    ):
-        refuse_outdated(changed, [], STUDY)
-    with pytest.raises(UsageError, match="--again later-1 --again last$"):
-        refuse_outdated(changed, ["later-1"], STUDY)
-    assert refuse_outdated(changed, ["later-1", "last"], STUDY) == {"later-1", "last-1"}
+    with pytest.raises(UsageError, match=r"(?s)\n  later-1: run.train.steps: now 3, .*study.yaml --again$"):
+        refuse_outdated(changed, again=False, study=STUDY)
+    assert refuse_outdated(changed, again=True, study=STUDY) == {"later-1", "last-1"}
     jobs = {job.name: job for job in find_jobs(changed, {"later-1", "last-1"})}
     assert jobs["later-1"].command[1] == "--restart" and jobs["plain-1"].command[1] == "--resume"
     assert jobs["last-1"].after == ("cache of plain-1", "later-1")
@@ -67,13 +63,6 @@ def test_a_run_that_starts_from_one_that_was_trained_again_is_outdated(trained):
     assert "inputs.start: now" in find_outdated(trained)["later-1"]
     trained["plain-1"].folder.trained.unlink()
     assert find_outdated(trained)["later-1"] == "starts from plain-1, which is not trained any more"
-
-
-def test_a_name_that_is_neither_a_variant_nor_a_run_is_refused(trained):
-    with pytest.raises(
-        UsageError, match="--again plan: there is no such variant or run; the variants are last, later, own, plain"
-    ):
-        refuse_outdated(trained, ["plan"], STUDY)
 
 
 def test_a_run_is_complete_when_its_split_is_evaluated(trained):
