@@ -2,7 +2,8 @@
 
 Design: everything is read from the files that the phases write, so no list of submitted jobs is kept and the answer is
 right after any crash. Images are identified by the plan and its stamps; only images that the plan does not know are
-read. A finished run has nothing missing, even if its cache is gone. It costs about 0.1 ms per image, half of it for the images' stamps.
+read. A finished run has nothing missing, even if its cache is gone. It costs 0.1 ms an image, half of it
+for the images' stamps.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -124,4 +123,3 @@ def test_a_predictions_file_outside_a_run_folder_has_scores_and_nothing_else(mak
     value = made(file)[0].to_json()
     assert value["verdict"]["runs"][0]["exact_match"] == pytest.approx(55 / 60)
     assert (value["settings"], value["data"], value["curves"]) == (None, None, None)
-    assert "Settings </h2>" not in text and re.search("<h2>[^<]*</h2>\\s*(<h2>|<footer)", text) is None

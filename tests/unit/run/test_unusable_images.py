@@ -50,13 +50,6 @@ def test_an_unusable_image_is_refused_with_the_command_that_leaves_it_out(make_r
         open_run(run, FROM_CACHE).open_cache()
 
 
-def test_an_image_that_no_build_has_tried_is_still_an_error(make_run, write, site):
-    open_run(make(make_run, write(*GOOD)), TO_BUILD).build()
-    site.noise("new.png", 9)
-    with pytest.raises(FeaturesMissing, match="does not know 1 of 3 images.*run: lookonce cache build"):
-        open_run(make(make_run, write(*GOOD, "new.png")), FROM_CACHE)
-
-
 def test_status_says_what_to_do_about_them(make_run, write):
     run = make(make_run, write(*GOOD, BAD, MISSING))
     open_run(run, TO_BUILD).build()
