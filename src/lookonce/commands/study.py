@@ -128,7 +128,6 @@ def status(study_file: Path, as_json: bool) -> None:
       runs     run, variant, seed, starts_from, answers_of, folder, training (see lookonce status --help), score,
                is_trained, is_complete, not_asked (contexts other than its own), outdated
       routed   variants with `route`: run, variant, seed, by, runs, folder, score
-      others   runs in the output folder that are not of this study any more
 
     \b
     Examples:

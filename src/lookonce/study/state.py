@@ -210,8 +210,6 @@ class StudyStatus:
     states: Mapping[str, RunState]
     outdated: Mapping[str, str]
     """Why runs do not belong to the study file any more."""
-    others: list[str]
-    """Runs in the output folder that are not of this study any more."""
     routed: Mapping[str, RoutedRun]
     """The variants whose answers are those of other variants."""
 
@@ -224,10 +222,8 @@ class StudyStatus:
         """
         study = read_study(path)
         runs = expand(study)
-        found = {record.parent.name for record in study.output.glob(f"*/{RECORD}")}
-        others = sorted(name for name in found - runs.keys() if ".old-" not in name)
         states = {name: read_state(one) for name, one in runs.items()}
-        return cls(runs, states, find_outdated(runs), others, routed_runs(study, runs))
+        return cls(runs, states, find_outdated(runs), routed_runs(study, runs))
 
     def is_current(self, name: str) -> bool:
         """Whether a run is complete, and of this study file."""
@@ -262,7 +258,7 @@ class StudyStatus:
             for name, one in self.runs.items()
         ]
         routed = [one.to_json() | {"score": self._score(one)} for one in self.routed.values()]
-        return {"runs": values, "routed": routed, "others": self.others}
+        return {"runs": values, "routed": routed}
 
     def _score(self, routed: RoutedRun) -> Score | None:
         return routed.score() if self.has_answered(routed.name) else None
@@ -273,8 +269,6 @@ class StudyStatus:
         lines = [table(HEADER, [*runs, *routed])]
         lines += [f"{name} is outdated: {reason}" for name, reason in self.outdated.items()]
         lines += [f"{name} is not asked with {said} earlier answers yet" for name, said in self._not_asked()]
-        if self.others:
-            lines.append(f"not of this study any more, and left alone: {listed(self.others)}")
         return "\n".join([*lines, "", f"{self.num_complete} of {count(len(self.runs), 'run')} complete"])
 
 

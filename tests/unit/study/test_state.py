@@ -75,10 +75,8 @@ def test_a_run_is_complete_when_its_split_is_evaluated(trained):
     assert read_state(one).is_complete and find_jobs({one.name: one}, set()) == []
 
 
-def test_the_table_names_outdated_runs_and_those_of_no_variant(trained, write_study):
+def test_the_table_names_outdated_runs(trained, write_study):
     del trained
     status = StudyStatus.read(write_study({"plain": None, "own": {"train.steps": 9}}, seeds=[1]))
-    assert status.others == ["last-1", "later-1"]
     text = status.text()
     assert "own-1 is outdated: run.train.steps: now 9, trained with 4" in text and "0 of 2 runs complete" in text
-    assert "not of this study any more, and left alone: last-1, later-1" in text
