@@ -49,14 +49,14 @@ def study() -> None:
 def plan(study_file: Path, rate: float | None, as_json: bool) -> None:
     """Show what a study will cost, and what would stop it.
 
-    Counts the steps of each variant, the answers and the tokens that it trains on, and shows the GPU memory that it
-    needs, if such a model was measured. Times follow from the rate of variants that have been trained, or from --rate.
-    Writes nothing and needs no GPU. Exits 1 if something would stop a run.
+    Counts the steps of each variant, the answers and the tokens that it trains on. Times follow from the rate of
+    variants that have been trained, or from --rate. Writes nothing and needs no GPU. Exits 1 if something would stop a
+    run.
 
     \b
     Keys of --json:
       variants   variant, starts_from, answers_of, num_runs, num_left, seconds, and workload: num_steps, num_samples,
-                 num_answers, num_tokens, gpu_gb, errors
+                 num_answers, num_tokens, errors
       seconds (of all runs that are left), outdated, wrong_routes, errors
 
     \b

@@ -1,10 +1,10 @@
 """Exact match with predicted, reference and no answers to earlier questions in the prompts, of all and by stage.
 
-Design: the result of a run with `data.context` has the model's own answers in its prompts. Reference answers, which a
-user does not have, are its upper limit, and none show what the questions alone are worth; these are further evaluations
-(`lookonce eval --true-context --no-context`). Seeds of one training count as one: a score is the mean over the seeds
-that have it, a difference over those that have both, in pairs.
-Answers to other questions than those of the result, which an earlier evaluation may have left, count as absent.
+Design: the result of a run with `data.context` has predicted answers, the model's own, in its prompts. Reference
+answers, which a user does not have, are its upper limit, and none show what the questions alone are worth; these are
+further evaluations (`lookonce eval --true-context --no-context`). Seeds of one training count as one: a score is the
+mean over the seeds that have it, a difference over those that have both, in pairs. Answers to other questions than
+those of the result, which an earlier evaluation may have left, count as absent.
 """
 
 from __future__ import annotations

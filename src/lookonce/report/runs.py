@@ -1,7 +1,7 @@
 """The runs of a report, with all that is known of them: answers, scores, records, curves, and what they cost.
 
 Design: everything is read from the files of the run folder, and each file may be absent, because a run may be
-unfinished or of an earlier version. What a file lacks is said in the part that needs it. Neither torch nor the model is
+unfinished or of an earlier version. The part that needs a file names what it lacks. Neither torch nor the model is
 loaded. A predictions file outside a run folder has answers only. Image keys come from the plan of the run's cache, so
 no image is read. Without the plan images are compared by their paths, which does not find a copy under another name.
 Of a grouping the groups with most questions are scored, since question texts may all be different.

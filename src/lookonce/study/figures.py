@@ -229,7 +229,7 @@ class Forgetting:
 def sequences(study: StudyFile) -> list[list[str]]:
     """The sequences of a study: its variants that no other one starts from, each after all that precede it.
 
-    A variant of no epochs answers with the adapter of another one, and is no phase.
+    A variant with zero epochs answers with the adapter of another one, and is no phase.
     """
     trained = study.trained.items()
     starts = {name: variant.starts_from for name, variant in trained if variant.changes.get("train.epochs") != 0}

@@ -72,7 +72,7 @@ class RouteSection(Section):
 
 
 class VariantSection(Section):
-    """One way to train: the base run file with changes; or one to answer with the adapters of other variants."""
+    """A variant: the base run file with changes; or, with `route`, the answers of other variants."""
 
     starts_from: VariantName | None = None
     """The variant with whose adapter of the same seed this one starts; by default a new adapter."""

@@ -22,7 +22,6 @@ from typing import Any
 from lookonce.checks.check import check_settings
 from lookonce.checks.inputs import (
     CheckedImages,
-    CheckedModel,
     CheckedRecords,
     check_context,
     check_images,
@@ -39,7 +38,6 @@ from lookonce.text import count, duration, listed, table
 from lookonce.train.data.sampler import Sampler, num_steps
 from lookonce.train.data.token_stats import TokenCounter
 from lookonce.train.data.tokenize import Example
-from lookonce.train.model.gpu_memory import measured_name, peak_gb
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,6 @@ class Workload:
     num_answers: int
     num_tokens: int
     """Tokens that go through the model, without padding."""
-    gpu_gb: float | None
-    """Peak memory by the documented measurements; None if such a model was not measured."""
     errors: tuple[str, ...] = ()
     """What would stop the run."""
 
@@ -76,7 +72,7 @@ def measure(run: RunFile) -> Workload:
     errors = tuple(f"{one.what}: {one.value}" for one in results if one.level == "error")
     kept = _kept(run, records, model.counter, images) if model.counter else []
     if not kept or model.counter is None:
-        return Workload(0, 0, 0, 0, None, (*errors, *(() if errors else ("no record can be trained on",))))
+        return Workload(0, 0, 0, 0, (*errors, *(() if errors else ("no record can be trained on",))))
     examples = [example for _, example in kept]
     sampler = Sampler.of(examples, model.counter.chat_tokenizer.image_token_id, run.batch, seed=run.train.seed)
     steps, samples = num_samples(run, len(examples))
@@ -86,7 +82,6 @@ def measure(run: RunFile) -> Workload:
         samples,
         round(epochs * sum(len(record.turns) for record, _ in kept)),
         round(epochs * sum(sampler.pack_lengths(0))),
-        _gpu_gb(run, model),
         errors,
     )
 
@@ -94,7 +89,7 @@ def measure(run: RunFile) -> Workload:
 def _kept(
     run: RunFile, records: CheckedRecords, counter: TokenCounter, images: CheckedImages
 ) -> list[tuple[Record, Example]]:
-    """The records that are trained on, as examples; what is wrong with the others is said by `lookonce check`."""
+    """The records that are trained on, as examples; `lookonce check` names what is wrong with the others."""
     found, order = [], run.batch.lesson_order
     for record in records.by_split["train"]:
         try:
@@ -107,14 +102,7 @@ def _kept(
     return found
 
 
-def _gpu_gb(run: RunFile, model: CheckedModel) -> float | None:
-    name = measured_name(run.model.path, model.model_folder.config if model.model_folder else None)
-    if name is None or not run.batch.has_packs:
-        return None
-    return peak_gb(name, run.batch.tokens_per_pack, run.train.gradient_checkpointing, run.train.frozen)
-
-
-HEADER = ("variant", "runs left", "steps", "answers", "tokens", "GPU memory", "time a run")
+HEADER = ("variant", "runs left", "steps", "answers", "tokens", "time a run")
 
 
 @dataclass(frozen=True)
@@ -133,12 +121,11 @@ class VariantPlan:
 
     def row(self) -> tuple[str, ...]:
         one = self.workload
-        memory = "not measured" if one.gpu_gb is None else f"{one.gpu_gb:.0f} GB"
         needs = [*filter(None, [self.starts_from]), *self.answers_of]
         name = f"{self.variant} (after {listed(needs)})" if needs else self.variant
         figures = (f"{number:,}" for number in (one.num_steps, one.num_answers, one.num_tokens))
         runs = f"{self.num_left} of {self.num_runs}"
-        return name, runs, *figures, memory, "no rate" if self.seconds is None else duration(self.seconds)
+        return name, runs, *figures, "no rate" if self.seconds is None else duration(self.seconds)
 
 
 @dataclass(frozen=True)
