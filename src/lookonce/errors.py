@@ -32,7 +32,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import resource
 import shutil
 import tempfile
 from pathlib import Path
@@ -221,11 +220,10 @@ def existing(folder: Path) -> Path:
 def _no_memory(reason: str) -> str:
     import psutil  # slow to import
 
-    memory, limit = psutil.virtual_memory(), resource.getrlimit(resource.RLIMIT_AS)[0]
-    own = "" if limit == resource.RLIM_INFINITY else f", and `ulimit -v` limits this process to {size(limit)}"
+    memory = psutil.virtual_memory()
     return (
-        f"out of memory: {reason}. {size(memory.available)} of this machine's {size(memory.total)} are free{own}; a "
-        "job or a container may have less, and Linux kills processes that need more. End other programs, give it more "
-        "memory, or lower what is in memory at once: batch.tokens_per_pack, batch.samples_per_forward, "
-        "eval.tokens_per_wave, or the size of the input"
+        f"out of memory: {reason}. {size(memory.available)} of this machine's {size(memory.total)} are free; a job, a "
+        "container or a limit of the shell may allow less, and Linux kills processes that need more. End other "
+        "programs, give it more memory, or lower what is in memory at once: batch.tokens_per_pack, "
+        "batch.samples_per_forward, eval.tokens_per_wave, or the size of the input"
     )

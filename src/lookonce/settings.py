@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
@@ -101,24 +101,15 @@ def as_list(value: Any) -> Any:
     return [value] if isinstance(value, SCALARS) else value
 
 
-def read_settings(
-    path: Path,
-    kind: type[Settings],
-    called: str,
-    hint: str,
-    expected: str,
-    change: Callable[[dict[str, Any]], None] = lambda values: None,
-) -> Settings:
-    """Read a YAML file; `change` may alter its values before they are checked.
+def read_settings(path: Path, kind: type[Settings], called: str, hint: str, expected: str) -> Settings:
+    """Read a YAML file.
 
     In messages, `called` names the file, `hint` follows if it cannot be read, and `expected` says what it must contain.
 
     Raises:
         UsageError: the file is missing or not YAML, or a key or value is wrong.
     """
-    values = load_values(path, called, hint, expected)
-    change(values)
-    return checked(values, kind, called)
+    return checked(load_values(path, called, hint, expected), kind, called)
 
 
 def checked(values: dict[str, Any], kind: type[Settings], called: str) -> Settings:

@@ -126,7 +126,7 @@ def status(study_file: Path, as_json: bool) -> None:
     \b
     Keys of --json:
       runs     run, variant, seed, starts_from, answers_of, folder, training (see lookonce status --help), score,
-               is_trained, is_complete, not_asked (contexts other than its own), outdated
+               is_complete, not_asked (contexts other than its own), outdated
       routed   variants with `route`: run, variant, seed, by, runs, folder, score
 
     \b

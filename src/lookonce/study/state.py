@@ -46,7 +46,6 @@ class RunState:
     training: TrainingPhase
     score: Score | None
     """The score of the split that the study evaluates; None if it is not evaluated."""
-    is_trained: bool
     is_complete: bool
     """Whether it is trained, and evaluated if it has questions."""
     not_asked: list[str]
@@ -61,7 +60,7 @@ def read_state(one: StudyRun) -> RunState:
     training = find_training(folder, one.run.cache.claim_s)
     not_asked = [kind for kind in asked_beside(one.run) if f"{split}-{kind}" not in scores]
     is_complete = folder.is_finished and is_evaluated
-    return RunState(training, scores.get(split), folder.trained.exists(), is_complete, not_asked)
+    return RunState(training, scores.get(split), is_complete, not_asked)
 
 
 def find_outdated(runs: Runs) -> dict[str, str]:
@@ -274,8 +273,8 @@ class StudyStatus:
 
 def _row(name: str, state: RunState, is_outdated: bool) -> tuple[str, ...]:
     training = state.training
-    steps = f"{training.step:,} of {training.num_steps:,}" if training.num_steps else ""
-    steps = f"{training.num_steps:,}" if state.is_trained and training.state != "trained elsewhere" else steps
+    steps = f"{training.num_steps:,}" if training.num_steps else ""
+    steps = steps if training.state in ("trained", "finished") or not steps else f"{training.step:,} of {steps}"
     return name, "outdated" if is_outdated else training.state, steps, *_figures(state.score)
 
 

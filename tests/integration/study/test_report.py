@@ -213,6 +213,14 @@ def test_the_cost_of_a_variant_whose_first_phase_has_no_answers_is_not_known(stu
     assert (costs["plain"]["num_records"], costs["two"]["num_records"]) == (32, None)
 
 
+def test_the_time_of_a_resumed_training_is_not_known(study):
+    path = study({name: VARIANTS[name] for name in ("plain", "one")})
+    trained = expand(read_study(path))["one-1"].folder.trained
+    write_json(trained, json.loads(trained.read_text()) | {"first_step": 2})
+    plain, one = (one["cost"] for one in report_study(path).to_json()["variants"])
+    assert plain["training_seconds"] and one["training_seconds"] is None and one["num_records"] == 32
+
+
 def test_runs_that_are_not_complete_are_left_out_with_all_that_needs_them(study):
     path = study()
     (expand(read_study(path))["three-2"].folder.folder / "summary.json").unlink()

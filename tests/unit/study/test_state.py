@@ -67,7 +67,7 @@ def test_a_run_that_starts_from_one_that_was_trained_again_is_outdated(trained):
 
 def test_a_run_is_complete_when_its_split_is_evaluated(trained):
     one = trained["plain-1"]
-    assert read_state(one).is_trained and not read_state(one).is_complete
+    assert read_state(one).training.state == "trained" and not read_state(one).is_complete
     write_json(one.folder.folder / "summary.json", {})
     assert not read_state(one).is_complete
     assert [job.command[0] for job in find_jobs({one.name: one}, set())] == ["cache", "eval"]
