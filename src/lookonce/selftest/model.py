@@ -1,4 +1,4 @@
-"""A small Qwen3-VL with random weights: its loss and gradients of packs beside those of stock rows, in every way.
+"""A small Qwen3-VL with random weights: its loss and gradients of packs beside those of stock rows, in every variant.
 
 Design: examples are made of token ids and features are drawn, so that no tokenizer, image, cache or vision tower is
 needed. From there on they take the path of training: sampler, packing, collator, down to CUDA graphs. The questions of
@@ -28,13 +28,13 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from peft import get_peft_model
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import sdpa_kernel
 
 from lookonce.cache.format import Grid
 from lookonce.datasets.sample.model import make_config, random_model
 from lookonce.run.sections import BatchSection, LoraSection
 from lookonce.selftest.attention import Heads
-from lookonce.selftest.report import Check, Way, failed, within_spread
+from lookonce.selftest.report import Check, Variant, failed, within_spread
 from lookonce.train.data.batches import CPU, Batch
 from lookonce.train.data.dataset import (
     DataCollatorForPacks,
@@ -44,6 +44,7 @@ from lookonce.train.data.dataset import (
     VQADataset,
 )
 from lookonce.train.data.tokenize import Example
+from lookonce.train.loop.first_pack import STOCK_KERNELS, Outcome
 from lookonce.train.model.load import replace_tower, text_model
 from lookonce.train.model.lora import lora_config
 from lookonce.train.model.packs import packed_attention, share_of_loss
@@ -182,24 +183,6 @@ def _config(size: ModelSize) -> Any:
     return config
 
 
-STOCK_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""PyTorch's attention without cuDNN's, which takes a second to prepare for each shape."""
-
-
-@dataclass
-class Outcome:
-    """Loss and gradient of some passes."""
-
-    loss: torch.Tensor
-    gradient: torch.Tensor
-
-    def distance(self, other: Outcome) -> tuple[float, float]:
-        """Relative distances of loss and gradient."""
-        pairs = ((self.loss, other.loss), (self.gradient, other.gradient))
-        loss, gradient = (float((found - expected).norm() / expected.norm()) for found, expected in pairs)
-        return loss, gradient
-
-
 class Passes:
     """Forward and backward passes of a model in one precision, with autocast as in training."""
 
@@ -241,9 +224,7 @@ class Passes:
 
     def taken(self, loss: torch.Tensor) -> Outcome:
         """The loss with the gradients, which are then cleared."""
-        gradient = torch.cat([weight.grad.flatten().double() for weight in self.trained if weight.grad is not None])
-        self.model.zero_grad(set_to_none=True)
-        return Outcome(loss.double(), gradient)
+        return Outcome.of(self.model, loss)
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
@@ -295,25 +276,25 @@ class ModelChecks:
         self.expected = self._rows(Passes(exact, torch.float32, device), SEVERAL)
         self.spread = self._spread()
 
-    def checks(self, way: Way) -> list[Check]:
-        """Compare one way; a computation that fails is a mismatch."""
-        name = f"model, {self.name}, {way.name}"
+    def checks(self, variant: Variant) -> list[Check]:
+        """Compare one variant; a computation that fails is a mismatch."""
+        name = f"model, {self.name}, {variant.name}"
         try:
-            found = [outcome.distance(expected) for outcome, expected in self._compute(way)]
+            found = [outcome.distance(expected) for outcome, expected in self._compute(variant)]
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a compiler or a kernel raises
-            return [failed(name, error, way)]
+            return [failed(name, error, variant)]
         differences, spreads = zip(*found, strict=True), zip(*self.spread, strict=True)
         return [
-            within_spread(f"{name}: {result}", difference, spread, way)
+            within_spread(f"{name}: {result}", difference, spread, variant)
             for result, difference, spread in zip(RESULTS, differences, spreads, strict=True)
         ]
 
-    def _compute(self, way: Way) -> list[tuple[Outcome, Outcome]]:
+    def _compute(self, variant: Variant) -> list[tuple[Outcome, Outcome]]:
         """Each pack's outcome, beside the expected one."""
         passes = Passes(self.model, self.dtype, self.device)
-        with packed_attention(self.model, compiled=way.compiled, captured=way.recorded, flex=way.flex):
+        with packed_attention(self.model, compiled=variant.compiled, captured=variant.captured, flex=variant.flex):
             return [
                 (passes.outcome([self.collator(self.dataset.__getitems__(self.packs[number]))]), self.expected[number])
                 for number in _orders(len(self.packs))

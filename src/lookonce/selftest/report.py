@@ -1,26 +1,18 @@
-"""The result of a self-test: ways to compute packs, what was compared in each, and results noted on this machine.
+"""The result of a self-test: the variants of computing packs, and what was compared in each.
 
-Design: a way is three switches, as in the run file. Every switch that is off leaves out a part that could be wrong on a
-machine where it was never tested: CUDA graphs, torch.compile, FlexAttention. What is left is slower.
+Design: a variant is three switches, as in the run file. Each switch that is off leaves out a part that could be wrong
+on a machine where it was never tested: CUDA graphs, torch.compile, FlexAttention. What is left is slower.
 
-No difference has a fixed limit. It may be `FACTOR` times the spread, which is measured in the same run as the
-difference between exact ways: stock rows alone and several together, with another attention of PyTorch's, or in the
-precision of training beside a higher one. Faults change results much more than rounding does, so the factor only keeps
-chance from raising an alarm. No spread counts as smaller than `ROUNDING`, since a loss may agree by chance.
-
-Results are noted so that the self-test runs once on each combination of what decides which kernels run: the GPU and its
-driver, torch and its compiler, transformers, this program, and the precision. Each combination has a file of its own in
-the user's cache folder, $XDG_CACHE_HOME/lookonce/selftest (~/.cache without the variable). A file that cannot be read
-or written is not an error: the self-test then runs again, and a note says why.
+No difference has a fixed limit. It may be `FACTOR` times the spread, which is measured in the same run between exact
+computations: stock rows alone and several together, with another attention of PyTorch's, or in the precision of
+training beside a higher one. Faults change results much more than rounding does, so the factor only keeps chance from
+raising an alarm. No spread counts as smaller than `ROUNDING`, since a loss may agree by chance.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import math
-import os
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,64 +22,47 @@ from typing import Any
 
 import torch
 
-from lookonce import environment
 from lookonce.environment import device_name, library_version, library_versions
-from lookonce.files import read_json, write_json
-from lookonce.run.config import RunFile
-from lookonce.text import Notify, duration, first_line, quiet, table
+from lookonce.text import duration, first_line, table
+from lookonce.train.loop.first_pack import FACTOR, ROUNDING
 
-SETTINGS = {"flex": "train.flex_attention", "compiled": "train.compile", "recorded": "train.cuda_graphs"}
+SETTINGS = {"flex": "train.flex_attention", "compiled": "train.compile", "captured": "train.cuda_graphs"}
 """The key of the run file for each switch."""
 ROWS = "batch.mode=separate"
-"""The setting that is left if no way is exact: stock rows."""
+"""The setting that is left if no variant is exact: stock rows."""
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way to compute packs."""
+class Variant:
+    """One variant of computing packs."""
 
     flex: bool = True
     """Whether attention is computed by FlexAttention, and not with a dense mask."""
     compiled: bool = True
     """Whether the decoder layers are compiled."""
-    recorded: bool = True
+    captured: bool = True
     """Whether passes are captured as CUDA graphs and replayed."""
-
-    @classmethod
-    def of(cls, run: RunFile) -> Way:
-        """The way in which a run computes packs on a GPU."""
-        options = run.train
-        is_sharded = options.fsdp and environment.num_ranks() > 1
-        keeps_random_states = options.gradient_checkpointing and not options.compile
-        is_launched = keeps_random_states or options.precision == "fp16" or is_sharded
-        return cls(options.flex_attention, options.compile, options.cuda_graphs and not is_launched)
 
     @property
     def name(self) -> str:
         """What is done, for tables: "compiled, replayed"."""
         names = ("" if self.flex else "dense masks", "compiled" if self.compiled else "not compiled")
-        return ", ".join(name for name in (*names, "replayed" if self.recorded else "launched") if name)
+        return ", ".join(name for name in (*names, "replayed" if self.captured else "launched") if name)
 
     @property
     def settings(self) -> list[str]:
         """The settings that differ from the defaults."""
         return [f"{key}=false" for switch, key in SETTINGS.items() if not getattr(self, switch)]
 
-    def includes(self, other: Way) -> bool:
-        """Whether a fault of the other way is one of this way too: the same masks, and not more of the rest."""
-        return self.flex == other.flex and self.compiled >= other.compiled and self.recorded >= other.recorded
+    def includes(self, other: Variant) -> bool:
+        """Whether a fault of the other variant is one of this variant too: the same masks, and not more of the rest."""
+        return self.flex == other.flex and self.compiled >= other.compiled and self.captured >= other.captured
 
 
-ON_GPU = tuple(Way(*switches) for switches in product((True, False), repeat=3))
-"""All ways on a GPU, the fastest first."""
-ON_CPU = (Way(flex=False, compiled=False, recorded=True), Way(flex=False, compiled=False, recorded=False))
-"""The ways without a GPU. Replaying only runs a pass again on the buffers of its capture."""
-
-
-FACTOR = 4
-"""How many times the spread a difference may be."""
-ROUNDING = 16 * torch.finfo(torch.float32).eps
-"""The smallest spread: what the rounding of float32 makes in a sum of some hundred terms, the root of their number."""
+ON_GPU = tuple(Variant(*switches) for switches in product((True, False), repeat=3))
+"""All variants on a GPU, the fastest first."""
+ON_CPU = (Variant(flex=False, compiled=False, captured=True), Variant(flex=False, compiled=False, captured=False))
+"""The variants without a GPU. Replaying only runs a pass again on the buffers of its capture."""
 
 
 @dataclass(frozen=True)
@@ -98,22 +73,22 @@ class Check:
     difference: float
     """Infinite if the computation failed, or is not a number."""
     allowed: float
-    way: Way | None = None
-    """The way that was compared; None for what all ways with FlexAttention use."""
+    variant: Variant | None = None
+    """The variant that was compared; None for what all variants with FlexAttention use."""
     error: str = ""
     """The first line of the error if the computation failed."""
     is_part: bool = False
-    """Whether the way was compared as a part of all ways that include it."""
+    """Whether the variant was compared as a part of all variants that include it."""
 
     @property
     def ok(self) -> bool:
         return self.difference <= self.allowed
 
-    def concerns(self, way: Way) -> bool:
-        """Whether a mismatch means that the way is not exact."""
-        if self.way is None:
-            return way.flex
-        return way.includes(self.way) if self.is_part else way == self.way
+    def concerns(self, variant: Variant) -> bool:
+        """Whether a mismatch means that the variant is not exact."""
+        if self.variant is None:
+            return variant.flex
+        return variant.includes(self.variant) if self.is_part else variant == self.variant
 
     def to_json(self) -> dict[str, Any]:
         finite = self.difference if math.isfinite(self.difference) else None
@@ -121,15 +96,17 @@ class Check:
         return found | ({"error": self.error} if self.error else {})
 
 
-def within_spread(what: str, differences: Sequence[float], spread: Sequence[float], way: Way | None = None) -> Check:
+def within_spread(
+    what: str, differences: Sequence[float], spread: Sequence[float], variant: Variant | None = None
+) -> Check:
     """The check that the largest of `differences` is within the spread, whose largest value counts."""
     found = max((difference if math.isfinite(difference) else math.inf for difference in differences), default=math.inf)
-    return Check(what, found, FACTOR * max(*spread, ROUNDING), way)
+    return Check(what, found, FACTOR * max(*spread, ROUNDING), variant)
 
 
-def failed(what: str, error: Exception, way: Way | None = None) -> Check:
+def failed(what: str, error: Exception, variant: Variant | None = None) -> Check:
     """The check of a computation that raised an error."""
-    return Check(what, math.inf, 0, way, f"{type(error).__name__}: {first_line(error)}")
+    return Check(what, math.inf, 0, variant, f"{type(error).__name__}: {first_line(error)}")
 
 
 @dataclass(frozen=True)
@@ -146,15 +123,15 @@ class Report:
         return all(check.ok for check in self.checks)
 
     @property
-    def compared(self) -> list[Way]:
-        """The ways that were compared, the fastest first."""
-        found = {check.way for check in self.checks if not check.is_part}
-        return [way for way in ON_GPU if way in found]
+    def compared(self) -> list[Variant]:
+        """The variants that were compared, the fastest first."""
+        found = {check.variant for check in self.checks if not check.is_part}
+        return [variant for variant in ON_GPU if variant in found]
 
     @property
-    def exact(self) -> list[Way]:
-        """The ways that were compared and whose checks are all within their spread, the fastest first."""
-        return [way for way in self.compared if all(check.ok for check in self.checks_of(way))]
+    def exact(self) -> list[Variant]:
+        """The variants that were compared and whose checks are all within their spread, the fastest first."""
+        return [variant for variant in self.compared if all(check.ok for check in self.checks_of(variant))]
 
     @property
     def fastest(self) -> str:
@@ -164,9 +141,9 @@ class Report:
         settings = self.exact[0].settings if self.exact else [ROWS]
         return " ".join(f"--set {setting}" for setting in settings)
 
-    def checks_of(self, way: Way) -> list[Check]:
-        """The checks that concern a way."""
-        return [check for check in self.checks if check.concerns(way)]
+    def checks_of(self, variant: Variant) -> list[Check]:
+        """The checks that concern a variant."""
+        return [check for check in self.checks if check.concerns(variant)]
 
     def text(self) -> str:
         header = ("", "difference", "allowed", "")
@@ -188,7 +165,7 @@ class Report:
             "ok": self.ok,
             "combination": self.combination,
             "checks": [check.to_json() for check in self.checks],
-            "exact": [way.settings for way in self.exact],
+            "exact": [variant.settings for variant in self.exact],
             "fastest": self.fastest,
             "seconds": self.seconds,
         }
@@ -203,8 +180,6 @@ def _figures(check: Check) -> tuple[str, str]:
 MODULE = Path("/sys/module/nvidia/version")
 """The driver's version, where Linux shows its module; nvidia-smi takes a second."""
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-VARIABLE = "LOOKONCE_SELFTEST"
-"""The environment variable that switches the self-test before trainings off."""
 
 
 def combination(precision: str) -> dict[str, str]:
@@ -223,42 +198,3 @@ def _driver() -> str | None:
         done = subprocess.run(NVIDIA_SMI, capture_output=True, text=True, timeout=60, check=True)
         return next(iter(done.stdout.split()), None)
     return None
-
-
-def note_path(found: dict[str, str]) -> Path | None:
-    """The file of a combination; None without a home folder."""
-    digest = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
-    with contextlib.suppress(RuntimeError):
-        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        return Path(cache) / "lookonce" / "selftest" / f"{digest}.json"
-    return None
-
-
-def save_note(report: Report, notify: Notify = quiet) -> None:
-    """Note a result, or say why that is not possible; earlier results of ways that it did not compare stay."""
-    path, found = note_path(report.combination), report.to_json()
-    compared = [way.settings for way in report.compared]
-    found["exact"] += [settings for settings in noted_exact(report.combination) if settings not in compared]
-    try:
-        if path is None:
-            raise OSError("there is no home folder")
-        write_json(path, found)
-    except OSError as error:
-        notify(
-            f"the self-test's result cannot be kept ({first_line(error)}), so it runs again before the next training; "
-            "name a folder that you can write to in XDG_CACHE_HOME"
-        )
-
-
-def noted_exact(found: dict[str, str]) -> list[list[str]]:
-    """The settings of each way that was noted as exact with a combination; empty without a note."""
-    path = note_path(found)
-    with contextlib.suppress(OSError, ValueError):
-        noted = read_json(path) if path else {}
-        if isinstance(noted, dict) and noted.get("combination") == found:
-            return list(noted.get("exact", []))
-    return []
-
-
-def is_noted_exact(found: dict[str, str], way: Way) -> bool:
-    return way.settings in noted_exact(found)

@@ -3,8 +3,7 @@
 Design: most of the time is compilation, so each kernel is compiled only in the precision in which trainings use it:
 bfloat16, or float16 on GPUs before Ampere. float32 shows small faults, such as a mask that is off by one token, because
 its spread is a millionth; such faults are those of the code around the kernels, so its layers are not compiled. Heads
-have 64 numbers in float32, since larger ones exceed the shared memory of some GPUs, and 128 otherwise. Before a
-training, dense masks are computed only if no way with FlexAttention is exact.
+have 64 numbers in float32, since larger ones exceed the shared memory of some GPUs, and 128 otherwise.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch
 from lookonce.errors import TrainingError
 from lookonce.selftest.attention import Heads, Layout, Lengths, attention_checks, mask_checks, random_layout
 from lookonce.selftest.model import ModelChecks, ModelSize, Questions, ieee_float32
-from lookonce.selftest.report import ON_CPU, ON_GPU, Check, Report, Way, combination, failed
+from lookonce.selftest.report import ON_CPU, ON_GPU, Check, Report, Variant, combination, failed
 from lookonce.text import Notify
 from lookonce.train.model.load import PRECISIONS
 
@@ -65,22 +64,19 @@ def cpu_sizes() -> Sizes:
     return Sizes(layouts, questions, {"fp32": size, "bf16": size})
 
 
-def run_selftest(own: Way | None = None, precision: str | None = None, notify: Notify = print) -> Report:
-    """Run the self-test on the best device.
-
-    Compares all ways; with `own` that way alone, and others only if it is not exact. `precision` is that of training,
-    by default the best that the device has.
+def run_selftest(notify: Notify = print) -> Report:
+    """Run the self-test on the best device, in the best precision that it has.
 
     Raises:
         TrainingError: the GPU is out of memory.
     """
     start, on_gpu = time.perf_counter(), torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu")
-    precision = precision or default_precision()
+    precision = default_precision()
     comparison = Comparison(gpu_sizes(precision) if on_gpu else cpu_sizes(), device, notify)
     try:
         with ieee_float32():
-            checks = comparison.run(ON_GPU if on_gpu else ON_CPU, own)
+            checks = comparison.run(ON_GPU if on_gpu else ON_CPU)
     except torch.OutOfMemoryError:
         raise TrainingError(
             "the self-test is out of memory; it needs 4 GB of the GPU, which other programs may be using"
@@ -101,20 +97,13 @@ class Comparison:
         self.sizes, self.device, self.notify = sizes, device, notify
         self.checks: list[Check] = []
         self._models: dict[str, ModelChecks] = {}
-        self._compared: set[tuple[str, Way]] = set()
+        self._compared: set[tuple[str, Variant]] = set()
 
-    def run(self, ways: Sequence[Way], own: Way | None = None) -> list[Check]:
-        """Compare masks, attention and ways: `own`, then those with FlexAttention, then those with dense masks.
-
-        With `own`, ends when one of them is exact.
-        """
+    def run(self, variants: Sequence[Variant]) -> list[Check]:
+        """Compare masks, attention and variants."""
         self._attention()
-        with_flex = [way for way in ways if way.flex]
-        for group in ([own] if own else [], with_flex, ways):
-            for way in group:
-                self._compare(way)
-            if own and Report({}, tuple(self.checks), 0).exact:
-                break
+        for variant in variants:
+            self._compare(variant)
         return self.checks
 
     def _attention(self) -> None:
@@ -128,21 +117,21 @@ class Comparison:
             except Exception as error:  # whatever a compiler or a kernel raises
                 self.checks.append(failed(f"attention, {name}", error))
 
-    def _compare(self, way: Way) -> None:
-        """Compare a way in the precision of training, and before that its part in float32, each once."""
+    def _compare(self, variant: Variant) -> None:
+        """Compare a variant in the precision of training, and before that its part in float32, each once."""
         if self.sizes.precision != "fp32":
-            part = replace(way, compiled=False)
+            part = replace(variant, compiled=False)
             self.checks += [replace(check, is_part=True) for check in self._model_checks("fp32", part)]
-        self.checks += self._model_checks(self.sizes.precision, way)
+        self.checks += self._model_checks(self.sizes.precision, variant)
 
-    def _model_checks(self, precision: str, way: Way) -> list[Check]:
+    def _model_checks(self, precision: str, variant: Variant) -> list[Check]:
         """Compare packs of the small model in one precision; none if they were."""
-        if (precision, way) in self._compared:
+        if (precision, variant) in self._compared:
             return []
-        self._compared.add((precision, way))
+        self._compared.add((precision, variant))
         if precision not in self._models:
             self.notify(f"computing stock rows in {precision}")
             size, questions = self.sizes.models[precision], self.sizes.questions
             self._models[precision] = ModelChecks(size, questions, PRECISIONS[precision], precision, self.device)
-        self.notify(f"comparing packs in {precision}: {way.name}")
-        return self._models[precision].checks(way)
+        self.notify(f"comparing packs in {precision}: {variant.name}")
+        return self._models[precision].checks(variant)

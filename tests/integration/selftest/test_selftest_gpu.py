@@ -1,4 +1,4 @@
-"""On a GPU the self-test passes in all ways, and finds faults that only kernels and recordings can show."""
+"""On a GPU the self-test passes in all variants, and finds faults that only kernels and captures can show."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from support.trainings import COMPILED_ON_GPU
 
 from lookonce.selftest.attention import Heads, Layout, Lengths, attention_checks, random_layout
 from lookonce.selftest.model import ModelChecks
-from lookonce.selftest.report import ON_GPU, VARIABLE, Way, combination, is_noted_exact
+from lookonce.selftest.report import ON_GPU, Variant
 from lookonce.selftest.run import gpu_sizes, run_selftest
 from lookonce.train.model import attention, packs
-from lookonce.workflow import check_exact
 
 pytestmark = [
     *COMPILED_ON_GPU,
@@ -47,18 +46,6 @@ def test_all_ways_are_exact():
     assert report.seconds < 200
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_the_first_training_runs_it_in_a_process_of_its_own_and_notes_it(make_run, monkeypatch, tmp_path, precision):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(VARIABLE, raising=False)
-    notes: list[str] = []
-    run = make_run(train={"precision": precision})
-    for _ in range(2):
-        check_exact(run, notes.append)
-    assert len(notes) == 2 and "packs are exact here" in notes[1]
-    assert is_noted_exact(combination(precision), Way.of(run))
-
-
 def test_transposed_block_lists_are_found_in_the_results(monkeypatch):
     assert wrong_results() == []
     monkeypatch.setattr(attention, "_block_indices", lambda blocks: BLOCK_INDICES(blocks.T))
@@ -74,14 +61,14 @@ def test_block_lists_that_are_not_contiguous_are_found_in_the_gradients(monkeypa
     assert wrong_results()
 
 
-@pytest.mark.parametrize("recorded", [True, False])
-def test_branches_that_see_each_other_are_found(checks, monkeypatch, recorded):
+@pytest.mark.parametrize("captured", [True, False])
+def test_branches_that_see_each_other_are_found(checks, monkeypatch, captured):
     def all_before(q, k, seen_until_k):
         return k <= q
 
     monkeypatch.setattr(attention, "attends", all_before)
     torch._dynamo.reset()  # the right mask function is compiled in
-    found = checks.checks(Way(recorded=recorded))
+    found = checks.checks(Variant(captured=captured))
     monkeypatch.undo()
     torch._dynamo.reset()
     assert not all(check.ok for check in found)
@@ -98,5 +85,5 @@ def test_a_graph_that_is_replayed_with_an_old_input_is_found(checks, monkeypatch
 
     seen: set[int] = set()
     monkeypatch.setattr(packs, "copy_into", forgetful)
-    assert not all(check.ok for check in checks.checks(Way()))
-    assert all(check.ok for check in checks.checks(Way(recorded=False)))
+    assert not all(check.ok for check in checks.checks(Variant()))
+    assert all(check.ok for check in checks.checks(Variant(captured=False)))
