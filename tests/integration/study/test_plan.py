@@ -54,6 +54,13 @@ def test_a_trained_variant_gives_the_rate_of_the_others(write_study, built, look
     assert [round(variant.seconds, 2) for variant in plan_study(path).variants] == [3.2, 1.6, 3.2]
 
 
+def test_a_rate_is_scaled_by_the_tokens_of_a_sample(write_study, built):
+    variants = {"plain": None, "apart": {"batch.questions_per_image": 1}}
+    plain, apart = plan_study(write_study(variants, {"cache": {"dir": str(built.folder.parent)}}), 100).variants
+    ratio = apart.workload.num_tokens / plain.workload.num_tokens
+    assert ratio > 1.1 and apart.seconds / plain.seconds == pytest.approx(ratio)
+
+
 def test_what_would_stop_a_variant_is_an_error(write_study):
     stages = {"batch.order": {"by": "stage", "lessons": [1, 2]}}
     variants = {"a": None, "b": {"lora.targets": ["none"]}, "c": {"batch.max_tokens": 3}, "d": stages}
