@@ -161,7 +161,7 @@ def _samples_per_step(facts: Facts) -> Proposal:
 
 NO_VAL = (
     "no validation records: there will be no validation loss, and nothing is evaluated after training; split them by "
-    "image with `lookonce data convert ... --split val=0.1`, and name the new file as data.val"
+    "image with `lookonce data prepare SET.yaml DIR --source RECORDS`, and name its val.jsonl as data.val"
 )
 
 

@@ -265,7 +265,7 @@ def find_cache_phase(opened: OpenRun, images: ImageIndex, plan: Plan, covers: bo
     """The state of plan and cache; `covers` says that the plan knows all images by name."""
     folder = opened.cache_folder
     receipts = list(read_receipts(folder))
-    report = status(folder, images.path_of, opened.run.cache.claim_s, receipts)
+    report = status(folder, images.path_of, receipts, opened.run.cache.claim_s)
     finished = Finished.of(receipts)
     files = {
         path.stem for path in (folder / SHARDS).glob("*.safetensors")

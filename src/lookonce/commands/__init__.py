@@ -8,5 +8,5 @@ train      lookonce train, status, selftest, bench
 evaluate   lookonce eval, predict, ask, export
 compare    lookonce compare, report
 study      lookonce study plan, run, status, report, jobs
-adapter    lookonce adapter merge, check, push, embeds
+adapter    lookonce adapter merge, check, push
 """

@@ -45,7 +45,6 @@ from lookonce.text import Notify, quiet, shell
 
 if TYPE_CHECKING:
     from lookonce.cache.build.estimate import Estimate
-    from lookonce.cache.build.progress import StatusReport
     from lookonce.cache.build.worker import BuildReport
     from lookonce.cache.model.model_folder import ModelFolder
     from lookonce.cache.model.pixels import ImageProcessor
@@ -226,7 +225,7 @@ class OpenRun:
             batch.longest_record,
             split,
             batch.limiting_key,
-            batch.lesson_order if split == "train" else None,
+            batch.stage_order if split == "train" else None,
         )
 
     def prompts(self, asked: Sequence[tuple[Record, int]]) -> list[Example]:
@@ -268,12 +267,6 @@ class OpenRun:
         return records_identity(self.run, self.fingerprint, self.records, self.key_of)
 
     # Building the cache.
-
-    def status(self) -> StatusReport:
-        """How much of this run's cache is built."""
-        from lookonce.cache.build.progress import status
-
-        return status(self.cache_folder, self.images.path_of, self.run.cache.claim_s)
 
     def estimate(self, num_pilot: int) -> Estimate:
         """What `build` would do; after encoding `num_pilot` images, also how long it would take."""
@@ -491,14 +484,14 @@ def records_identity(
     run: RunFile, fingerprint: Fingerprint, records: dict[str, list[Record]], key_of: Callable[[Path], str]
 ) -> dict[str, Any]:
     """The entries that do not need the model; every image must have a key."""
-    order, context, train, val = run.batch.lesson_order, run.data.context, records["train"], records["val"]
+    order, context, train, val = run.batch.stage_order, run.data.context, records["train"], records["val"]
     found: dict[str, Any] = {
         "cache": fingerprint.sha256,
         "records": {"train": hash_records(train, key_of), "val": hash_records(val, key_of)},
     }
     if order:
-        lessons = repr([order.lesson_of(record) for record in train])
-        found["lessons"] = hashlib.sha256(lessons.encode()).hexdigest()
+        stages = repr([order.stage_of(record) for record in train])
+        found["stages"] = hashlib.sha256(stages.encode()).hexdigest()
     if context:
         stages = repr([context.stage_of(record) for record in [*train, *val]])
         found["context"] = hashlib.sha256(stages.encode()).hexdigest()

@@ -68,7 +68,6 @@ def test_a_file_that_may_not_be_read_is_named_with_the_command_that_shows_why(pl
     [
         ("caches", f"cache build {RUN} --set cache.dtype=bfloat16", "caches/"),
         (".", "sample PLACE/new", "new:"),
-        (".", f"adapter embeds {RUN} PLACE/sample/images/frame-0026.jpg -o PLACE/e.safetensors", "e.safetensors:"),
         (".", "data convert PLACE/sample/test.jsonl PLACE/out.json --to llava", "out.json:"),
     ],
 )
@@ -88,16 +87,10 @@ def test_a_folder_that_may_not_be_written_to_is_named_with_the_command_that_show
     ("words", "file"),
     [
         *((f"data convert PLACE/sample/test.jsonl PLACE/new/out{suffix}", f"out{suffix}") for suffix in SUFFIXES),
-        (
-            "data clean PLACE/sample/test.jsonl PLACE/new/out.jsonl --image-root PLACE/sample",
-            "out.jsonl",
-        ),
         ("data audit PLACE/sample/test.jsonl --html PLACE/new/out.html", "out.html"),
-        ("data tar PLACE/sample/test.jsonl PLACE/new --image-root PLACE/sample", "images.ndjson"),
         ("data prepare PLACE/mine.yaml PLACE/new/out --source PLACE/raw", "out/images/frame-0026.jpg"),
         ("sample PLACE/new/out", "out"),
         ("init PLACE/new/run.yaml --model PLACE/sample/model --train PLACE/sample/test.jsonl --yes", "run.yaml"),
-        (f"adapter embeds {RUN} PLACE/sample/images/frame-0026.jpg -o PLACE/new/out.safetensors", "out.safetensors"),
         (f"cache plan {RUN} --set cache.dir=PLACE/new", ""),
         ("study jobs PLACE/study.yaml", "run-files/a-1.yaml"),
         (f"train {RUN} --set output=PLACE/new/run", "run/run.json"),

@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from support.answers import interrupt_after
 
-from lookonce.cache.build.encode import encode_image
+from lookonce.cache.build.encode import encode_patches
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.errors import RunFolderError, UsageError
 from lookonce.eval import run as evaluation
@@ -137,13 +137,13 @@ def test_baselines_before_and_after_the_training(run, monkeypatch):
     with pytest.raises(RunFolderError, match="is not a run folder"):
         evaluate_run(run_file)
     untuned, path = evaluate_run(run_file, baselines=("untuned",), **QUIET)
-    assert path.name == "val-untuned.jsonl" and list(untuned.baselines) == ["majority", "majority_in_context"]
+    assert path.name == "val-untuned.jsonl" and list(untuned.baselines) == ["majority"]
     with pytest.raises(RunFolderError, match="no trained adapter"):
         evaluate_run(run_file, baselines="all")
 
     train(run, **QUIET)
     found = json.loads((folder / "metrics" / "val.json").read_text())["baselines"]
-    assert list(found) == ["majority", "majority_in_context", "untuned"]
+    assert list(found) == ["majority", "untuned"]
     own, cached = files(folder, "predictions"), set(run.cache.dir.glob("*/shards/*"))
 
     real = evaluation.load_trained
@@ -161,7 +161,7 @@ def test_baselines_before_and_after_the_training(run, monkeypatch):
     assert sorted(rows) == sorted(f"{name}.jsonl" for name in ("val", *NAMES)) and rows.items() >= own.items()
     assert set(run.cache.dir.glob("*/shards/*")) == cached
 
-    assert list(scored.baselines) == ["majority", "majority_in_context", "untuned", "shuffled", "blank"]
+    assert list(scored.baselines) == ["majority", "untuned", "shuffled", "blank"]
     for name in NAMES:
         [one] = (scored.baselines[key] for key in scored.baselines if name.endswith(key))
         overall = json.loads((folder / "metrics" / f"{name}.json").read_text())["overall"]
@@ -194,7 +194,8 @@ def test_a_blank_image_has_the_features_of_a_grey_file_of_its_size(run, tmp_path
     for key in {key for example in blank.examples for key in example.image_keys}:
         with Image.open(inputs.images.path_of[key]) as image:
             Image.new("RGB", image.size, (128, 128, 128)).save(tmp_path / "grey.png")
-        expected = encode_image(tmp_path / "grey.png", inputs.processor, inputs.load_tower(), inputs.fingerprint)
+        patches = inputs.processor.read(tmp_path / "grey.png")
+        expected = encode_patches(*patches, inputs.load_tower(), inputs.fingerprint)
         assert expected.grid_thw == source.grid_thw(key)
         assert torch.equal(source.load([key]), expected.features)
     engines = [as_asked(questions, baseline).engine for baseline in (None, *BASELINES)]

@@ -62,7 +62,7 @@ def test_a_rate_is_scaled_by_the_tokens_of_a_sample(write_study, built):
 
 
 def test_what_would_stop_a_variant_is_an_error(write_study):
-    stages = {"batch.order": {"by": "stage", "lessons": [1, 2]}}
+    stages = {"batch.order": {"by": "stage", "stages": [1, 2]}}
     variants = {"a": None, "b": {"lora.targets": ["none"]}, "c": {"batch.max_tokens": 3}, "d": stages}
     plan = plan_study(write_study(variants))
     assert [error.partition(":")[0] for error in plan.errors] == ["b", "c", "d"]
