@@ -14,7 +14,7 @@ case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}
 study_file=${1:?usage: slurm/study.sh STUDY.yaml [--force]}
 mark="lookonce $(realpath "$study_file")"
 printf -v again '%q %q' "$LOOKONCE_SLURM/study.sh" "$study_file"
-printf -v follow 'lookonce study status %q --watch 10' "$study_file"
+printf -v follow 'watch -x -n 10 lookonce study status %q' "$study_file"
 # shellcheck source=slurm/jobs.sh
 . "$LOOKONCE_SLURM/jobs.sh"
 

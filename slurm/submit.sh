@@ -12,7 +12,7 @@ case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}
 run_file=${1:?usage: slurm/submit.sh RUN.yaml [--force]}
 mark="lookonce $(realpath "$run_file")"
 printf -v again '%q %q' "$LOOKONCE_SLURM/submit.sh" "$run_file"
-printf -v follow 'lookonce status %q --watch 10' "$run_file"
+printf -v follow 'watch -x -n 10 lookonce status %q' "$run_file"
 # shellcheck source=slurm/jobs.sh
 . "$LOOKONCE_SLURM/jobs.sh"
 

@@ -10,29 +10,29 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import traceback
 import warnings
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
 
 from lookonce import environment
-from lookonce.commands.manual import add_addresses, epilog
 from lookonce.commands.options import with_run_file
 from lookonce.errors import LookonceError, Stopped, UsageError, explain_system_error
-from lookonce.signals import RESUME, exit_on_signal
+from lookonce.signals import exit_on_signal
 from lookonce.text import printable
 from lookonce.version import __version__
 
 MODULES = {
     "adapter": ("adapter",),
     "cache": ("cache",),
-    "compare": ("compare",),
+    "compare": ("compare", "report"),
     "data": ("data",),
     "evaluate": ("ask", "export", "predict"),
     "prepare": ("check", "fetch", "init", "sample"),
-    "report": ("report",),
     "study": ("study",),
     "train": ("bench", "selftest", "status", "train"),
 }
@@ -40,20 +40,8 @@ COMMANDS = {name: f"lookonce.commands.{module}:{name}" for module, names in MODU
     "eval": "lookonce.commands.evaluate:evaluate"
 }
 """The module and the name of each command in it."""
-RESUMABLE = (
-    ("adapter", "merge"),
-    ("cache", "build"),
-    ("cache", "gc"),
-    ("cache", "plan"),
-    ("cache", "repair"),
-    ("cache", "stage"),
-    ("data", "prepare"),
-    ("eval",),
-    ("fetch",),
-    ("predict",),
-    ("study", "run"),
-)
-"""Commands that continue where a signal stopped them; the others begin again."""
+DOCUMENTATION = Path(sys.prefix, "share", "lookonce", "docs", "index.md")
+"""Where a wheel puts the pages; in a clone they are in docs/."""
 AGAIN = "run the same command again"
 WITH_OPTION = "run the same command with --resume to continue"
 
@@ -72,7 +60,6 @@ class Commands(click.Group):
             return None
         module, _, attribute = COMMANDS[cmd_name].partition(":")
         command: click.Command = getattr(import_module(module), attribute)
-        add_addresses(command, (cmd_name,))
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -103,11 +90,8 @@ def _say(message: str) -> None:
 
 def _advice() -> str:
     """What to do after a signal has stopped the command that runs now."""
-    names: tuple[str, ...] = ()
     context = click.get_current_context(silent=True)
-    while context and context.parent:
-        names, context = (context.info_name or "", *names), context.parent
-    return WITH_OPTION if names == ("train",) else RESUME if names in RESUMABLE else AGAIN
+    return WITH_OPTION if context and context.info_name == "train" else AGAIN
 
 
 def _rank() -> str:
@@ -130,7 +114,11 @@ def _explain(error: BaseException) -> tuple[int, str]:
     return 1, f"unexpected {type(error).__name__}: {error} (`lookonce --debug ...` shows where)"
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    epilog=f"\b\nDocumentation: {DOCUMENTATION if DOCUMENTATION.exists() else 'docs/index.md'}",
+)
 @click.version_option(__version__, message="%(version)s")
 @click.option("--debug", is_flag=True, help="Show tracebacks and the libraries' warnings.")
 def main(debug: bool) -> None:
@@ -148,9 +136,6 @@ def main(debug: bool) -> None:
     """
     if not debug:
         _hush_libraries()
-
-
-main.epilog = epilog(())
 
 
 def _hush_libraries() -> None:

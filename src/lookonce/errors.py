@@ -22,20 +22,16 @@
 A message says what is wrong, the value, what is allowed, and the command to run next. Our own invariants are
 plain `assert`s.
 
-The system's own errors are put into words here too. An OSError names a path, but neither whether it was to be read or
-written nor what is in the way: a new file cannot be written because of its folder, and its name is often a temporary
-one. So the path is looked at again. That of a full disk names no path at all: what writes files raises `NoRoom` (see
-files.py). Of memory the system says only that there is none, or it kills a worker process.
+The system's own errors are put into words here too. An OSError names a path, but not what is in the way, which may be a
+folder above it, and the name is often a temporary one. That of a full disk names no path at all: what writes files
+raises `NoRoom` (see files.py). Of memory the system says only that there is none, or it kills a worker process.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import pwd
 import re
-import resource
 import shutil
 import tempfile
 from pathlib import Path
@@ -57,8 +53,6 @@ NO_MEMORY = re.compile(
 """Messages of libraries that have no memory, or whose worker process was killed, as Linux does if none is left."""
 REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS)
 """The system refused for lack of permission, or because the disk is read-only."""
-EFFECTIVE = {"effective_ids": True} if os.access in os.supports_effective_ids else {}
-"""Arguments of os.access; by default it asks for the user who started the process."""
 
 
 class LookonceError(Exception):
@@ -183,7 +177,7 @@ def explain_system_error(error: BaseException) -> str | None:
 
 
 def explain_os_error(error: OSError) -> str:
-    """An OSError in words: what cannot be done with which file, and for a refusal the command that allows it."""
+    """An OSError in words: the file, and for a refusal the command that shows the permissions on the way to it."""
     if error.errno in FULL:
         return _no_room(error)
     path = target_of(error)
@@ -191,11 +185,7 @@ def explain_os_error(error: OSError) -> str:
         return error.strerror or str(error)
     if not is_refusal(error):
         return f"{path}: {error.strerror}"
-    what, place, right = _obstacle(path)
-    reason = f"cannot {what} {path}: {error.strerror}"
-    if error.errno == errno.EROFS:
-        return f"{reason}; choose a folder on another disk"
-    return f"{reason}; {_advice(place, right)}"
+    return f"cannot open {path}: {error.strerror}; who may is shown by: namei -l {shell(path.absolute())}"
 
 
 def target_of(error: OSError) -> Path | None:
@@ -230,40 +220,10 @@ def existing(folder: Path) -> Path:
 def _no_memory(reason: str) -> str:
     import psutil  # slow to import
 
-    memory, limit = psutil.virtual_memory(), resource.getrlimit(resource.RLIMIT_AS)[0]
-    own = "" if limit == resource.RLIM_INFINITY else f", and `ulimit -v` limits this process to {size(limit)}"
+    memory = psutil.virtual_memory()
     return (
-        f"out of memory: {reason}. {size(memory.available)} of this machine's {size(memory.total)} are free{own}; a "
-        "job or a container may have less, and Linux kills processes that need more. End other programs, give it more "
-        "memory, or lower what is in memory at once: batch.tokens_per_pack, batch.samples_per_forward, "
-        "eval.tokens_per_wave, or the size of the input"
+        f"out of memory: {reason}. {size(memory.available)} of this machine's {size(memory.total)} are free; a job, a "
+        "container or a limit of the shell may allow less, and Linux kills processes that need more. End other "
+        "programs, give it more memory, or lower what is in memory at once: batch.tokens_per_pack, "
+        "batch.samples_per_forward, eval.tokens_per_wave, or the size of the input"
     )
-
-
-def _obstacle(path: Path) -> tuple[str, Path, str]:
-    """What cannot be done with a path, the file or folder in the way, and the right that it lacks, as in chmod."""
-    for folder in reversed(path.absolute().parents):
-        if folder.is_dir() and not _may(folder, os.X_OK):
-            return "open", folder, "rwx"
-    if path.exists() and not _may(path, os.R_OK):
-        return "read", path, "rx" if path.is_dir() else "r"
-    folder = path if path.is_dir() else path.parent
-    if not _may(folder, os.W_OK):
-        return "write", folder, "w"
-    if path.is_file() and not _may(path, os.W_OK):
-        return "write", path, "w"
-    return "open", path, ""
-
-
-def _may(path: Path, right: int) -> bool:
-    return os.access(path, right, **EFFECTIVE)
-
-
-def _advice(place: Path, right: str) -> str:
-    """How to get a right to a path; only its owner can give it."""
-    with contextlib.suppress(OSError, KeyError):
-        if os.geteuid() not in (0, owner := place.stat().st_uid):
-            return f"{place} belongs to {pwd.getpwuid(owner).pw_name}; ask for permission, or use another path"
-    if right:
-        return f"allow it with: chmod u+{right} {shell(place)}"
-    return f"find out why with: ls -ld {shell(place)}"

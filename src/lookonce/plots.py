@@ -1,4 +1,4 @@
-"""Plots by matplotlib: curves, a forest plot, a histogram, and points; as SVG within a page, as SVG files, as PDF.
+"""Plots by matplotlib: curves, a forest plot, a histogram, and points; as SVG within a page and as SVG files.
 
 Design: the same numbers give the same bytes. Matplotlib's own defaults are used whatever the user's matplotlibrc says,
 ids come from a fixed salt, and no date is written. Text stays text, so it can be searched and read aloud, and no `$` in
@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lookonce.text import binned, one_line, shown
@@ -42,7 +41,6 @@ MAX_BINS = 40
 STYLE: Any = {
     "svg.hashsalt": "lookonce",
     "svg.fonttype": "none",
-    "pdf.fonttype": 42,
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 11,
     "text.parse_math": False,
@@ -133,13 +131,6 @@ def to_file(figure: Figure) -> str:
     return _saved(figure, facecolor=PAPER)
 
 
-def write_pdf(figure: Figure, path: Path) -> None:
-    """Write a plot as PDF, with fonts that journals accept."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _style():
-        figure.savefig(path, format="pdf", metadata={"CreationDate": None})
-
-
 @_style()
 def _saved(figure: Figure, **colours: Any) -> str:
     text = io.StringIO()
@@ -189,16 +180,16 @@ def _draw(axis: Axes, panel: Panel) -> None:
 
 
 @_style()
-def forest(arms: Sequence[Mapping[str, Any]]) -> Figure:
+def forest(variants: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw each variant's score and seeds beside the majority, and its difference to the first variant.
 
-    `arms` are the figures of the variants as `lookonce study report --json` has them.
+    `variants` are the figures of the variants as `lookonce study report --json` has them.
     """
     from matplotlib.ticker import PercentFormatter
 
-    figure = _figure(110 + 34 * len(arms))
+    figure = _figure(110 + 34 * len(variants))
     left, right = figure.subplots(1, 2, sharey=True)
-    for place, one in enumerate(arms):
+    for place, one in enumerate(variants):
         _interval(left, place, one["exact_match"], one["interval"], BAR, is_filled=True)
         dots = one["exact_match_by_seed"]
         step = min(0.14, 0.45 / max(len(dots), 1))  # each seed has a height of its own: none hides another
@@ -208,13 +199,13 @@ def forest(arms: Sequence[Mapping[str, Any]]) -> Figure:
             is_apart, ends = one["is_distinguishable"], one["difference_interval"]
             ends = ends and [100 * end for end in ends]
             _interval(right, place, 100 * one["difference"], ends, MARK if is_apart else SOFT, is_filled=is_apart)
-    left.axvline(arms[0]["majority"], color=MARK, linestyle="--", linewidth=1.4, label=" majority baseline")
+    left.axvline(variants[0]["majority"], color=MARK, linestyle="--", linewidth=1.4, label=" majority baseline")
     right.axvline(0, color=INK, linewidth=1)
     left.xaxis.set_major_formatter(PercentFormatter(1, decimals=None))
-    left.set_yticks(range(len(arms)), [shown(one["arm"], 24) for one in arms])
-    left.set_ylim(len(arms) - 0.3, -0.6)
+    left.set_yticks(range(len(variants)), [shown(one["variant"], 24) for one in variants])
+    left.set_ylim(len(variants) - 0.3, -0.6)
     left.set_xlabel("exact match")
-    right.set_xlabel(f"points above {shown(arms[0]['arm'], 24)}")
+    right.set_xlabel(f"points above {shown(variants[0]['variant'], 24)}")
     for axis in (left, right):
         axis.grid(visible=False, axis="y")
         axis.tick_params(axis="y", length=0)

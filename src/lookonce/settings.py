@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
@@ -19,7 +19,6 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic.fields import FieldInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from lookonce.errors import UsageError, explain_os_error
@@ -28,16 +27,6 @@ from lookonce.text import nfc, shown
 
 Settings = TypeVar("Settings", bound=BaseModel)
 SCALARS = (str, int, Path)
-OUT_OF_RANGE = (
-    "greater_than",
-    "greater_than_equal",
-    "less_than",
-    "less_than_equal",
-    "finite_number",
-    "int_parsing_size",
-)
-WORDS = {"ge": "from", "gt": "above", "le": "to", "lt": "to below"}
-"""How messages say the ends of a range."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +71,7 @@ class Section(BaseModel):
             if field := cls.model_fields.get(name):
                 if value is None and type(None) not in get_args(field.annotation):
                     continue
-                kinds = {get_origin(kind) or kind for kind, _ in _alternatives(field.annotation, ())}
+                kinds = {get_origin(kind) or kind for kind in _alternatives(field.annotation)}
                 value = as_list(value) if list in kinds and kinds <= {list, type(None)} else value
                 if problem := _wrong_kind(value, field.annotation):
                     error = PydanticCustomError("kind", problem)
@@ -95,7 +84,7 @@ class Section(BaseModel):
 
 def _wrong_kind(value: Any, annotation: Any) -> LiteralString | None:
     """What is wrong with a value, or with one in a list, that pydantic lets pass; None if nothing is."""
-    kinds = [kind for kind, _ in _alternatives(annotation, ())]
+    kinds = _alternatives(annotation)
     if isinstance(value, list):
         inner = next((get_args(kind)[0] for kind in kinds if get_origin(kind) is list), Any)
         return next((problem for item in value if (problem := _wrong_kind(item, inner))), None)
@@ -112,24 +101,15 @@ def as_list(value: Any) -> Any:
     return [value] if isinstance(value, SCALARS) else value
 
 
-def read_settings(
-    path: Path,
-    kind: type[Settings],
-    called: str,
-    hint: str,
-    expected: str,
-    change: Callable[[dict[str, Any]], None] = lambda values: None,
-) -> Settings:
-    """Read a YAML file; `change` may alter its values before they are checked.
+def read_settings(path: Path, kind: type[Settings], called: str, hint: str, expected: str) -> Settings:
+    """Read a YAML file.
 
     In messages, `called` names the file, `hint` follows if it cannot be read, and `expected` says what it must contain.
 
     Raises:
         UsageError: the file is missing or not YAML, or a key or value is wrong.
     """
-    values = load_values(path, called, hint, expected)
-    change(values)
-    return checked(values, kind, called)
+    return checked(load_values(path, called, hint, expected), kind, called)
 
 
 def checked(values: dict[str, Any], kind: type[Settings], called: str) -> Settings:
@@ -264,8 +244,9 @@ def explain(problem: Any, kind: type[BaseModel]) -> str:
     location = [str(part) for part in problem["loc"]]
     name = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", ".".join(location))
     if problem["type"] == "extra_forbidden":
-        if name in (removed := getattr(kind, "removed", {})):
-            return f"{name}: this key was removed; {removed[name]}"
+        removed = getattr(kind, "removed", {})
+        if hint := removed.get(name) or removed.get(location[-1]):
+            return f"{name}: this key was removed; {hint}"
         keys = _keys(kind, location[:-1])
         near = difflib.get_close_matches(location[-1], keys, n=1, cutoff=0.5)
         hint = f"; did you mean `{near[0]}`?" if near else f"; known keys: {', '.join(keys)}" if keys else ""
@@ -273,44 +254,19 @@ def explain(problem: Any, kind: type[BaseModel]) -> str:
     if problem["type"] == "missing":
         return f"{name}: is missing"
     message = problem["msg"].removeprefix("Value error, ")
-    given, allowed = problem["input"], _range(kind, location) if problem["type"] in OUT_OF_RANGE else ""
+    given = problem["input"]
     got = "" if isinstance(given, dict) and given else f" (got {_repr(given)})"
     where = f"{name}: " if name else ""  # mistakes of the whole file have no name
-    return f"{where}{message}{got}" + (f"; allowed are numbers {allowed}" if allowed else "")
+    return f"{where}{message}{got}"
 
 
-def _range(kind: Any, location: Sequence[str]) -> str:
-    """The range of the number at a location: "from 1 to 8,192"; empty if it is not found."""
-    found: list[tuple[Any, Sequence[Any]]] = [(kind, ())]
-    for part in location:
-        found = [inner for annotation, metadata in found for inner in _step(annotation, metadata, part)]
-    ends: dict[str, float] = {}
-    for annotation, metadata in found:
-        for one, more in _alternatives(annotation, metadata):
-            if one in (int, float):
-                flat = [fact for some in more for fact in (some.metadata if isinstance(some, FieldInfo) else [some])]
-                ends |= {name: getattr(fact, name) for fact in flat for name in WORDS if hasattr(fact, name)}
-    return " ".join(f"{WORDS[name]} {value:,}" for name, value in ends.items()) if len(ends) > 1 else ""
-
-
-def _step(annotation: Any, metadata: Sequence[Any], part: str) -> list[tuple[Any, Sequence[Any]]]:
-    """What is at a part of a location: a key, the number of an item, or the name of an alternative."""
-    inner: list[tuple[Any, Sequence[Any]]] = []
-    for one, _ in _alternatives(annotation, metadata):
-        if field := getattr(one, "model_fields", {}).get(part):
-            inner.append((field.annotation, field.metadata))
-        elif get_origin(one) in (list, dict):
-            inner.append((get_args(one)[-1], ()))
-    return inner or [(annotation, metadata)]
-
-
-def _alternatives(annotation: Any, metadata: Sequence[Any]) -> list[tuple[Any, Sequence[Any]]]:
-    """The types of an annotation, unions taken apart, each with what is known of it."""
+def _alternatives(annotation: Any) -> list[Any]:
+    """The types of an annotation, unions taken apart."""
     if get_origin(annotation) is Annotated:
-        return _alternatives(get_args(annotation)[0], [*metadata, *get_args(annotation)[1:]])
+        return _alternatives(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
-        return [found for one in get_args(annotation) for found in _alternatives(one, metadata)]
-    return [(annotation, metadata)]
+        return [found for one in get_args(annotation) for found in _alternatives(one)]
+    return [annotation]
 
 
 def _repr(given: Any) -> str:

@@ -2,13 +2,12 @@
 
 Design: everything is read from the files that the phases write, so no list of submitted jobs is kept and the answer is
 right after any crash. Images are identified by the plan and its stamps; only images that the plan does not know are
-read, and of these only enough to see that the plan must grow. A finished run has nothing missing, even if its cache is
-gone. It costs about 0.1 ms per image, half of it for the images' stamps, which are read once.
+read. A finished run has nothing missing, even if its cache is gone. It costs 0.1 ms an image, half of it
+for the images' stamps.
 """
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,10 +28,10 @@ from lookonce.cache.format import REPAIR_COMMAND
 from lookonce.cache.store.metadata import QUARANTINE, Plan, PlannedImage, read_plan, read_receipts
 from lookonce.cache.store.shards import SHARDS
 from lookonce.claim_file import age
-from lookonce.datasets.images import ImageIndex, bytes_key, index_images, read_many
+from lookonce.datasets.images import ImageIndex, index_images
 from lookonce.datasets.records import Record
 from lookonce.environment import program
-from lookonce.errors import ImageError, RunFolderError
+from lookonce.errors import RunFolderError
 from lookonce.eval.answers.files import unfinished
 from lookonce.eval.scores.metrics import read_metrics
 from lookonce.eval.scores.prediction import Score
@@ -42,7 +41,6 @@ from lookonce.run.log_file import read_progress
 from lookonce.run.open import Needs, OpenRun, open_run, records_identity
 from lookonce.run.records import UNUSABLE_ADVICE, without_fold
 from lookonce.run.start_adapter import start_identity
-from lookonce.summary import Summary, question_of
 from lookonce.text import count, duration, rows, shell, size
 
 TrainingState = Literal[
@@ -83,15 +81,6 @@ class CachePhase:
             return f"none yet; the records name {count(self.num_files, 'image file')}"
         planned = f"{count(self.num_shards, 'shard')} for {count(self.report.num_images, 'image')}"
         return planned if self.is_planned else f"{planned}; more images need planning"
-
-    def short(self) -> str:
-        return f"{self.report.num_done:,}/{self.report.num_images:,} images" if self.num_shards else "no plan"
-
-    def line(self) -> str:
-        states = [worker.state for worker in self.report.workers]
-        wrong = [f"{states.count(state)} {state}" for state in ("slow", "dead") if state in states]
-        workers = [", ".join([count(len(states), "worker"), *wrong])] if states else []
-        return ", ".join(filter(None, [f"cache {self.short()}", self.report.pace(), *workers]))
 
 
 @dataclass(frozen=True)
@@ -137,15 +126,6 @@ class TrainingPhase:
             "finished": [f"finished: {count(self.num_steps, 'step')}", *self._figures()],
         }.get(self.state, [self.state])
         return ", ".join(filter(None, texts))
-
-    def short(self) -> str:
-        """In a few words."""
-        if self.state == "running":
-            return self._where()
-        return f"{self.state} at {self._where()}" if self.state in ("dead", "stopped", "failed") else self.state
-
-    def line(self) -> str:
-        return ", ".join(filter(None, [f"training {self.short()}", *self._figures()]))
 
     def _where(self) -> str:
         if not self.num_steps or self.phase not in ("", "training"):
@@ -235,95 +215,50 @@ class State:
         texts = texts or ["not yet"]
         return list(zip(["evaluation", *[""] * (len(texts) - 1)], texts, strict=True))
 
-    def line(self) -> str:
-        """The state as one line of a log."""
-        return "; ".join([self.cache.line(), self.training.line(), f"evaluation {self._score()}"])
 
-    def _score(self) -> str:
-        if score := self.scores.get(self.split):
-            return f"{score.exact_match:.1%} (majority {score.majority:.1%})"
-        answered = self.unfinished.get(self.split)
-        return "{:,} of {:,} answered".format(*answered) if answered else "not yet"
-
-
-NUM_PROBED = 64
-"""How many images that a plan does not know are read first; if one of them is new, the rest is not read."""
 SUBMIT = Path("slurm/submit.sh")
 LOGS = Path("logs")
 """The jobs of slurm/ write their logs here, each to NAME-JOB.out."""
 
 
-@dataclass
-class RunStatus:
-    """A run whose state can be read repeatedly; records and model are read once, and images once all are planned."""
+def find_state(run: RunFile) -> State:
+    """How far a run is; hashes the tower if its fingerprint is not recorded, and downloads nothing.
 
-    opened: OpenRun
-    """The run with its records, without images."""
-    _known: tuple[int, ImageIndex] | None = None
-    """The number of the plan's files when all images were planned, and these images."""
-
-    @classmethod
-    def open(cls, run: RunFile) -> RunStatus:
-        """Read the records, and hash the tower if its fingerprint is not recorded; reads no image, downloads nothing.
-
-        Raises:
-            LookonceError: records or model are missing or broken.
-        """
-        return cls(open_run(run, Needs("lookonce status", records="all", model="fingerprint", is_local=True)))
-
-    def read(self) -> State:
-        """The state now.
-
-        Raises:
-            CacheCorrupt: a receipt or the plan differs from what was written.
-        """
-        opened, run, folder, split = self.opened, self.opened.run, self.opened.folder, self.opened.run.eval.split
-        plan = read_plan(opened.cache_folder)
-        images, covers = self._images(plan)
-        cache = find_cache_phase(opened, images, plan, covers)
-        notes = [*opened.notes]
-        records = without_fold(run, opened.records, images, notes.append)
-        conflict = _conflict(opened, records, images, cache.is_planned)
-        training = TrainingPhase("another run") if conflict else find_training(folder, run.cache.claim_s)
-        scores = {} if conflict else find_scores(folder, split)
-        return State(
-            output=run.output,
-            cache=cache,
-            training=training,
-            scores=scores,
-            unfinished={} if conflict else find_unfinished(folder, records),
-            split=split,
-            is_trained=folder.trained.exists() and not conflict,
-            is_evaluated=split in scores or not (conflict or records[split]),
-            notes=[*conflict, *notes, *_problems(cache, images)],
-            logs=list(_logs(cache, training)),
-        )
-
-    def _images(self, plan: Plan) -> tuple[ImageIndex, bool]:
-        """The images that the plan knows, and whether these are all."""
-        if self._known and self._known[0] == plan.num_files:
-            return self._known[1], True
-        images, covers = known_images(plan, self.opened.all_records())
-        self._known = (plan.num_files, images) if covers else None
-        return images, covers
+    Raises:
+        LookonceError: records or model are missing or broken.
+        CacheCorrupt: a receipt or the plan differs from what was written.
+    """
+    opened = open_run(run, Needs("lookonce status", records="all", model="fingerprint", is_local=True))
+    folder, split, plan = opened.folder, run.eval.split, read_plan(opened.cache_folder)
+    images, covers = known_images(plan, opened.all_records())
+    cache = find_cache_phase(opened, images, plan, covers)
+    notes = [*opened.notes]
+    records = without_fold(run, opened.records, images, notes.append)
+    conflict = _conflict(opened, records, images, cache.is_planned)
+    training = TrainingPhase("another run") if conflict else find_training(folder, run.cache.claim_s)
+    scores = {} if conflict else find_scores(folder, split)
+    return State(
+        output=run.output,
+        cache=cache,
+        training=training,
+        scores=scores,
+        unfinished={} if conflict else find_unfinished(folder, records),
+        split=split,
+        is_trained=folder.trained.exists() and not conflict,
+        is_evaluated=split in scores or not (conflict or records[split]),
+        notes=[*conflict, *notes, *_problems(cache, images)],
+        logs=list(_logs(cache, training)),
+    )
 
 
 def known_images(plan: Plan, records: Iterable[Record]) -> tuple[ImageIndex, bool]:
-    """The images of `records` that a plan knows, and whether it knows all that can be read."""
+    """The images of `records`, and whether all are known; without a plan none is read, and those it lacks are."""
     records = list(records)
     paths = dict.fromkeys(path for record in records for path in record.images)
     known = index_from_plan(plan, paths, without_files=True)
-    unknown = [path for path in paths if path not in known.key_of]
-    if unknown and (not plan.shards or _is_new(plan, unknown)):
-        return known, False
-    return index_images(records, known), True
-
-
-def _is_new(plan: Plan, paths: Iterable[Path]) -> bool:
-    """Whether one of the first few images is not planned under any name."""
-    planned = {image.key for image in plan.images}
-    probed = itertools.islice(read_many(paths), NUM_PROBED)
-    return any(not isinstance(data, ImageError) and bytes_key(data) not in planned for _, data in probed)
+    if all(path in known.key_of for path in paths):
+        return known, True
+    return (index_images(records, known), True) if plan.shards else (known, False)
 
 
 def find_cache_phase(opened: OpenRun, images: ImageIndex, plan: Plan, covers: bool) -> CachePhase:
@@ -462,11 +397,9 @@ def next_command(run: RunFile, state: State, run_file: Path, assignments: tuple[
     arguments = (run_file, *(word for text in assignments for word in ("--set", text)))
     missing = state.missing()
     if not missing:
-        folder = RunFolder(run.output)
-        question = question_of(Summary.read(folder).next_command) if folder.is_finished else ()
-        return shell(program(), *(question or ("eval", run.output)))
+        return shell(program(), "eval", run.output)
     if state.is_under_way:
-        return shell(program(), "status", *arguments, "--watch", "10")
+        return shell("watch", "-x", "-n", "10", program(), "status", *arguments)  # -x: without another shell
     if state.cache.lost:
         return shell(program(), "cache", "repair", *arguments)
     if state.training.state != "another run" and not assignments and shutil.which("sbatch") and SUBMIT.exists():

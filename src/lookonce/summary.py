@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -110,18 +109,6 @@ class Summary:
         interval = f" [{Interval(*self.exact_match_interval).in_percent()}]" if self.exact_match_interval else ""
         asked = f"{exact_match:.1%}{interval} exact match on {self.num_questions:,} questions"
         return f"{asked}; always the majority answer: {majority:.1%}"
-
-
-def question_of(command: str) -> tuple[str, ...]:
-    """The words after the program of a recorded command that asks or evaluates a run; empty if it is something else.
-
-    A run folder may come from elsewhere, so what it records is not printed as a command as it is.
-    """
-    try:
-        _, *words = shlex.split(command)
-    except ValueError:
-        return ()
-    return tuple(words) if words[:1] in (["predict"], ["eval"]) and command.isprintable() else ()
 
 
 def summarise(opened: OpenRun, evaluation: Evaluation | None) -> Summary:

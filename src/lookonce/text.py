@@ -76,11 +76,6 @@ def shown_p(value: float) -> str:
     return f"{value:.4f}" if value < 0.001 else f"{value:.3f}"
 
 
-def faster(ratio: float) -> str:
-    """How a time compares with another that is `ratio` times as long: "2.5 times faster", "1.1 times slower"."""
-    return f"{ratio:.1f} times faster" if ratio >= 1 else f"{1 / ratio:.1f} times slower"
-
-
 def rows(pairs: Sequence[tuple[str, str]]) -> str:
     """Names and values, one pair a line, values aligned."""
     width = max(len(name) for name, _ in pairs) + 2

@@ -94,7 +94,7 @@ def test_one_command_submits_a_run_and_prints_what_is_missing(make_project: Make
     jobs = re.findall(r"^  (\w+) +job (\d+) +(.*)$", done.stdout, re.M)
     assert [kind for kind, _, _ in jobs] == ["cache", "cache", "finalize", "train", "eval"]
     assert [note for _, _, note in jobs[:2]] == ["--array=0-4", "--array=0-0"]
-    assert "lookonce status run.yaml --watch 10" in done.stdout
+    assert "watch -x -n 10 lookonce status run.yaml" in done.stdout
 
     again = project.submit()
     assert again.returncode == 1 and "still in the queue" in again.stderr
@@ -217,8 +217,8 @@ def test_an_evaluation_is_requeued_and_continues(make_project: Make, slurm: Slur
 
 def test_a_study_on_a_node_is_requeued_until_nothing_is_missing(make_project: Make, slurm: Slurm):
     project = make_project("study")
-    arms = {"a": {"train.steps": 150}, "b": {"starts_from": "a", "train.steps": 2}}
-    study = {"base": "run.yaml", "seeds": [1], "output": "runs/study", "arms": arms}
+    variants = {"a": {"train.steps": 150}, "b": {"starts_from": "a", "train.steps": 2}}
+    study = {"base": "run.yaml", "seeds": [1], "output": "runs/study", "variants": variants}
     (project.folder / "study.yaml").write_text(yaml.safe_dump(study))
     job = project.sbatch("study", "study.yaml", "--parallel", "2", options="--gres=gpu:2")
     output = project.folder / "runs" / "study"

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-ARMS = {
+VARIANTS = {
     "a": None,
     "b": {"starts_from": "a", "train.steps": 1},
     "broken": None,
     "after": {"starts_from": "broken"},
-    "routed": {"route": {"arms": {"1": "a"}}},
+    "routed": {"route": {"variants": {"1": "a"}}},
 }
 Make = Callable[..., Any]
 Slurm = Project = Any  # of conftest.py
@@ -41,7 +41,7 @@ def test_a_study_is_a_job_a_run_and_only_what_is_missing_is_submitted_again(
     run["data"]["stage_map"] = "stages.yaml"
     (project.folder / "stages.yaml").write_text("questions: {}\ndefault: {stage: 1}\n")
     (project.folder / "run.yaml").write_text(yaml.safe_dump(run))
-    study = {"base": "run.yaml", "seeds": [1], "output": "runs/study", "arms": ARMS}
+    study = {"base": "run.yaml", "seeds": [1], "output": "runs/study", "variants": VARIANTS}
     (project.folder / "study.yaml").write_text(yaml.safe_dump(study))
     project.set_knobs(breaks="broken-1.yaml", step_s=2)
     said, jobs = submit(project)

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 def write_study_in(make_run_in) -> Callable[..., Path]:
     """Writes a study file into a folder; `base` are changes of its base run file, as `make_run_in` takes them."""
 
-    def write(folder: Path, arms: dict[str, Any], base: dict[str, Any] | None = None, **values: Any) -> Path:
+    def write(folder: Path, variants: dict[str, Any], base: dict[str, Any] | None = None, **values: Any) -> Path:
         (folder / "base.yaml").write_text(make_run_in(folder, **base or {}).to_yaml())
-        study = {"base": str(folder / "base.yaml"), "output": str(folder / "study"), "arms": arms} | values
+        study = {"base": str(folder / "base.yaml"), "output": str(folder / "study"), "variants": variants} | values
         (folder / "study.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
         return folder / "study.yaml"
 

@@ -210,7 +210,7 @@ def test_run_files_in_documents_have_keys_that_exist(root):
     for page in [root / "README.md", *sorted((root / "docs").glob("*.md"))]:
         for block in re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.M | re.S):
             keys = yaml.safe_load(block)
-            if "arms" in keys:
+            if "variants" in keys:
                 StudyFile.model_validate(keys)
                 continue
             for section, values in keys.items():

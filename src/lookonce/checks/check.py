@@ -208,12 +208,12 @@ def _advice(name: str, gpu_gb: float, run: RunFile) -> str:
     usual = [fit for fit in found if fit.num_tokens >= USUAL_TOKENS] or found
     if not usual:
         return f"a smaller model, a larger GPU or train.fsdp on several ({PAGE})"
-    ways = []
+    changes = []
     for fit in usual[:2]:
         is_shorter = fit.num_tokens < run.batch.tokens_per_pack
         keys = (f"batch.tokens_per_pack={fit.num_tokens}" if is_shorter else "", fit.text(frozen, checkpointing))
-        ways.append(" with ".join(filter(None, keys)))
-    return f"{' or '.join(ways)} ({PAGE})"
+        changes.append(" with ".join(filter(None, keys)))
+    return f"{' or '.join(changes)} ({PAGE})"
 
 
 STATE_BYTES, ADAPTER_BYTES = 3 * 4, 4

@@ -7,9 +7,9 @@ file selects or orders them.
 
 The model's weights are not read. It is built without memory (on torch's meta device) and gets its adapter, so PEFT
 itself says which modules are trained, and how many weights they have. A conversation of two words is rendered as
-training renders records: what is refused there is the chat template's fault and not a record's, so it is said once and
-not for each record. Whether a template thinks is decided by rendering it again with `enable_thinking: false`, not by
-the model's name: published templates of one family differ.
+training renders records: what is refused there is the chat template's fault and not a record's, so it is one result and
+not one for each record. Whether a template thinks is decided by rendering it again with `enable_thinking: false`, not
+by the model's name: published templates of one family differ.
 
 The plan and its stamps say which images the cache knows, as for training, so an image that is encoded is not opened and
 need not exist. The others are read. What is stored is not verified: `lookonce cache verify` does that. The fingerprint

@@ -1,10 +1,7 @@
-"""What a check found, a line each, and all of it as a table of 80 columns."""
+"""What a check found, a line each, and all of it as a table."""
 
 from __future__ import annotations
 
-import re
-import textwrap
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,9 +9,7 @@ from typing import Any, Literal
 from lookonce.text import count, duration
 
 Level = Literal["ok", "warning", "error"]
-WIDTH = 80
 LEVEL_WIDTH, WHAT_WIDTH = 9, 13
-COMMAND = re.compile(r"\b(lookonce [a-z]|chmod |gunzip )")
 
 
 @dataclass(frozen=True)
@@ -30,24 +25,10 @@ class Result:
     do: str = ""
     """What to do about it: a key to change, or a command. Empty if nothing is to be done."""
 
-    def lines(self) -> Iterator[str]:
-        """The result as lines of a table; what to do stands below what was found."""
-        left = f"{self.level:<{LEVEL_WIDTH}}{self.what:<{WHAT_WIDTH}}"
-        for text in filter(None, (self.value, f"-> {self.do}" if self.do else "")):
-            for line in _wrapped(text, WIDTH - len(left)):
-                yield left + line
-                left = " " * len(left)
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    """The lines of a text; a command and what follows it stay on one line, so that it can be copied."""
-    found = COMMAND.search(text)
-    if found is None or len(text) <= width:
-        return textwrap.wrap(text, width, break_on_hyphens=False)
-    before, command = text[: found.start()], text[found.start() :].splitlines()
-    if before in ("", "-> "):
-        return [before + command[0], *command[1:]]
-    return [*textwrap.wrap(before, width, break_on_hyphens=False), *command]
+    def text(self) -> str:
+        """The result as a line, and what to do below it; neither is wrapped, so that a command can be copied."""
+        found = f"{self.level:<{LEVEL_WIDTH}}{self.what:<{WHAT_WIDTH}}{self.value}"
+        return "\n".join([found, *([f"{'':{LEVEL_WIDTH + WHAT_WIDTH}}-> {self.do}"] if self.do else [])])
 
 
 @dataclass(frozen=True)
@@ -74,7 +55,7 @@ class CheckReport:
         return asdict(self) | {"num_errors": self.number("error"), "num_warnings": self.number("warning")}
 
     def text(self) -> str:
-        table = [line for result in self.results for line in result.lines()]
+        table = [result.text() for result in self.results]
         read = count(self.num_records, "record") + ("" if self.is_complete else ", not all: --all reads the rest")
         found = f"{count(self.number('error'), 'error')}, {count(self.number('warning'), 'warning')}"
         return "\n".join([*table, "", f"{found}; {read}; {duration(self.seconds)}"])

@@ -1,4 +1,4 @@
-"""`lookonce compare`: whether one run is better than another. The work is done in `eval.compare`."""
+"""`lookonce compare`: whether one run is better than another; `lookonce report`: a page about runs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,24 @@ from typing import get_args
 
 import click
 
-from lookonce.commands.options import JSON, PATH, SPLIT, emit
+from lookonce.commands.options import JSON, PATH, SPLIT, emit, notify
 from lookonce.eval.scores.prediction import Metric
+
+RUNS = click.argument("paths", metavar="RUN...", type=PATH, nargs=-1, required=True)
+BASELINE = click.option(
+    "--baseline", type=PATH, metavar="RUN", help="Compare the others with this run only, not all with all."
+)
+
+
+def _with_baseline(paths: tuple[Path, ...], baseline: Path | None) -> tuple[Path, ...]:
+    """The paths, the baseline first."""
+    return (baseline, *(path for path in paths if path.absolute() != baseline.absolute())) if baseline else paths
 
 
 @click.command()
-@click.argument("paths", metavar="RUN...", type=PATH, nargs=-1, required=True)
+@RUNS
 @SPLIT
-@click.option("--baseline", type=PATH, metavar="RUN", help="Compare the others with this run only, not all with all.")
+@BASELINE
 @click.option(
     "--metric", type=click.Choice(get_args(Metric)), default="exact_match", show_default=True, help="What counts."
 )
@@ -56,9 +66,64 @@ def compare(paths: tuple[Path, ...], split: str | None, baseline: Path | None, m
     from lookonce.eval.compare import to_json, to_text
     from lookonce.eval.join import read_runs
 
-    if baseline:
-        paths = (baseline, *(path for path in paths if path.absolute() != baseline.absolute()))
+    paths = _with_baseline(paths, baseline)
     if len(paths) < 2:
         raise UsageError("comparing needs two runs; name them: lookonce compare RUN RUN")
     comparison = run_comparison(read_runs(paths, split), with_first_only=baseline is not None, metric=metric)
     emit(to_json(comparison), to_text(comparison), as_json)
+
+
+@click.command()
+@RUNS
+@SPLIT
+@BASELINE
+@click.option(
+    "-o", "--output", type=PATH, metavar="FILE", default=Path("report.html"), show_default=True, help="Page to write."
+)
+@JSON
+def report(
+    paths: tuple[Path, ...],
+    split: str | None,
+    baseline: Path | None,
+    output: Path,
+    as_json: bool,
+) -> None:
+    """Write one HTML page with all that is known of a run, or of several side by side.
+
+    RUN is a run folder, a run file, or a file of predictions. The page needs no network and no script, so it can be
+    sent by mail. It has the scores beside the baselines, with 95 % intervals, by question, category, source and stage;
+    curves; 48 right and wrong answers with their images; the most frequent wrong answers; cost, settings, data and
+    versions. Of several runs it also has the comparison of `lookonce compare`, and answers that only one of two runs
+    has right.
+
+    `lookonce train` writes the page of its run to report.html in the run folder. Neither a training that has ended nor
+    image files are needed: the page says what is absent.
+
+    \b
+    Keys of --json, each null if nothing is known:
+      verdict      runs: num_questions, num_images, exact_match, interval, majority, baselines, sentence
+      comparison   the keys of lookonce compare --json; where exact match says little, token_f1 has them again
+      contexts     of runs with data.context: name, num_seeds, num_questions, exact_match (own, true, none),
+                   differences, not_asked
+      groups       by run: by_question, by_category, by_source, by_stage
+      metrics      by run: the keys of metrics/SPLIT.json
+      curves, answers, errors, cost, settings, data, provenance     as on the page
+
+    \b
+    Examples:
+      lookonce report runs/first
+      lookonce report runs/first runs/second --split test -o comparison.html
+      lookonce report runs/first --json
+    """
+    from lookonce.files import write_text
+    from lookonce.report.report import Report, check_replaces_page
+    from lookonce.report.runs import open_runs
+    from lookonce.run.folder import claimed_around
+
+    paths = _with_baseline(paths, baseline)
+    check_replaces_page(output)
+    with claimed_around(output, "lookonce report"):
+        found = Report.of(open_runs(paths, split), with_first_only=baseline is not None)
+        write_text(output, found.to_page())
+    notify(f"wrote the page to {output}")
+    emit(found.to_json(), "\n".join(found.sentences()), as_json)

@@ -33,7 +33,6 @@ class Decimal(click.FloatRange):
         return self.fail(f"{value} is not a number", param, ctx) if math.isnan(number) else number
 
 
-SECONDS = Decimal(0.1, 86_400)
 GIGABYTES = Decimal(0, 10_000, min_open=True)
 PATH = click.Path(path_type=Path, readable=False)  # what may not be read is reported where it is read, with advice
 RUN_FILE = "a run file (YAML), which names model and records, such as data/sample/run.yaml of `lookonce sample`"
@@ -58,7 +57,6 @@ SPLIT = click.option(
 META = "lookonce.run_file"
 """The key of click's context under which a command notes its run file, with the keys that it replaces."""
 PLACEHOLDER = re.compile(r"(?<= )RUN\.yaml\b")
-PDF = click.option("--pdf", "has_pdf", is_flag=True, help="Write the plots as PDF too, beside the page.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON to stdout instead of text.")
 
 
@@ -132,9 +130,9 @@ def only_results_on_stdout() -> Iterator[None]:
         yield
 
 
-def emit(value: Any, text: str, as_json: bool, *, indent: int | None = 2) -> None:
+def emit(value: Any, text: str, as_json: bool) -> None:
     """Print a result to stdout, as JSON or as text."""
-    say(json_text(value, indent) if as_json else text)
+    say(json_text(value, indent=2) if as_json else text)
 
 
 def check_launch() -> None:

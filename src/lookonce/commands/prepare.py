@@ -108,9 +108,9 @@ MODEL, OUTPUT = "Qwen/Qwen3-VL-8B-Instruct", "runs/first"
 def init(run_file: Path, gpu_gb: float | None, is_yes: bool, force: bool, as_json: bool, **options: Any) -> None:
     """Write a run file, with a comment that says why each value was proposed.
 
-    Reads the records, the sizes of their images and the model's tokenizer, and looks at this machine. Proposes
-    batch.tokens_per_pack, batch.samples_per_step and cache.max_pixels, and keys that the model needs, such as
-    data.enable_thinking. On a terminal, asks for what is not given.
+    Reads the records and the model's configuration, and looks at this machine. Proposes batch.tokens_per_pack and
+    batch.samples_per_step, and keys that the model needs, such as data.enable_thinking. On a terminal, asks for what is
+    not given.
 
     \b
     Examples:

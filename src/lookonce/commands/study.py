@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,32 +11,22 @@ import click
 from lookonce.commands.options import (
     JSON,
     PATH,
-    PDF,
-    SECONDS,
     Decimal,
     check_launch,
     emit,
     notify,
     only_results_on_stdout,
 )
-from lookonce.text import count
 
 STUDY = click.argument("study_file", metavar="STUDY.yaml", type=PATH)
-PARALLEL = click.option(
-    "--parallel",
-    "num_parallel",
-    type=click.IntRange(1, 1024),
-    metavar="N",
-    help="Runs at the same time; by default one a GPU.",
-)
 
 
 @click.group()
 def study() -> None:
-    """Train several arms with several seeds, and compare them.
+    """Train several variants with several seeds, and compare them.
 
-    A study file names a base run file, arms that change it, and seeds. Each arm with each seed is an ordinary run, with
-    a run file and a run folder of its own.
+    A study file names a base run file, variants that change it, and seeds. Each variant with each seed is an ordinary
+    run, with a run file and a run folder of its own.
 
     \b
     Examples:
@@ -50,46 +39,54 @@ def study() -> None:
 
 @study.command()
 @STUDY
-@PARALLEL
 @click.option(
-    "--rate", type=Decimal(0, 86_400_000, min_open=True), metavar="MS", help="Milliseconds a sample of the first arm."
+    "--rate",
+    type=Decimal(0, 86_400_000, min_open=True),
+    metavar="MS",
+    help="Milliseconds a sample of the first variant.",
 )
 @JSON
-def plan(study_file: Path, num_parallel: int | None, rate: float | None, as_json: bool) -> None:
+def plan(study_file: Path, rate: float | None, as_json: bool) -> None:
     """Show what a study will cost, and what would stop it.
 
-    Counts the steps of each arm, the answers and the tokens that it trains on, and shows the GPU memory that it needs,
-    if such a model was measured. Times follow from the rate of arms that have been trained, or from --rate. Writes
-    nothing and needs no GPU. Exits 1 if something would stop a run.
+    Counts the steps of each variant, the answers and the tokens that it trains on. Times follow from the rate of
+    variants that have been trained, or from --rate. Writes nothing and needs no GPU. Exits 1 if something would stop a
+    run.
 
     \b
     Keys of --json:
-      arms       arm, starts_from, answers_of, num_runs, num_left, seconds, and workload: num_steps, num_samples,
-                 num_answers, num_tokens, gpu_gb, errors
-      num_parallel, order, seconds, outdated, wrong_routes, errors
+      variants   variant, starts_from, answers_of, num_runs, num_left, seconds, and workload: num_steps, num_samples,
+                 num_answers, num_tokens, errors
+      seconds (of all runs that are left), outdated, wrong_routes, errors
 
     \b
     Examples:
       lookonce study plan study.yaml
-      lookonce study plan study.yaml --rate 3.1 --parallel 4
+      lookonce study plan study.yaml --rate 3.1
     """
     check_launch()
     from lookonce.study.plan import plan_study
 
-    found = plan_study(study_file, num_parallel or 1, rate)
+    found = plan_study(study_file, rate)
     emit(found.to_json(), found.text(), as_json)
     sys.exit(1 if found.errors else 0)
 
 
 @study.command()
 @STUDY
-@PARALLEL
-@click.option("--again", multiple=True, metavar="NAME", help="Train outdated runs of this arm, or this run, again.")
+@click.option(
+    "--parallel",
+    "num_parallel",
+    type=click.IntRange(1, 1024),
+    metavar="N",
+    help="Runs at the same time; by default one a GPU.",
+)
+@click.option("--again", is_flag=True, help="Train the runs again that the study file has changed.")
 @JSON
-def run(study_file: Path, num_parallel: int | None, again: tuple[str, ...], as_json: bool) -> None:
+def run(study_file: Path, num_parallel: int | None, again: bool, as_json: bool) -> None:
     """Train and evaluate the runs that are missing.
 
-    Builds the cache, then starts a process on each GPU, the longest chain of runs first. An arm that starts from
+    Builds the cache, then starts a process on each GPU, the longest sequence of runs first. A variant that starts from
     another one waits for the run with its seed. Runs with data.context are asked with true and with no context too. A
     run that fails is named, the runs that start from it are skipped, and the rest finishes; the exit code is then 1.
     Started again, it continues with what is missing.
@@ -107,7 +104,7 @@ def run(study_file: Path, num_parallel: int | None, again: tuple[str, ...], as_j
     Examples:
       lookonce study run study.yaml
       lookonce study run study.yaml --parallel 2
-      lookonce study run study.yaml --again longer
+      lookonce study run study.yaml --again
     """
     check_launch()
     with only_results_on_stdout():
@@ -122,33 +119,25 @@ def run(study_file: Path, num_parallel: int | None, again: tuple[str, ...], as_j
 
 @study.command()
 @STUDY
-@click.option("--watch", "interval_s", type=SECONDS, metavar="SECONDS", help="Repeat until all is done.")
 @JSON
-def status(study_file: Path, interval_s: float | None, as_json: bool) -> None:
+def status(study_file: Path, as_json: bool) -> None:
     """Show how far the runs of a study are: state, steps, exact match.
 
     \b
     Keys of --json:
-      runs     run, arm, seed, starts_from, answers_of, folder, training (see lookonce status --help), score,
-               is_trained, is_complete, not_asked (contexts other than its own), outdated
-      routed   arms with `route`: run, arm, seed, by, runs, folder, score
-      others   runs in the output folder that are not of this study any more
+      runs     run, variant, seed, starts_from, answers_of, folder, training (see lookonce status --help), score,
+               is_complete, not_asked (contexts other than its own), outdated
+      routed   variants with `route`: run, variant, seed, by, runs, folder, score
 
     \b
     Examples:
       lookonce study status study.yaml
-      lookonce study status study.yaml --watch 30
+      lookonce study status study.yaml --json
     """
     from lookonce.study.state import StudyStatus
 
-    while True:
-        found = StudyStatus.read(study_file)
-        if interval_s is not None and sys.stdout.isatty():
-            click.clear()
-        emit(found.to_json(), found.text(), as_json)
-        if interval_s is None or found.is_done:
-            return
-        time.sleep(interval_s)
+    found = StudyStatus.read(study_file)
+    emit(found.to_json(), found.text(), as_json)
 
 
 @study.command()
@@ -172,44 +161,41 @@ def jobs(study_file: Path, as_json: bool) -> None:
       lookonce study jobs study.yaml
       lookonce study jobs study.yaml --json
     """
-    from lookonce.study.run import find_missing
+    from lookonce.study.run import fields_of, find_missing, line_of
 
     found = find_missing(study_file)
     if found or as_json:
-        emit([asdict(job) for job in found], "\n".join(job.line() for job in found), as_json)
+        emit([fields_of(job) for job in found], "\n".join(map(line_of, found)), as_json)
 
 
 @study.command()
 @STUDY
 @click.option("-o", "--output", type=PATH, metavar="FILE", help="Page to write; by default report.html of the study.")
-@PDF
 @JSON
-def report(study_file: Path, output: Path | None, has_pdf: bool, as_json: bool) -> None:
+def report(study_file: Path, output: Path | None, as_json: bool) -> None:
     """Compare the variants of a study, and write one HTML page about its runs.
 
-    The runs of a variant (an arm of the study file) are seeds of one another and count as one. The figures are those of
-    lookonce compare. The page is that of lookonce report; it begins with a forest plot of the variants, a verdict and a
-    sentence for a paper about each, and the methods as a paragraph. Then it shows learning curves, scores by question
-    and by stage, what sequences of trainings forget of each stage, and what earlier answers in the prompts are worth.
-    The tables are written beside the page, as CSV and as LaTeX. Runs that are not complete are left out, and named. The
-    majority answers are those of the base run's training records, for every variant.
+    The runs of a variant are seeds of one another and count as one. The figures are those of lookonce compare. The page
+    is that of lookonce report; it begins with a forest plot of the variants and their table. Then it shows scores by
+    question and by stage, the forgetting of sequences of trainings, and what earlier answers in the prompts are worth.
+    Runs that are not complete are left out, and named. The majority answers are those of the base run's training
+    records, for every variant.
 
     \b
     Keys of --json: those of lookonce compare and lookonce report, and
-      arms         arm, seeds, exact_match, exact_match_by_seed, interval, majority, spread, difference,
-                   difference_interval, p_holm, is_distinguishable, sentence; cost: needs (arms), num_records,
+      variants     variant, seeds, exact_match, exact_match_by_seed, interval, majority, spread, difference,
+                   difference_interval, p_holm, is_distinguishable; cost: needs (variants), num_records,
                    training_seconds, answering_seconds
-      scores_by    question and stage: of each its num_questions, majority, and the exact match of each arm
-      learning_curves  arm, phases, and points: samples, minutes, validation_loss, exact_match
-      forgetting   arms, seeds, stages, exact_match (by arm and stage), forgotten (by stage)
-      left_out, majority (whose answers it has, as a sentence), methods (a paragraph)
+      scores_by    question and stage: of each its num_questions, majority, and the exact match of each variant
+      forgetting   variants, seeds, stages, exact_match (by variant and stage), forgetting (by stage)
+      left_out, majority (whose answers it has, as a sentence)
 
     \b
     Examples:
       lookonce study report study.yaml
       lookonce study report study.yaml -o study.html --json
-      lookonce study report study.yaml --pdf
     """
+    from lookonce.files import write_text
     from lookonce.report.report import check_replaces_page
     from lookonce.run.folder import RunClaim, claimed_around
     from lookonce.study.file import PAGE, read_study
@@ -223,9 +209,8 @@ def report(study_file: Path, output: Path | None, has_pdf: bool, as_json: bool) 
     with RunClaim(folder, "lookonce study report") as owner, claimed_around(page, "lookonce study report"):
         owner.take(patience_s=PATIENCE_S)
         found = report_study(study_file)
-        written = found.write(page, has_pdf)
+        write_text(page, found.to_page())
     for name in found.left_out:
         notify(f"not complete, and left out: {name}")
-    what = "tables, methods and plots" if has_pdf else "tables and methods"
-    notify(f"wrote the page to {page}, and {count(len(written), 'file')} of its {what} beside it")
+    notify(f"wrote the page to {page}")
     emit(found.to_json(), found.text(), as_json)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +14,6 @@ from lookonce.commands.options import (
     JSON,
     PATH,
     RUN,
-    SECONDS,
     SET,
     VERIFY_IMAGES,
     check_launch,
@@ -27,7 +24,6 @@ from lookonce.commands.options import (
     read_existing,
     read_run,
     remember_run_file,
-    say,
     with_run_file,
 )
 from lookonce.environment import rank
@@ -86,14 +82,13 @@ def train(
 @click.argument("path", metavar="RUN", type=PATH)
 @SET
 @click.option("--missing", is_flag=True, help="Print only the phases with work left, one per line.")
-@click.option("--watch", "interval_s", type=SECONDS, metavar="SECONDS", help="Repeat until all is done.")
 @JSON
-def status(path: Path, assignments: tuple[str, ...], missing: bool, interval_s: float | None, as_json: bool) -> None:
+def status(path: Path, assignments: tuple[str, ...], missing: bool, as_json: bool) -> None:
     """Show how far a run is: plan, cache, training, evaluation.
 
     RUN is a run file or a run folder. Workers are listed with their Slurm job. A slow worker has had its shard three
     times as long as others took; a dead one had no heartbeat for `cache.claim_s` seconds. The last line is the command
-    to run next. --watch redraws on a terminal, and prints one line each time in a log.
+    to run next. `watch -n 10 lookonce status RUN` repeats it.
 
     --missing prints, in this order: `plan` if no plan covers the run's images, `cache N` with the number of planned
     shards that are not finished (just `cache` without such a plan), `train`, `eval`. Nothing is missing from a finished
@@ -114,36 +109,23 @@ def status(path: Path, assignments: tuple[str, ...], missing: bool, interval_s: 
     \b
     Examples:
       lookonce status data/sample/run.yaml
-      lookonce status runs/sample --watch 10
+      lookonce status runs/sample
       lookonce status run.yaml --missing
       lookonce status run.yaml --json
     """
-    if missing and interval_s is not None:
-        raise click.UsageError("--missing prints once and cannot be combined with --watch")
     path, run = _read(path, assignments)
-    from lookonce.status import RunStatus, next_command
+    from lookonce.status import find_state, next_command
 
-    opened = RunStatus.open(run)
-    while True:
-        state = opened.read()
-        if missing:
-            for note in state.notes:
-                notify(note)
-            if as_json or state.missing():
-                emit({"run_file": str(path), "missing": state.missing()}, "\n".join(state.missing()), as_json)
-        elif as_json:
-            command = next_command(run, state, path, assignments)
-            value = {"run_file": str(path), **asdict(state), "missing": state.missing(), "next_command": command}
-            emit(value, "", as_json, indent=2 if interval_s is None else None)
-        elif interval_s is not None and not sys.stdout.isatty():
-            say(state.line())
-        else:
-            if interval_s is not None:
-                click.clear()
-            say(f"{with_run_file(state.text())}\n\nnext: {next_command(run, state, path, assignments)}")
-        if interval_s is None or not state.missing():
-            return
-        time.sleep(interval_s)
+    state = find_state(run)
+    if missing:
+        for note in state.notes:
+            notify(note)
+        if as_json or state.missing():
+            emit({"run_file": str(path), "missing": state.missing()}, "\n".join(state.missing()), as_json)
+        return
+    command = next_command(run, state, path, assignments)
+    value = {"run_file": str(path), **asdict(state), "missing": state.missing(), "next_command": command}
+    emit(value, f"{with_run_file(state.text())}\n\nnext: {command}", as_json)
 
 
 def _read(path: Path, assignments: tuple[str, ...]) -> tuple[Path, RunFile]:

@@ -1,10 +1,10 @@
-"""Own, true and no answers to earlier questions in the prompts, side by side: exact match of all, and by stage.
+"""Exact match with predicted, reference and no answers to earlier questions in the prompts, of all and by stage.
 
-Design: the result of a run with `data.context` has the model's own answers in its prompts. True answers, which a user
-does not have, are its upper limit, and none show what the questions alone are worth; these are evaluations of their own
-(`lookonce eval --true-context --no-context`). Seeds of one training count as one: a score is the mean over the seeds
-that have it, a difference over those that have both, in pairs.
-Answers to other questions than those of the result, which an earlier evaluation may have left, count as absent.
+Design: the result of a run with `data.context` has predicted answers, the model's own, in its prompts. Reference
+answers, which a user does not have, are its upper limit, and none show what the questions alone are worth; these are
+further evaluations (`lookonce eval --true-context --no-context`). Seeds of one training count as one: a score is the
+mean over the seeds that have it, a difference over those that have both, in pairs. Answers to other questions than
+those of the result, which an earlier evaluation may have left, count as absent.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from lookonce.eval.scores.prediction import GROUPINGS, Prediction, read_predicti
 from lookonce.eval.statistics import Interval, clusters_of, difference_interval, share_interval
 from lookonce.report.runs import ReportedRun
 from lookonce.run.config import RunFile
-from lookonce.text import shell
+from lookonce.text import shell, table
 
 KINDS = ("own", *IN_CONTEXT)
-"""Whose answers to earlier questions prompts have: the model's own, true ones, or none."""
+"""Whose answers to earlier questions prompts have: the model's own (predicted), true ones (reference), or none."""
 OPTIONS = {"true": "--true-context", "none": "--no-context"}
 """The options of `lookonce eval` that put other answers than the run's own into the prompts."""
 PAIRS = {"own - none": ("own", "none"), "true - own": ("true", "own")}
@@ -192,3 +192,20 @@ def _points(one: Estimate | None) -> Cell:
 
 def _interval(one: Estimate) -> str:
     return one.interval.in_percent() if one.interval else "no interval"
+
+
+def context_text(one: ContextScores) -> str:
+    """The scores as a text of 80 columns, where only differences have intervals; and the commands that ask the rest."""
+    lines = [
+        [group, *(words for words, _ in cells[: len(KINDS)]), *map(_with_interval, cells[len(KINDS) :])]
+        for group, cells in context_cells(one).items()
+    ]
+    missing = [f"not asked yet; run: {line}" for line in one.not_asked]
+    title = f"{one.title} with predicted, reference and no earlier answers in the prompts"
+    header = ("", *HEADER[1 : len(KINDS) + 1], "pred. - none", "ref. - pred.")
+    return "\n".join([title, table(header, lines), *missing])
+
+
+def _with_interval(cell: Cell) -> str:
+    words, interval = cell
+    return f"{words} [{interval}]" if interval else words

@@ -2,14 +2,13 @@
 
 Design: each part gives numbers, which are its JSON, and templates/report.html.jinja shows them. So every number of the
 page is in the JSON. The page has everything in it: style sheet, plots as SVG, thumbnails as data: URLs, no script. A
-part of which nothing is known has no heading; the end of the page says why.
+part of which nothing is known has no heading.
 
 It costs two seconds for 9,000 questions about 975 images, 0.8 of them to import matplotlib and to draw.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,23 +18,22 @@ from typing import TYPE_CHECKING, Any
 
 from lookonce import page, plots
 from lookonce.differences import flatten
-from lookonce.errors import ModelError, UsageError
+from lookonce.errors import UsageError
 from lookonce.eval.compare import FEW_IMAGES, INTERVAL_AND_MCNEMAR, compare, to_json
-from lookonce.eval.scores.metrics import BASELINES, NAMES, read_metrics
+from lookonce.eval.scores.metrics import BASELINES, NAMES
 from lookonce.eval.scores.prediction import GROUPINGS
 from lookonce.eval.statistics import MIN_CLUSTERS, Interval
 from lookonce.files import write_text
-from lookonce.hub import find_model, license_in
 from lookonce.plots import Line, Panel
 from lookonce.report.answers import answers, errors, pictures
 from lookonce.report.contexts import HEADER as CONTEXTS_HEADER
 from lookonce.report.contexts import ContextScores, context_cells, context_scores
-from lookonce.report.runs import BENCH, Cost, DataFacts, ReportedRun, open_runs, overlap
+from lookonce.report.runs import Cost, DataFacts, ReportedRun, open_runs, overlap
 from lookonce.run.config import RunFile
-from lookonce.run.folder import RunFolder, Trained
+from lookonce.run.folder import RunFolder
 from lookonce.run.log_file import Curves, smoothed
-from lookonce.run.sections import RECORDED, ModelSection
-from lookonce.text import count, duration, faster, listed, shell, shown, size
+from lookonce.run.sections import RECORDED
+from lookonce.text import count, duration, listed, shell, shown, size
 from lookonce.version import __version__
 
 if TYPE_CHECKING:
@@ -43,16 +41,6 @@ if TYPE_CHECKING:
 
 MAX_TOLD = 3
 """The top of the page has the scores of this many runs, and the sentences of this many runs or pairs."""
-ABSENT = {
-    "comparison": "Comparison: comparing needs two runs with answers: lookonce report RUN RUN",
-    "groups": "Exact match by group, other metrics: nothing is evaluated yet.",
-    "curves": "Curves: no training has logged a loss.",
-    "answers": "Answers, errors: no questions are answered yet.",
-    "cost": "Cost: nothing is recorded.",
-    "settings": "Settings: no run folder, so no settings.",
-    "data": "Data and leaks: no run folder, so the records are not known.",
-}
-"""Why a part has no numbers."""
 
 
 @dataclass(frozen=True)
@@ -134,9 +122,8 @@ class Report:
             "differing": _lines(known["settings"] | defaults, page.setting, known["differing"]),
             "facts": _lines(json["provenance"]["facts"], lambda text: shown(text or "", 120)),
             "splits": _splits(self.runs),
-            "absent": [why for key, why in ABSENT.items() if not json[key]],
         }
-        fixed = {"GROUPINGS": GROUPINGS, "NAMES": NAMES, "DISTANCES": DISTANCES, "BENCH": BENCH}
+        fixed = {"GROUPINGS": GROUPINGS, "NAMES": NAMES, "DISTANCES": DISTANCES}
         values |= fixed | {"INTERVAL_AND_MCNEMAR": INTERVAL_AND_MCNEMAR}
         return page.render(template, **values | more)
 
@@ -173,14 +160,6 @@ def check_replaces_page(path: Path) -> None:
     is_page = content.startswith(b"<!doctype html>") and page.MADE_BY.encode() in content
     if path.exists() and not is_page:
         raise UsageError(f"{path} exists and is not a page of lookonce report; name another file with -o, or remove it")
-
-
-def write_plots(figures: Mapping[str, Figure], beside: Path) -> list[Path]:
-    """Write plots as PDF beside a page, named after it; returns the paths."""
-    paths = [beside.with_name(f"{beside.stem}-{name.replace(' ', '-')}.pdf") for name in figures]
-    for path, figure in zip(paths, figures.values(), strict=True):
-        plots.write_pdf(figure, path)
-    return paths
 
 
 def report_training(folder: RunFolder, summary: dict[str, Any], data: DataFacts) -> Path:
@@ -294,7 +273,7 @@ def _metrics(run: ReportedRun) -> dict[str, Any]:
 
 
 def curves(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
-    """What each run has logged, and its exact match after shorter trainings and the last one."""
+    """What each run has logged."""
     found = {run.name: _curves(run) for run in runs}
     return {name: one for name, one in found.items() if one["loss"] or one["validation_loss"]} or None
 
@@ -312,27 +291,13 @@ def _curves(run: ReportedRun) -> dict[str, Any]:
         "validation_loss": logged.validation_loss,
         "learning_rate": logged.learning_rate,
         "best": logged.best,
-        "exact_match": measured(run),
         "exact_match_while_training": logged.exact_match,
         "most_right": logged.most_right,
     }
 
 
-def measured(run: ReportedRun) -> dict[int, float]:
-    """The exact match after some steps, of the training before it was extended and of the last one."""
-    if run.folder is None:
-        return {}
-    found = {}
-    for folder in (*run.folder.folder.glob("steps-*"), run.folder.folder):
-        results = RunFolder(folder)
-        trained = results.read_trained() if results.trained.exists() else None
-        if isinstance(trained, Trained) and (scores := read_metrics(results, run.split)):
-            found[trained.num_steps] = scores["overall"]["exact_match"]
-    return dict(sorted(found.items()))
-
-
 def _panels(found: Mapping[str, Any]) -> Iterator[Panel]:
-    """A panel for each figure; exact match while training and after it are not comparable, so each has its own."""
+    """A panel for each figure."""
     logged = [Curves(one["loss"], one["validation_loss"]) for one in found.values()]
     is_alone = len(found) == 1
     losses = [
@@ -344,7 +309,7 @@ def _panels(found: Mapping[str, Any]) -> Iterator[Panel]:
         lows, highs = zip(*(one.loss_range() for one in logged), strict=True)
         yield Panel("loss", losses, (min(lows), max(highs)), height=300)
     names = {"learning_rate": "learning rate", "exact_match_while_training": "exact match while training"}
-    for key, title in (names | {"exact_match": "exact match"}).items():
+    for key, title in names.items():
         lines = [
             Line("" if is_alone else name, one[key], "line" if key == "learning_rate" else "marked", number)
             for number, (name, one) in enumerate(found.items())
@@ -393,11 +358,6 @@ def _gpu_hours(one: Mapping[str, Any]) -> str:
     return "" if one["gpu_hours"] is None else f"{one['gpu_hours']:.2f} on {one['num_gpus']} GPU"
 
 
-def _speed(one: Mapping[str, Any]) -> str:
-    first, *others = one["speed"] or [""]
-    return ", ".join(f"{name} {faster(one['speed'][name])} than {first}" for name in others)
-
-
 COST_LINES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "encoding the cache": _optional("cache_seconds", duration),
     "before the first step": lambda one: (
@@ -414,7 +374,6 @@ COST_LINES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "waiting for data": _optional("wait_share", "{:.1%}".format),
     "cache": _optional("cache_bytes", size),
     "adapter": _optional("adapter_bytes", size),
-    "measured speed": _speed,
 }
 
 
@@ -519,7 +478,6 @@ def _facts(run: ReportedRun) -> dict[str, str]:
         "data": str(run.data.prepared.get("title", UNKNOWN)),
         "licence of the data": str(run.data.prepared.get("licence", UNKNOWN)),
         "model": str(run.settings.model.path),
-        "licence of the model": _licence(run.settings.model),
     }
 
 
@@ -530,14 +488,6 @@ def _dates(run: ReportedRun) -> str:
         return UNKNOWN
     first, last = (datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M") for moment in (times[0], times[-1]))
     return f"{first} to {last} UTC"
-
-
-def _licence(model: ModelSection) -> str:
-    """The licence in the model's card; nothing is downloaded."""
-    folder = Path(model.path)
-    with contextlib.suppress(ModelError):
-        folder = folder if folder.is_dir() else find_model(str(model.path), model.revision, is_local=True)
-    return license_in(folder) or UNKNOWN
 
 
 def _limits(run: ReportedRun) -> Iterator[str]:

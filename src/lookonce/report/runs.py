@@ -1,7 +1,7 @@
 """The runs of a report, with all that is known of them: answers, scores, records, curves, and what they cost.
 
 Design: everything is read from the files of the run folder, and each file may be absent, because a run may be
-unfinished or of an earlier version. What a file lacks is said in the part that needs it. Neither torch nor the model is
+unfinished or of an earlier version. The part that needs a file names what it lacks. Neither torch nor the model is
 loaded. A predictions file outside a run folder has answers only. Image keys come from the plan of the run's cache, so
 no image is read. Without the plan images are compared by their paths, which does not find a copy under another name.
 Of a grouping the groups with most questions are scored, since question texts may all be different.
@@ -42,9 +42,6 @@ from lookonce.run.records import read_splits, without_fold
 from lookonce.status import TrainingPhase, find_training
 from lookonce.summary import Summary
 from lookonce.text import first_line, listed
-
-BENCH = "bench.json"
-"""The file in the run folder into which a user may save `lookonce bench step RUN.yaml --json`."""
 
 
 @dataclass(frozen=True)
@@ -304,8 +301,6 @@ class Cost:
     """The share of the training that waited for data."""
     cache_bytes: int | None
     adapter_bytes: int | None
-    speed: dict[str, float]
-    """How many times faster than the first variant each variant of the benchmark is."""
 
     @classmethod
     def of(cls, run: ReportedRun) -> Cost:
@@ -332,17 +327,11 @@ class Cost:
             wait_share=trained.get("wait_share"),
             cache_bytes=summary.get("cache_bytes"),
             adapter_bytes=_size_of(run.folder.adapter) if run.folder else None,
-            speed=_speed(read_object(run.folder.folder / BENCH)) if run.folder else {},
         )
 
 
 def _size_of(folder: Path) -> int | None:
     return sum(path.stat().st_size for path in folder.iterdir()) if folder.is_dir() else None
-
-
-def _speed(bench: dict[str, Any]) -> dict[str, float]:
-    measured = {one["way"]: one["ms_per_sample"] for one in bench.get("ways", [])}
-    return {name: next(iter(measured.values())) / value for name, value in measured.items()}
 
 
 def open_runs(paths: Sequence[Path], split: str | None = None) -> list[ReportedRun]:

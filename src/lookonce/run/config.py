@@ -30,7 +30,7 @@ from lookonce.run.sections import (
     TrainSection,
     UserPath,
 )
-from lookonce.settings import Free, OnResume, Section, read_settings, set_key
+from lookonce.settings import Free, OnResume, Section, checked, load_values, set_key
 
 REMOVED = {
     "cache.check": "checksums are always compared; leave it out",
@@ -158,12 +158,10 @@ def read_run_file(path: Path, assignments: Iterable[str] = ()) -> RunFile:
         UsageError: the file is missing or not YAML, or keys or values are wrong; all mistakes are named at once.
     """
     expected = f"a mapping of sections ({', '.join(RunFile.model_fields)})"
-
-    def assign(values: dict[str, Any]) -> None:
-        for assignment in assignments:
-            set_key(values, assignment)
-
-    return read_settings(path, RunFile, f"run file {path}", "try experiments/sample.yaml", expected, assign)
+    values = load_values(path, f"run file {path}", "try experiments/sample.yaml", expected)
+    for assignment in assignments:
+        set_key(values, assignment)
+    return checked(values, RunFile, f"run file {path}")
 
 
 def with_absolute_paths(run: RunFile) -> RunFile:

@@ -302,10 +302,6 @@ def _no_run(folder: Path) -> str:
     """What a folder is that holds no run."""
     if inside := sorted(path.parent.name for path in folder.glob(f"*/{RECORD}")):
         return f"{folder} is not a run folder; name one of those in it: {listed([f'{folder}/{one}' for one in inside])}"
-    if (folder / "predictions").is_dir():
-        return (
-            f"{folder} has answers and no adapter, as a routed arm of a study has; name the runs that it is routed to"
-        )
     if (folder / ADAPTER_FILES[1]).exists():
         return (
             f"{folder} holds an adapter and no run; make a run of it with: lookonce.save_run({str(folder)!r}, "

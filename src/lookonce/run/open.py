@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from lookonce.cache.format import BUILD_COMMAND
 from lookonce.cache.store.fingerprint import Fingerprint, Source
@@ -129,13 +129,6 @@ class OpenRun:
     fingerprint: Fingerprint = field(init=False)
     model_folder: ModelFolder = field(init=False)
     processor: ImageProcessor = field(init=False)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> NoReturn:
-            if name in ("needs", "__setstate__"):  # asked for while a copy is made
-                raise AttributeError(name)
-            raise AttributeError(f"`{self.needs.command}` opens a run without its {name}; see its `Needs`")
 
     def __enter__(self) -> Self:
         return self
@@ -433,21 +426,12 @@ def find_run(place: Path | RunFile, assignments: Sequence[str], needs: Needs) ->
             folder.read_run()
     sets_output = any(assignment.partition("=")[0].strip() == "output" for assignment in assignments)
     if sets_output and run.output.resolve() != folder.folder.resolve():
-        raise UsageError(_other_output(place, folder, run))
+        raise UsageError(
+            f"--set output={run.output} cannot be used here: {place} stands for the run in {folder.folder}; leave "
+            f"it out, or name the other run: {shell('lookonce', 'eval', run.output)}"
+        )
     folder.check(run, {})
     return folder, run
-
-
-def _other_output(place: Path, folder: RunFolder, run: RunFile) -> str:
-    """Why the folder that --set names does not count, and what to do."""
-    if place.is_file():
-        means = f"{place} lies in the run folder {folder.folder} and stands for the run there"
-    else:
-        means = f"{place} is a run folder and stands for the run in it"
-    return (
-        f"--set output={run.output} cannot be used here: {means}, into which answers and scores are written; leave it "
-        f"out, or name the other run: {shell('lookonce', 'eval', run.output)}"
-    )
 
 
 def without_run(model: Path) -> RunFile:

@@ -1,7 +1,7 @@
 """What a training does before its first step: each piece of work is named, timed and said as it happens.
 
 Design: a line when a piece of work ends, with its seconds, so that a fast start is a few lines. One that takes longer
-is also said before it ends, so that a slow start is never silent. It costs a sleeping thread each. At the first step
+is also named before it ends, so that a slow start is never silent. It costs a sleeping thread each. At the first step
 one line adds all of it up; what no piece of work accounts for is named there too, so nothing is hidden.
 """
 
@@ -17,7 +17,7 @@ import psutil
 from lookonce.text import Notify, duration
 
 PATIENCE_S = 3.0
-"""Seconds after which a piece of work is said although it has not ended."""
+"""Seconds after which a piece of work is named although it has not ended."""
 OTHER = "other work"
 """The name of what no piece of work accounts for."""
 SHORT_S = 0.1

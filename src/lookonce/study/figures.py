@@ -1,93 +1,42 @@
-"""Figures of the variants of a study: scores and costs, scores by question and stage, what sequences forget; as tables.
+"""Figures of the variants of a study: scores and costs, scores by question and stage, and forgetting; as tables.
 
 Design: scores and differences are those of `lookonce compare`. The cost of a variant is that of its own training and of
 all that it needs: the variants before it in its sequence, or those that it is routed to. What several need counts for
 each of them, since each alone would have to pay it. The cost of answering is that of its own answers.
 
-Each variant of a sequence has answered the questions of all stages, so what a sequence forgets is read off its
-predictions: the best exact match after an earlier phase, less that after the last one. The figures are means over the
-seeds of which all phases are complete.
-
-As files, tables are CSV with the figures as they are, and LaTeX with the cells as the page shows them. LaTeX needs the
-package booktabs. All characters that mean something in LaTeX are escaped.
+Each variant of a sequence has answered the questions of all stages, so forgetting is read off its predictions: the best
+exact match after an earlier phase, less that after the last one. The figures are means over the seeds of which all
+phases are complete.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import NamedTuple
 
-from lookonce.datasets.text_files import safe_cell
 from lookonce.eval.compare import Comparison
 from lookonce.eval.join import Run
 from lookonce.eval.scores.prediction import MAX_GROUPS, scores_by
 from lookonce.eval.statistics import Interval
-from lookonce.report.contexts import HEADER as CONTEXTS_HEADER
-from lookonce.report.contexts import KINDS, PAIRS, Cell, ContextScores, context_cells
 from lookonce.report.runs import Cost, ReportedRun
 from lookonce.study.file import StudyFile
-from lookonce.text import count, duration, listed, shown_p, table
-
-SPECIAL = {
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
-    **{"<": r"\textless{}", ">": r"\textgreater{}"},
-}
-"""How LaTeX writes characters that mean something in it."""
+from lookonce.text import duration, listed, shown_p
 
 
-def latex(text: str) -> str:
-    """A text as LaTeX shows it."""
-    return "".join(SPECIAL.get(character, character) for character in text)
+class Table(NamedTuple):
+    """A table of the page."""
 
-
-@dataclass(frozen=True)
-class Table:
-    """A table, as it is shown and as figures."""
-
-    name: str
-    """The end of the names of its files."""
     title: str
     note: str
-    """What the figures mean: the caption in LaTeX."""
+    """What the figures mean."""
     header: Sequence[str]
     lines: Sequence[Sequence[str]]
-    """The cells as they are shown."""
-    figures: Sequence[Mapping[str, Any]]
-    """The figures of each line by the name of their column; None where there is none."""
-
-    def to_csv(self) -> str:
-        """The figures, with a line for their names."""
-        text = io.StringIO()
-        writer = csv.writer(text)  # with another end of lines it would not quote a cell with "\r"
-        writer.writerow(map(safe_cell, self.figures[0]))
-        for line in self.figures:
-            writer.writerow([safe_cell(cell) if isinstance(cell, str) else cell for cell in line.values()])
-        return text.getvalue()
-
-    def to_latex(self) -> str:
-        """The shown cells as a table with a caption; the first column is aligned left, the others right."""
-        rows = [" & ".join(map(latex, line)) + r" \\" for line in (self.header, *self.lines)]
-        small = r"\scriptsize\setlength{\tabcolsep}{3pt}" if len(self.header) > 6 else r"\small"
-        caption = rf"\caption{{{latex(f'{self.title}. {self.note}')}}}"
-        begin = [r"\begin{table}", r"\centering", small, caption, rf"\label{{tab:{latex(self.name)}}}"]
-        tabular = rf"\begin{{tabular}}{{l{'r' * (len(self.header) - 1)}}}"
-        lines = [*begin, tabular, r"\toprule", rows[0], r"\midrule", *rows[1:], r"\bottomrule", r"\end{tabular}"]
-        return "\n".join([*lines, r"\end{table}", ""])
-
-
-def _ends(name: str, interval: Interval | None) -> dict[str, float | None]:
-    """Both ends of an interval, by the names of their columns."""
-    low, high = interval or (None, None)
-    return {f"{name}_low": low, f"{name}_high": high}
 
 
 @dataclass(frozen=True)
-class ArmCost:
+class VariantCost:
     """The mean cost of a variant over its seeds; None where it is not recorded."""
 
     needs: list[str]
@@ -99,27 +48,31 @@ class ArmCost:
     answering_seconds: float | None
 
     @classmethod
-    def of(cls, arm: str, study: StudyFile, seeds: Sequence[int], costs: Mapping[str, Cost]) -> ArmCost:
+    def of(cls, variant: str, study: StudyFile, seeds: Sequence[int], costs: Mapping[str, Cost]) -> VariantCost:
         """`costs` are those of the runs by name, such as plain-42."""
-        needs = needs_of(arm, study)
-        answering = set(study.routes[arm].arms.values()) if arm in study.routes else {arm}
-        trained, answered = (
-            [[costs.get(f"{one}-{seed}") for one in some] for seed in seeds] for some in (needs, answering)
-        )
-        is_resumed = any(one and one.first_step for some in trained for one in some)
+
+        def mean(variants: Sequence[str], value: Callable[[Cost], float | None]) -> float | None:
+            """The mean over seeds of the sum over variants; None if a value is not known."""
+            found = [[costs.get(f"{name}-{seed}") for name in variants] for seed in seeds]
+            values = [[value(cost) if cost else None for cost in of_seed] for of_seed in found]
+            known = [[one for one in of_seed if one is not None] for of_seed in values]
+            return fmean(map(sum, known)) if known == values else None
+
+        needs = needs_of(variant, study)
+        answering = [*study.routes[variant].variants.values()] if variant in study.routes else [variant]
         return cls(
             needs,
-            _sum_of(trained, "num_samples"),
-            None if is_resumed else _sum_of(trained, "training_seconds"),
-            _sum_of(answered, "answering_seconds"),
+            mean(needs, lambda cost: cost.num_samples),
+            mean(needs, lambda cost: None if cost.first_step else cost.training_seconds),
+            mean([*dict.fromkeys(answering)], lambda cost: cost.answering_seconds),
         )
 
 
 @dataclass(frozen=True)
-class ArmFigures:
+class VariantFigures:
     """One variant, with all its seeds."""
 
-    arm: str
+    variant: str
     seeds: list[int]
     exact_match: float
     exact_match_by_seed: list[float]
@@ -132,14 +85,13 @@ class ArmFigures:
     difference_interval: Interval | None
     p_holm: float | None
     is_distinguishable: bool
-    cost: ArmCost
-    sentence: str = ""
+    cost: VariantCost
 
     def row(self) -> list[str]:
         """The cells of the table."""
         cost = self.cost
         return [
-            self.arm,
+            self.variant,
             f"{self.exact_match:.1%}",
             self.interval.in_percent() if self.interval else "none",
             f"{self.majority:.1%}",
@@ -153,72 +105,44 @@ class ArmFigures:
         ]
 
 
-def needs_of(arm: str, study: StudyFile) -> list[str]:
+def needs_of(variant: str, study: StudyFile) -> list[str]:
     """The variants whose training a variant needs, itself included, each after those that it needs."""
-    is_routed = arm in study.routes
-    before = study.routes[arm].arms.values() if is_routed else study.arms[arm].needs
+    is_routed = variant in study.routes
+    before = study.routes[variant].variants.values() if is_routed else study.variants[variant].needs
     found = dict.fromkeys(one for other in before for one in needs_of(other, study))
-    return list(found if is_routed else found | {arm: None})
+    return list(found if is_routed else found | {variant: None})
 
 
-def _sum_of(costs: Sequence[Sequence[Cost | None]], name: str) -> float | None:
-    """The mean over seeds of the sum over variants; None if a value is not known."""
-    values: list[list[Any]] = [[getattr(one, name) if one else None for one in some] for some in costs]
-    return None if any(value is None for some in values for value in some) else fmean(sum(some) for some in values)
-
-
-def figures(comparison: Comparison, study: StudyFile, runs: Mapping[str, ReportedRun]) -> list[ArmFigures]:
+def figures(comparison: Comparison, study: StudyFile, runs: Mapping[str, ReportedRun]) -> list[VariantFigures]:
     """The figures of all compared variants; without a baseline the first variant is one. `runs` are by name."""
     pairs = {pair.second: pair for pair in comparison.pairs if pair.first == comparison.candidates[0].name}
     costs = {name: Cost.of(run) for name, run in runs.items()}
     found = []
     for one in comparison.candidates:
-        arm, pair = one.runs[0], pairs.get(one.name)
-        scores = [runs[f"{arm}-{seed}"].scores for seed in one.seeds]
-        made = ArmFigures(
-            arm=arm,
-            seeds=one.seeds,
-            exact_match=one.exact_match,
-            exact_match_by_seed=[score.overall.exact_match for score in scores if score],
-            interval=one.interval,
-            majority=one.majority,
-            spread=one.spread,
-            difference=pair.difference if pair else None,
-            difference_interval=pair.interval if pair else None,
-            p_holm=pair.p_holm if pair else None,
-            is_distinguishable=bool(pair and pair.better),
-            cost=ArmCost.of(arm, study, one.seeds, costs),
+        variant, pair = one.runs[0], pairs.get(one.name)
+        scores = [runs[f"{variant}-{seed}"].scores for seed in one.seeds]
+        found.append(
+            VariantFigures(
+                variant=variant,
+                seeds=one.seeds,
+                exact_match=one.exact_match,
+                exact_match_by_seed=[score.overall.exact_match for score in scores if score],
+                interval=one.interval,
+                majority=one.majority,
+                spread=one.spread,
+                difference=pair.difference if pair else None,
+                difference_interval=pair.interval if pair else None,
+                p_holm=pair.p_holm if pair else None,
+                is_distinguishable=bool(pair and pair.better),
+                cost=VariantCost.of(variant, study, one.seeds, costs),
+            )
         )
-        found.append(replace(made, sentence=_sentence(made, comparison)))
     return found
 
 
-def _sentence(one: ArmFigures, comparison: Comparison) -> str:
-    """The figures of a variant as a person would write them into a paper."""
-    asked = f"{count(comparison.num_questions, 'question')} about {count(comparison.num_images, 'image')}"
-    seeds = "" if one.spread is None else f", mean of {len(one.seeds)} seeds, {100 * one.spread:.1f} points apart"
-    said = f"{one.arm} answers {one.exact_match:.1%} of {asked} exactly right ({_interval(one.interval)}{seeds})"
-    if one.difference is not None and one.p_holm is not None:
-        more = "more" if one.difference >= 0 else "fewer"
-        verdict = "a difference beyond chance" if one.is_distinguishable else "not distinguishable"
-        interval = one.difference_interval  # in the direction of the sentence
-        turned = Interval(-interval.high, -interval.low) if interval and one.difference < 0 else interval
-        tested = f"{_interval(turned)}, p after Holm {shown_p(one.p_holm)}"
-        first = comparison.candidates[0].runs[0]
-        said += f", {100 * abs(one.difference):.1f} points {more} than {first} ({tested}: {verdict})"
-    if one.cost.num_records is not None:
-        took = f" in {duration(one.cost.training_seconds)}" if one.cost.training_seconds is not None else ""
-        said += f", after training on {one.cost.num_records:,.0f} records{took}"
-    return f"{said}."
-
-
-def _interval(interval: Interval | None) -> str:
-    return f"95% interval {interval.in_percent()}" if interval else "no interval"
-
-
-def arms_table(found: Sequence[ArmFigures], majority: str) -> Table:
+def variants_table(found: Sequence[VariantFigures], majority: str) -> Table:
     """All figures of the variants; `majority` says whose the majority answers are."""
-    first = found[0].arm
+    first = found[0].variant
     note = (
         "Exact match (the answer equals the reference) is the mean over seeds, with its 95% interval over images. "
         "Majority: always the question's most frequent training answer, no image seen. Points: percentage points above "
@@ -227,47 +151,35 @@ def arms_table(found: Sequence[ArmFigures], majority: str) -> Table:
         "on, over all epochs; records and training are of one seed, with the variants that the variant starts from or "
         f"is routed to. {majority}"
     )
-    header = (
-        "variant",
-        "exact match",
-        "its 95% interval",
-        "majority",
-        f"points above {first}",
-        "interval of the points",
-    )
-    figures: list[dict[str, Any]] = [
-        {"arm": one.arm, "exact_match": one.exact_match, "majority": one.majority}
-        | _ends("interval", one.interval)
-        | {"difference": one.difference}
-        | _ends("difference", one.difference_interval)
-        | {"p_holm": one.p_holm, "spread": one.spread, "num_records": one.cost.num_records}
-        | {name: getattr(one.cost, name) for name in ("training_seconds", "answering_seconds")}
-        for one in found
-    ]
-    more = ("p (Holm)", "seeds differ by", "records", "training", "answering")
-    return Table("arms", f"Variants against {first}", note, header + more, [one.row() for one in found], figures)
+    header = ("variant", "exact match", "its 95% interval", "majority", f"points above {first}")
+    more = ("interval of the points", "p (Holm)", "seeds differ by", "records", "training", "answering")
+    return Table(f"Variants against {first}", note, header + more, [one.row() for one in found])
 
 
 Groups = dict[str, dict[str, dict[str, float]]]
 """By grouping and group: how many questions, what the majority answers score, and each variant."""
 
 
-def scores_of_groups(found: Sequence[ArmFigures], answers: Mapping[str, Run]) -> Groups:
+def scores_of_groups(found: Sequence[VariantFigures], answers: Mapping[str, Run]) -> Groups:
     """Exact match of each variant by question and by stage, as the mean over its seeds."""
     groups: Groups = {}
     for by in ("question", "stage"):
-        of_arms = [[scores_by(answers[f"{one.arm}-{seed}"].predictions, by) for seed in one.seeds] for one in found]
-        first = of_arms[0][0]
+        scored = {
+            one.variant: [scores_by(answers[f"{one.variant}-{seed}"].predictions, by) for seed in one.seeds]
+            for one in found
+        }
+        first = scored[found[0].variant][0]
         most = sorted(first, key=lambda name: -first[name].num_questions)[:MAX_GROUPS]
         groups[by] = {
             name: {"num_questions": first[name].num_questions, "majority": first[name].majority}
-            | {
-                one.arm: fmean(scores[name].exact_match for scores in seeds)
-                for one, seeds in zip(found, of_arms, strict=True)
-            }
-            for name in (most if by == "question" else sorted(first, key=lambda stage: (len(stage), stage)))
+            | {variant: fmean(scores[name].exact_match for scores in seeds) for variant, seeds in scored.items()}
+            for name in (most if by == "question" else _in_order(first))
         }
     return groups
+
+
+def _in_order(stages: Mapping[str, object]) -> list[str]:
+    return sorted(stages, key=lambda stage: (len(stage), stage))
 
 
 def group_tables(groups: Groups) -> list[Table]:
@@ -275,16 +187,13 @@ def group_tables(groups: Groups) -> list[Table]:
     found = []
     for by, scores in groups.items():
         if scores:
-            arms = [name for name in next(iter(scores.values())) if name not in ("num_questions", "majority")]
-            names = ("majority", *arms)
+            names = [name for name in next(iter(scores.values())) if name != "num_questions"]
             lines = [
                 [name, f"{one['num_questions']:,}", *(f"{one[key]:.1%}" for key in names)]
                 for name, one in scores.items()
             ]
-            figures = [{by: name} | one for name, one in scores.items()]
             note = "Exact match of each variant, as the mean over its seeds, beside that of the majority answers."
-            title = f"Exact match by {by}"
-            found.append(Table(f"{by}s", title, note, (by, "asked", *names), lines, figures))
+            found.append(Table(f"Exact match by {by}", note, (by, "asked", *names), lines))
     return found
 
 
@@ -296,95 +205,56 @@ FORGETTING_NOTE = (
 
 @dataclass(frozen=True)
 class Forgetting:
-    """The matrix of one sequence of trainings."""
+    """Exact match of each stage after each phase of one sequence of trainings."""
 
-    arms: list[str]
+    variants: list[str]
     """The phases: the variants of the sequence, in order."""
     seeds: list[int]
     stages: list[str]
     exact_match: list[list[float]]
     """After each phase, of each stage."""
-    forgotten: list[float]
+    forgetting: list[float]
     """The best of the earlier phases less the last one, of each stage."""
 
     def table(self) -> Table:
-        """A line for each phase, and one for what is forgotten."""
-        lines = [
-            [arm, *(f"{share:.1%}" for share in line)] for arm, line in zip(self.arms, self.exact_match, strict=True)
-        ]
-        lines.append(["forgetting", *(f"{100 * points:+.1f}" for points in self.forgotten)])
-        names = [f"stage {stage}" for stage in self.stages]
-        figures: list[dict[str, Any]] = [
-            {"after": after, **dict(zip(names, line, strict=True))}
-            for after, line in zip([*self.arms, "forgetting"], [*self.exact_match, self.forgotten], strict=True)
-        ]
-        title = f"Forgetting: {' -> '.join(self.arms)}"
+        """A line for each phase, and one for forgetting."""
+        shares = zip(self.variants, self.exact_match, strict=True)
+        lines = [[variant, *(f"{share:.1%}" for share in line)] for variant, line in shares]
+        lines.append(["forgetting", *(f"{100 * points:+.1f}" for points in self.forgetting)])
+        title = f"Forgetting: {' -> '.join(self.variants)}"
         note = f"{FORGETTING_NOTE} Seeds: {listed(list(map(str, self.seeds)))}."
-        return Table(f"forgetting-{self.arms[-1]}", title, note, ("after", *names), lines, figures)
+        return Table(title, note, ("after", *(f"stage {stage}" for stage in self.stages)), lines)
 
 
-def chains(study: StudyFile) -> list[list[str]]:
+def sequences(study: StudyFile) -> list[list[str]]:
     """The sequences of a study: its variants that no other one starts from, each after all that precede it.
 
-    A variant of no epochs answers with the adapter of another one, and is no phase.
+    A variant with zero epochs answers with the adapter of another one, and is no phase.
     """
-    starts = {name: arm.starts_from for name, arm in study.trained.items() if arm.changes.get("train.epochs") != 0}
-    return [phases_of(name, study) for name in starts if starts[name] and name not in starts.values()]
+    trained = study.trained.items()
+    starts = {name: variant.starts_from for name, variant in trained if variant.changes.get("train.epochs") != 0}
+    return [_phases(name, study) for name in starts if starts[name] and name not in starts.values()]
 
 
-def phases_of(arm: str, study: StudyFile) -> list[str]:
+def _phases(variant: str, study: StudyFile) -> list[str]:
     """The variants of a sequence up to this one, in order."""
-    before = study.arms[arm].starts_from
-    return [*(phases_of(before, study) if before else []), arm]
+    before = study.variants[variant].starts_from
+    return [*(_phases(before, study) if before else []), variant]
 
 
 def find_forgetting(study: StudyFile, answers: Mapping[str, Run]) -> list[Forgetting]:
     """The matrix of each sequence whose questions have stages; `answers` are those of complete runs, by name."""
-    return [found for chain in chains(study) if (found := _matrix(chain, study.seeds, answers))]
+    return [found for sequence in sequences(study) if (found := _matrix(sequence, study.seeds, answers))]
 
 
-def _matrix(chain: list[str], seeds: Sequence[int], answers: Mapping[str, Run]) -> Forgetting | None:
-    seeds = [seed for seed in seeds if all(f"{arm}-{seed}" in answers for arm in chain)]
+def _matrix(sequence: list[str], seeds: Sequence[int], answers: Mapping[str, Run]) -> Forgetting | None:
+    seeds = [seed for seed in seeds if all(f"{variant}-{seed}" in answers for variant in sequence)]
     scored = [
-        [scores_by(answers[f"{arm}-{seed}"].predictions, "stage") for seed in seeds] for arm in chain
+        [scores_by(answers[f"{variant}-{seed}"].predictions, "stage") for seed in seeds] for variant in sequence
     ]  # by phase, seed and stage
     if not seeds or not scored[0][0]:
         return None
-    stages = sorted(scored[0][0], key=lambda stage: (len(stage), stage))
+    stages = _in_order(scored[0][0])
     shares = [[fmean(by_stage[stage].exact_match for by_stage in phase) for stage in stages] for phase in scored]
-    forgotten = [max(earlier) - last for *earlier, last in zip(*shares, strict=True)]
-    return Forgetting(chain, list(seeds), stages, shares, forgotten)
-
-
-def context_table(one: ContextScores) -> Table:
-    """A line for all questions of a variant, and one for each stage."""
-    found = one.exact_match | one.differences
-    figures = []
-    for group, number in one.num_questions.items():
-        line: dict[str, Any] = {"questions": group, "num_questions": number}
-        for name in (*KINDS, *PAIRS):
-            column, estimate = name.replace(" - ", "_less_"), found.get(name, {}).get(group)
-            line |= {column: estimate.value if estimate else None}
-            line |= _ends(column, estimate.interval if estimate else None)
-        figures.append(line)
-    lines = [[group, *map(_with_interval, cells)] for group, cells in context_cells(one).items()]
-    note = "Exact match by whose answers to earlier questions the prompts have, with 95% intervals over images."
-    title = f"Earlier answers in the prompts: {one.title}"
-    return Table(f"contexts-{one.name}", title, note, CONTEXTS_HEADER, lines, figures)
-
-
-def context_text(one: ContextScores) -> str:
-    """The same in 80 columns, where only differences have intervals; and the commands that ask what is absent."""
-    lines = [
-        [group, *(words for words, _ in cells[: len(KINDS)]), *map(_with_interval, cells[len(KINDS) :])]
-        for group, cells in context_cells(one).items()
-    ]
-    missing = [f"not asked yet; run: {line}" for line in one.not_asked]
-    title = f"{one.title} with predicted, reference and no earlier answers in the prompts"
-    header = ("", *CONTEXTS_HEADER[1 : len(KINDS) + 1], "pred. - none", "ref. - pred.")
-    return "\n".join([title, table(header, lines), *missing])
-
-
-def _with_interval(cell: Cell) -> str:
-    words, interval = cell
-    return f"{words} [{interval}]" if interval else words
+    lost = [max(earlier) - last for *earlier, last in zip(*shares, strict=True)]
+    return Forgetting(sequence, list(seeds), stages, shares, lost)

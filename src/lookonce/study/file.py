@@ -1,23 +1,23 @@
-"""The study file: a base run file, arms that change it, seeds, and which arms are compared; and its runs.
+"""The study file: a base run file, variants that change it, seeds, and which variants are compared; and its runs.
 
     base: experiments/sample.yaml
     seeds: [42, 43]
     output: runs/study
-    arms:
+    variants:
       plain:
       classic: {batch.questions_per_image: 1}
       longer: {starts_from: plain, train.epochs: 2}
-      best-of-both: {route: {by: stage, arms: {1: plain, 2: longer}}}
+      best-of-both: {route: {by: stage, variants: {1: plain, 2: longer}}}
       half-1: {data.held_out: {fold: 1, of: 2}}
       half-2: {data.held_out: {fold: 2, of: 2}}
       staged: {answers_of: [half-1, half-2], data.context: {by: stage, order: [1, 2]}}
 
-Design: an arm says what `--set` says on the command line, so that the run file stays the only place where keys have a
-meaning. Paths are relative to the working directory, as in a run file. All mistakes of the file are named at once.
+Design: a variant says what `--set` says on the command line, so that the run file stays the only place where keys have
+a meaning. Paths are relative to the working directory, as in a run file. All mistakes of the file are named at once.
 
-The runs are arms times seeds, each an ordinary run file with a run folder of its own. A run is what its run file says
-and nothing else, so each can be trained, resumed, evaluated and looked at by the other commands. Run files are written
-again whenever the study runs; the record of what was trained is in the run folders.
+The runs are variants times seeds, each an ordinary run file with a run folder of its own. A run is what its run file
+says and nothing else, so each can be trained, resumed, evaluated and looked at by the other commands. Run files are
+written again whenever the study runs; the record of what was trained is in the run folders.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -47,9 +47,9 @@ from lookonce.text import count, listed, shown
 STARTS_FROM, ANSWERS_OF, ROUTE = "starts_from", "answers_of", "route"
 START_KEY, ANSWERS_KEY = "train.start_from", "data.context.answers"
 SET_BY = {START_KEY: STARTS_FROM, ANSWERS_KEY: ANSWERS_OF}
-"""Keys of a run that name other runs, and the key of an arm that names arms instead."""
+"""Keys of a run that name other runs, and the key of a variant that names variants instead."""
 OWN_KEYS = {"train.seed": "seeds", "output": "output", "eval.split": "evaluate"}
-"""Keys of a run that a study sets for all arms, and the key of the study file for each."""
+"""Keys of a run that a study sets for all variants, and the key of the study file for each."""
 
 RUN_FILES, LOGS = "run-files", "logs"
 """Folders in the output folder of a study, beside those of the runs."""
@@ -57,30 +57,32 @@ PAGE = "report.html"
 """The page in the output folder of a study, unless another is named."""
 MAX_RUNS = 1000
 """The most runs of a study: they are all read, planned and compared at once."""
-ArmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+VariantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
 class RouteSection(Section):
-    """Which arm's adapter answers which questions."""
+    """Which variant's adapter answers which questions."""
 
     by: Label = "stage"
     """The label of a question that decides."""
-    arms: Annotated[dict[Annotated[str, BeforeValidator(as_text)], ArmName], Field(min_length=1, max_length=MAX_RUNS)]
-    """The arm for each value of the label."""
+    variants: Annotated[
+        dict[Annotated[str, BeforeValidator(as_text)], VariantName], Field(min_length=1, max_length=MAX_RUNS)
+    ]
+    """The variant for each value of the label."""
 
 
-class ArmSection(Section):
-    """One way to train: the base run file with changes; or one to answer with the adapters of other arms."""
+class VariantSection(Section):
+    """A variant: the base run file with changes; or, with `route`, the answers of other variants."""
 
-    starts_from: ArmName | None = None
-    """The arm with whose adapter of the same seed this one starts; by default a new adapter."""
-    answers_of: Annotated[list[ArmName], Field(min_length=2, max_length=MAX_RUNS)] = []
-    """The arms whose answers the contexts of training and validation records have, with the same seed. Each leaves out
-    another fold of the images, so no answer is of a model that was trained on the image."""
+    starts_from: VariantName | None = None
+    """The variant with whose adapter of the same seed this one starts; by default a new adapter."""
+    answers_of: Annotated[list[VariantName], Field(min_length=2, max_length=MAX_RUNS)] = []
+    """The variants whose answers the contexts of training and validation records have, with the same seed. Each leaves
+    out another fold of the images, so no answer is of a model that was trained on the image."""
     route: RouteSection | None = None
-    """Trains nothing: each question has the answer of another arm with the same seed."""
+    """Trains nothing: each question has the answer of another variant with the same seed."""
     changes: dict[str, Any] = {}
-    """Keys of the run file with their values: all keys of the arm but `starts_from`, `answers_of` and `route`."""
+    """Keys of the run file with their values: all keys of the variant but `starts_from`, `answers_of` and `route`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -91,49 +93,50 @@ class ArmSection(Section):
         return own | {"changes": {name: value for name, value in values.items() if name not in own}}
 
     @model_validator(mode="after")
-    def _leaves_to_the_study(self) -> ArmSection:
+    def _leaves_to_the_study(self) -> VariantSection:
         if self.route and (self.changes or self.needs):
-            raise ValueError(f"an arm with `{ROUTE}` is not trained, so it has no other key")
+            raise ValueError(f"a variant with `{ROUTE}` is not trained, so it has no other key")
         for key in self.changes:
             if key in OWN_KEYS:
-                raise ValueError(f"{key} is set for all arms; set `{OWN_KEYS[key]}` of the study file instead")
+                raise ValueError(f"{key} is set for all variants; set `{OWN_KEYS[key]}` of the study file instead")
             if "." not in key:  # a whole section would replace that of the base run file
                 raise ValueError(f"{key}: name single keys of the run file, such as train.epochs, or {STARTS_FROM}")
         for key, own in SET_BY.items():
             if key in self.changes and getattr(self, own):
-                raise ValueError(f"{own} names arms, and {key} other runs; use one of them")
+                raise ValueError(f"{own} names variants, and {key} other runs; use one of them")
         return self
 
     @property
     def needs(self) -> list[str]:
-        """The arms that must have been trained, and have answered, before this one is trained."""
+        """The variants that must have been trained, and have answered, before this one is trained."""
         return [*filter(None, [self.starts_from]), *self.answers_of]
 
 
 class CompareSection(Section):
-    """Which arms `lookonce study report` compares."""
+    """Which variants `lookonce study report` compares."""
 
-    baseline: ArmName | None = None
-    """The arm with which the others are compared; by default all are compared with all. Fewer pairs are easier to tell
-    apart."""
-    arms: Annotated[list[ArmName], Field(max_length=MAX_RUNS)] | None = None
-    """The arms that are compared, beside the baseline; by default all."""
+    baseline: VariantName | None = None
+    """The variant with which the others are compared; by default all are compared with all. Fewer pairs are easier to
+    tell apart."""
+    variants: Annotated[list[VariantName], Field(max_length=MAX_RUNS)] | None = None
+    """The variants that are compared, beside the baseline; by default all."""
 
 
 class StudyFile(Section):
-    """Arms, trained with the same seeds from one base run file."""
+    """Variants, trained with the same seeds from one base run file."""
 
+    removed: ClassVar = {"arms": "write `variants`"}
     base: UserPath
-    """The run file that every arm changes."""
-    arms: Annotated[dict[ArmName, ArmSection], Field(min_length=1)]
-    """The arms by name. Each is a mapping of keys of the run file to values, as `--set` takes them; an arm without any
-    is the base run file itself. `starts_from` names the arm with whose adapter of the same seed training starts,
-    `answers_of` those whose answers `data.context` has. An arm with `route` is not trained: its answers are those of
-    other arms."""
+    """The run file that every variant changes."""
+    variants: Annotated[dict[VariantName, VariantSection], Field(min_length=1)]
+    """The variants by name. Each is a mapping of keys of the run file to values, as `--set` takes them; a variant
+    without any is the base run file itself. `starts_from` names the variant with whose adapter of the same seed
+    training starts, `answers_of` those whose answers `data.context` has. A variant with `route` is not trained: its
+    answers are those of other variants."""
     output: UserPath
-    """The folder of all runs: each run has the folder ARM-SEED in it."""
+    """The folder of all runs: each run has the folder VARIANT-SEED in it."""
     seeds: Annotated[list[Seed], Field(min_length=1)] = [42]
-    """Values of `train.seed`; every arm is trained with each of them."""
+    """Values of `train.seed`; every variant is trained with each of them."""
     evaluate: Literal["val", "test"] | None = None
     """The split whose questions every run answers; by default `eval.split` of the base run file."""
     compare: CompareSection = CompareSection()
@@ -145,53 +148,53 @@ class StudyFile(Section):
         return self
 
     def _mistakes(self) -> Iterator[str]:
-        if (num_runs := len(self.arms) * len(self.seeds)) > MAX_RUNS:
+        if (num_runs := len(self.variants) * len(self.seeds)) > MAX_RUNS:
             yield (
-                f"{count(len(self.arms), 'arm')} times {count(len(self.seeds), 'seed')} are {num_runs:,} runs; at most "
-                f"{MAX_RUNS:,} are allowed: remove seeds or arms, or write several study files"
+                f"{count(len(self.variants), 'variant')} times {count(len(self.seeds), 'seed')} are {num_runs:,} runs, "
+                f"and {MAX_RUNS:,} are allowed: remove seeds or variants, or write several study files"
             )
             return
         if len(set(self.seeds)) < len(self.seeds):
             yield f"seeds: a seed is there twice (got {shown(str(self.seeds))})"
-        named = self._named_by_arms()
+        named = self._named_by_variants()
         for key, name in named.items():
             if name in self.routes:
-                yield f"{key}: the arm {name} has a `{ROUTE}` and no adapter; name an arm that is trained"
+                yield f"{key}: the variant {name} has a `{ROUTE}` and no adapter; name a variant that is trained"
         named |= {"compare.baseline": self.compare.baseline} if self.compare.baseline else {}
-        named |= {f"compare.arms[{number}]": name for number, name in enumerate(self.compare.arms or [])}
+        named |= {f"compare.variants[{number}]": name for number, name in enumerate(self.compare.variants or [])}
         for key, name in named.items():
-            if name not in self.arms:
-                yield f"{key}: there is no arm {name!r}; the arms are {listed(list(self.arms), 9)}"
+            if name not in self.variants:
+                yield f"{key}: there is no variant {name!r}; the variants are {listed(list(self.variants), 9)}"
         try:
-            TopologicalSorter({name: arm.needs for name, arm in self.arms.items()}).prepare()
+            TopologicalSorter({name: variant.needs for name, variant in self.variants.items()}).prepare()
         except CycleError as error:
             circle = " -> ".join(reversed(error.args[1]))
-            yield f"the arms {circle} are a circle of {STARTS_FROM} and {ANSWERS_OF}; one of them must need no other"
+            yield f"the variants {circle} are a circle of {STARTS_FROM} and {ANSWERS_OF}; one must need no other"
 
-    def _named_by_arms(self) -> dict[str, str]:
-        """The names of arms in other arms, by their keys."""
+    def _named_by_variants(self) -> dict[str, str]:
+        """The names of variants in other variants, by their keys."""
         found: dict[str, str] = {}
-        for name, arm in self.arms.items():
-            found |= {f"arms.{name}.{STARTS_FROM}": arm.starts_from} if arm.starts_from else {}
-            found |= {f"arms.{name}.{ANSWERS_OF}[{place}]": other for place, other in enumerate(arm.answers_of)}
-            routed = arm.route.arms if arm.route else {}
-            found |= {f"arms.{name}.{ROUTE}.arms.{value}": other for value, other in routed.items()}
+        for name, variant in self.variants.items():
+            found |= {f"variants.{name}.{STARTS_FROM}": variant.starts_from} if variant.starts_from else {}
+            found |= {f"variants.{name}.{ANSWERS_OF}[{place}]": other for place, other in enumerate(variant.answers_of)}
+            routed = variant.route.variants if variant.route else {}
+            found |= {f"variants.{name}.{ROUTE}.variants.{value}": other for value, other in routed.items()}
         return found
 
     @property
-    def trained(self) -> dict[str, ArmSection]:
-        """The arms that are trained."""
-        return {name: arm for name, arm in self.arms.items() if not arm.route}
+    def trained(self) -> dict[str, VariantSection]:
+        """The variants that are trained."""
+        return {name: variant for name, variant in self.variants.items() if not variant.route}
 
     @property
     def routes(self) -> dict[str, RouteSection]:
-        """The arms whose answers are those of other arms."""
-        return {name: arm.route for name, arm in self.arms.items() if arm.route}
+        """The variants whose answers are those of other variants."""
+        return {name: variant.route for name, variant in self.variants.items() if variant.route}
 
     def compared(self) -> list[str]:
-        """The arms that are compared, the baseline first."""
-        arms = self.compare.arms or list(self.arms)
-        return list(dict.fromkeys([*filter(None, [self.compare.baseline]), *arms]))
+        """The variants that are compared, the baseline first."""
+        variants = self.compare.variants or list(self.variants)
+        return list(dict.fromkeys([*filter(None, [self.compare.baseline]), *variants]))
 
 
 def read_study(path: Path) -> StudyFile:
@@ -206,10 +209,10 @@ def read_study(path: Path) -> StudyFile:
 
 @dataclass(frozen=True)
 class StudyRun:
-    """One arm, trained with one seed."""
+    """One variant, trained with one seed."""
 
     name: str
-    arm: str
+    variant: str
     seed: int
     run: RunFile
     start: str | None
@@ -236,21 +239,21 @@ class StudyRun:
 
 
 def expand(study: StudyFile) -> dict[str, StudyRun]:
-    """The runs of a study by name, seed by seed, in the order of the arms.
+    """The runs of a study by name, seed by seed, in the order of the variants.
 
     Raises:
-        UsageError: the base run file cannot be read, or changes of arms are wrong; all mistakes are named at once.
+        UsageError: the base run file cannot be read, or changes of variants are wrong; all mistakes are named at once.
     """
     has_val = bool(read_run_file(study.base).data.val)
     runs: dict[str, StudyRun] = {}
     mistakes: dict[str, None] = {}
     for seed in study.seeds:
-        for arm in study.trained:
+        for variant in study.trained:
             try:
-                found = _run(study, arm, seed, has_val)
+                found = _run(study, variant, seed, has_val)
                 runs[found.name] = found
             except UsageError as error:
-                mistakes[f"arm {arm}: {error}"] = None
+                mistakes[f"variant {variant}: {error}"] = None
     for one in runs.values():
         mistakes |= dict.fromkeys(filter(None, (_other_shape(one, runs), _wrong_folds(one, runs))))
     if mistakes:
@@ -258,15 +261,15 @@ def expand(study: StudyFile) -> dict[str, StudyRun]:
     return runs
 
 
-def _run(study: StudyFile, arm: str, seed: int, has_val: bool) -> StudyRun:
-    """The run of an arm and a seed; `has_val` says whether the base run file has validation records.
+def _run(study: StudyFile, variant: str, seed: int, has_val: bool) -> StudyRun:
+    """The run of a variant and a seed; `has_val` says whether the base run file has validation records.
 
     Raises:
-        UsageError: a key or value of the arm is wrong.
+        UsageError: a key or value of the variant is wrong.
     """
-    name, changes = f"{arm}-{seed}", study.arms[arm].changes
-    start = f"{before}-{seed}" if (before := study.arms[arm].starts_from) else None
-    answers_of = tuple(f"{other}-{seed}" for other in study.arms[arm].answers_of)
+    name, changes = f"{variant}-{seed}", study.variants[variant].changes
+    start = f"{before}-{seed}" if (before := study.variants[variant].starts_from) else None
+    answers_of = tuple(f"{other}-{seed}" for other in study.variants[variant].answers_of)
     values = changes | {"train.seed": seed, "output": str(study.output / name)}
     values |= {"eval.split": study.evaluate} if study.evaluate else {}
     values |= {START_KEY: str(study.output / start)} if start else {}
@@ -276,36 +279,36 @@ def _run(study: StudyFile, arm: str, seed: int, has_val: bool) -> StudyRun:
         of_val = [folders[0].predictions("val")] if changes.get("data.val", has_val) else []
         values[ANSWERS_KEY] = [str(path) for path in [*(one.predictions(HELD_OUT) for one in folders), *of_val]]
     assignments = [f"{key}={json.dumps(value, ensure_ascii=False, default=str)}" for key, value in values.items()]
-    return StudyRun(name, arm, seed, read_run_file(study.base, assignments), start, answers_of)
+    return StudyRun(name, variant, seed, read_run_file(study.base, assignments), start, answers_of)
 
 
 def _other_shape(one: StudyRun, runs: Mapping[str, StudyRun]) -> str:
-    """The mistake of an arm that starts from an adapter of another shape; empty if there is none."""
+    """The mistake of a variant that starts from an adapter of another shape; empty if there is none."""
     start = runs.get(one.start or "")
     found = shape_differences(one.run.lora, start.run.lora) if start else []
     if not start or not found:
         return ""
     keys = listed([f"{key}: {mine!r}, there {theirs!r}" for key, mine, theirs in found])
-    return f"arm {one.arm}: starts_from {start.arm}, whose adapter has another shape ({keys}); give both the same"
+    return f"variant {one.variant}: the adapter of {start.variant} has another shape ({keys}); give both the same"
 
 
 def _wrong_folds(one: StudyRun, runs: Mapping[str, StudyRun]) -> str:
-    """The mistake of an arm whose answers are not those of an arm for each fold; empty if there is none."""
+    """The mistake of a variant whose answers are not those of a variant for each fold; empty if there is none."""
     if not all(name in runs for name in one.answers_of):
         return ""  # their own mistakes are named
-    folds = {runs[name].arm: runs[name].run.data.held_out for name in one.answers_of}
+    folds = {runs[name].variant: runs[name].run.data.held_out for name in one.answers_of}
     number = len(one.answers_of)
     if {(fold.fold, fold.of) for fold in folds.values() if fold} == {(fold + 1, number) for fold in range(number)}:
         return ""
-    named = [f"{arm}: {f'{fold.fold} of {fold.of}' if fold else 'none'}" for arm, fold in folds.items()]
+    named = [f"{variant}: {f'{fold.fold} of {fold.of}' if fold else 'none'}" for variant, fold in folds.items()]
     return (
-        f"arm {one.arm}: answers_of needs an arm for each fold of the images, and names {listed(named, 9)}; give each "
-        f"its own, such as data.held_out: {{fold: 1, of: {number}}}"
+        f"variant {one.variant}: answers_of needs a variant for each fold of the images, and names {listed(named, 9)}; "
+        f"give each its own, such as data.held_out: {{fold: 1, of: {number}}}"
     )
 
 
 def write_run_files(runs: Sequence[StudyRun], study: Path) -> None:
     """Write the run file of each run, with absolute paths, so that it can be used from any folder."""
     for one in runs:
-        comment = f"# Arm {one.arm} with seed {one.seed} of the study {study}; written by lookonce study run.\n"
+        comment = f"# Variant {one.variant} with seed {one.seed} of the study {study}; written by lookonce study run.\n"
         write_text(one.run_file, comment + with_absolute_paths(one.run).to_yaml())

@@ -1,7 +1,7 @@
 """The jobs of a study, run in processes of their own, one on each GPU or several on the CPU, until all have ended.
 
-Design: of the jobs that can start, the one with the longest chain behind it goes first, since chains bound the time of
-all (list scheduling by critical path). The same rule makes the plan's estimate and runs the study.
+Design: of the jobs that can start, the one with the longest sequence of jobs behind it goes first, since sequences
+bound the time of all (list scheduling by critical path).
 
 Each process is an ordinary command with its output in a log file, so what happens to one concerns only the jobs that
 wait for it: they are skipped with the reason, and the others finish. What another process uses, such as the same
@@ -13,13 +13,12 @@ SIGTERM to its children. The processes are looked at five times a second.
 from __future__ import annotations
 
 import ctypes
-import heapq
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -44,47 +43,21 @@ class Job:
     """The jobs that must have succeeded before."""
     is_done: Callable[[], bool] = lambda: False
     """Whether there is nothing left to do; asked right before it would be started."""
-    used_by: Callable[[], str] = lambda: ""
-    """The process that works on the same; empty if none does. The job waits for it."""
 
 
 def by_urgency(jobs: Sequence[Job]) -> list[Job]:
-    """The jobs, those with the longest chain of jobs that wait for them first; equal ones stay in order."""
+    """The jobs, those with the longest sequence of jobs that wait for them first; equal ones stay in order."""
     costs = {job.name: job.cost for job in jobs}
     followers = {name: [job.name for job in jobs if name in job.after] for name in costs}
 
-    def chain(name: str) -> float:
-        return costs[name] + max(map(chain, followers[name]), default=0.0)
+    def length(name: str) -> float:
+        return costs[name] + max(map(length, followers[name]), default=0.0)
 
-    return sorted(jobs, key=lambda job: -chain(job.name))
-
-
-def can_start(job: Job, done: Collection[str]) -> bool:
-    """Whether all that a job waits for is done."""
-    return all(name in done for name in job.after)
-
-
-def schedule(jobs: Sequence[Job], seconds: Mapping[str, float], num_slots: int) -> Mapping[str, tuple[float, float]]:
-    """When each job begins and ends if this many run at the same time, in the order in which they begin.
-
-    `seconds` says how long each job takes, by name.
-    """
-    waiting, times = by_urgency(jobs), dict[str, tuple[float, float]]()
-    running: list[tuple[float, str]] = []
-    now, done = 0.0, set[str]()
-    while waiting or running:
-        ready = [job for job in waiting if can_start(job, done)]
-        for job in ready[: num_slots - len(running)]:
-            waiting.remove(job)
-            times[job.name] = (now, now + seconds[job.name])
-            heapq.heappush(running, (now + seconds[job.name], job.name))
-        now, name = heapq.heappop(running)
-        done.add(name)
-    return times
+    return sorted(jobs, key=lambda job: -length(job.name))
 
 
 INTERVAL_S = 0.2
-RETRY_S = 5.0
+RETRY_S = 20.0
 """How long a job waits before it tries again to get what another process uses."""
 ERROR = "Error: "
 """The beginning of a command's error message."""
@@ -158,7 +131,6 @@ class Pool:
         self._signal: signal.Signals | None = None
         self._signals: list[int] = []
         """Signals that have come and are not passed on yet."""
-        self._waited: set[str] = set()
         self._tried: dict[str, float] = {}
         """When jobs were last refused, because another process used what they write."""
         self.outcome = Outcome()
@@ -196,15 +168,10 @@ class Pool:
     def _start(self) -> None:
         """Start what can be started, the most urgent first."""
         for job in list(self._waiting):
-            if not self._free or not can_start(job, self.outcome.done) or self._is_too_soon(job):
+            if not self._free or not set(job.after) <= set(self.outcome.done) or self._is_too_soon(job):
                 continue
             if job.is_done():
                 self.outcome.done.append(job.name)
-            elif used_by := job.used_by():
-                if job.name not in self._waited:
-                    self._notify(f"{job.name}: waits for {used_by}")
-                self._waited.add(job.name)
-                continue
             else:
                 self._running.append(self._begin(job, self._free.pop(0)))
             self._waiting.remove(job)
@@ -244,12 +211,13 @@ class Pool:
             elif one.job.is_done():  # by another process, which used the folder when this one tried to
                 self.outcome.done.append(name)
                 self._notify(f"{name}: done by another process{self._describe(name)}")
-            elif one.job.used_by() or IN_USE in _last_error(one.job.log):
+            elif IN_USE in (error := _last_error(one.job.log)):
+                if name not in self._tried:
+                    self._notify(f"{name}: {error}; this study waits for it, other jobs continue")
                 self._tried[name] = time.monotonic()
                 self._waiting.append(one.job)
-                self._notify(f"{name}: {_last_error(one.job.log)}; this study waits for it, other jobs continue")
             else:
-                self.outcome.failed[name] = reason = _reason(code, one.job.log)
+                self.outcome.failed[name] = reason = _reason(code, error, one.job.log)
                 self._notify(f"{name}: failed after {took}: {reason}")
 
     def _skip(self) -> None:
@@ -286,11 +254,11 @@ class Pool:
                 one.process.send_signal(number)
 
 
-def _reason(code: int, log: Path) -> str:
+def _reason(code: int, error: str, log: Path) -> str:
     """Why a process failed: the signal that killed it, or its last error."""
     if code < 0:
         return f"killed by {signal.Signals(-code).name}, see {log}"
-    return f"{shown(_last_error(log)) or f'exit code {code}'}, see {log}"
+    return f"{shown(error) or f'exit code {code}'}, see {log}"
 
 
 def _last_error(log: Path) -> str:

@@ -7,39 +7,36 @@ may write to one cache: they are workers, which share its shards.
 
 A build encodes the images of its run file, those of the selected training records (`data.where`, `data.replay`) and of
 all others. So a run needs no build of its own if its images are among those of another one with the same features: an
-arm with all records serves the arms with some of them. A share is drawn by the seed, so the seeds of an arm may differ
-in their images. They are compared by path, and nothing is hashed. Files are read once for all runs.
+variant with all records serves the variants with some of them. A share is drawn by the seed, so the seeds of a variant
+may differ in their images. They are compared by path, and nothing is hashed. Files are read once for all runs.
 
 For the scheduler of a cluster a job has the kind of its command and the options, and not the command, because the
-scheduler's own scripts give it GPUs and requeue it. So `slurm/study.sh` knows nothing of arms, seeds and chains.
+scheduler's own scripts give it GPUs and requeue it. So `slurm/study.sh` knows nothing of variants, seeds and sequences.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lookonce.claim_file import holder, is_living
 from lookonce.datasets.records import Record
 from lookonce.environment import without_garbage_collection
 from lookonce.errors import LookonceError, UsageError
 from lookonce.report.contexts import OPTIONS, asked_beside
 from lookonce.run.config import RunFile
-from lookonce.run.folder import CLAIM
 from lookonce.run.open import FEATURE_SETTINGS
 from lookonce.run.records import SPLITS, check_paths, for_training, read_split
-from lookonce.status import RunStatus
+from lookonce.status import find_state
 from lookonce.study.file import LOGS, PAGE, StudyFile, StudyRun, expand, read_study, write_run_files
 from lookonce.study.pool import Job, Outcome, Pool, by_urgency, slots
 from lookonce.study.state import (
     RoutedRun,
     Runs,
     differs,
-    in_chains,
+    in_order,
     read_state,
     refuse_outdated,
     routed_runs,
@@ -102,8 +99,8 @@ def _features(run: RunFile) -> dict[str, Any]:
     return run.cache.model_dump(include={"dir"} | FEATURE_SETTINGS) | run.model.model_dump(include={"path", "revision"})
 
 
-def run_study(path: Path, again: Iterable[str], num_parallel: int | None, notify: Notify) -> Outcome:
-    """Run what is missing of a study; `again` names outdated runs or arms that are trained again.
+def run_study(path: Path, again: bool, num_parallel: int | None, notify: Notify) -> Outcome:
+    """Run what is missing of a study; with `again` outdated runs are trained again.
 
     Raises:
         Stopped: a signal asked this process to stop; what the runs have done is saved.
@@ -121,7 +118,7 @@ def run_study(path: Path, again: Iterable[str], num_parallel: int | None, notify
     return outcome
 
 
-def prepare(path: Path, runs: Runs, routed: Mapping[str, RoutedRun], again: Iterable[str]) -> list[Job]:
+def prepare(path: Path, runs: Runs, routed: Mapping[str, RoutedRun], again: bool) -> list[Job]:
     """Check a study, and write its run files; the jobs of what is missing.
 
     Raises:
@@ -129,22 +126,22 @@ def prepare(path: Path, runs: Runs, routed: Mapping[str, RoutedRun], again: Iter
     """
     for one in runs.values():
         check_paths(one.run)
-    for arm in routed.values():
-        arm.check()
+    for variant in routed.values():
+        variant.check()
     jobs = find_jobs(runs, refuse_outdated(runs, again, path))
     write_run_files(list(runs.values()), path)
     return jobs
 
 
 def find_jobs(runs: Runs, outdated: Collection[str]) -> list[Job]:
-    """The jobs of what is missing: builds of caches, runs, and their answers with true and with no context.
+    """The jobs of what is missing: builds of caches, runs, and their answers with reference and with no context.
 
     Raises:
         LookonceError: records are missing or broken.
     """
     states = {name: read_state(one) for name, one in runs.items()}
     missing = {name for name, state in states.items() if name in outdated or not state.is_complete}
-    left = [one for one in in_chains(runs) if one.name in missing or states[one.name].not_asked]
+    left = [one for one in in_order(runs) if one.name in missing or states[one.name].not_asked]
     contents = read_contents(left)
     builders = find_builders(left, contents)
     builds = {one.name: _build(one) for one in left if builders[one.name] is one}
@@ -166,7 +163,7 @@ def _build(one: StudyRun) -> Job:
 
 def _is_built(one: StudyRun) -> bool:
     try:
-        cache = RunStatus.open(one.run).read().cache
+        cache = find_state(one.run).cache
     except LookonceError:
         return False  # the build says what is wrong
     return cache.is_planned and not cache.num_pending
@@ -188,12 +185,11 @@ def _job(one: StudyRun, cost: float, build: str, is_outdated: bool, missing: Col
         cost,
         tuple(name for name in (build, *one.needs) if name in {build, *missing}),
         lambda: read_state(one).is_complete and not (is_outdated and differs(one)),
-        partial(_used_by, one),
     )
 
 
 def _context_job(one: StudyRun, after: tuple[str, ...]) -> Job:
-    """The job of a run's answers with true and with no context, in one process that loads the model once."""
+    """The job of a run's answers with reference and with no context, in one process that loads the model once."""
     options = [OPTIONS[kind] for kind in asked_beside(one.run)]
     return Job(
         f"{one.name}-contexts",
@@ -201,13 +197,7 @@ def _context_job(one: StudyRun, after: tuple[str, ...]) -> Job:
         one.log,
         after=after,
         is_done=lambda: not read_state(one).not_asked,
-        used_by=partial(_used_by, one),
     )
-
-
-def _used_by(one: StudyRun) -> str:
-    claim, expiry_s = one.run.output / CLAIM, one.run.cache.claim_s
-    return holder(claim, expiry_s) if is_living(claim, expiry_s) else ""
 
 
 def _achieved(one: StudyRun | None) -> str:
@@ -228,53 +218,45 @@ NONE = "-"
 """What a line has in place of an empty field, which a shell would not see."""
 
 
-@dataclass(frozen=True)
-class MissingJob:
-    """A job that a scheduler can start when those before it have ended."""
-
-    kind: str
-    """cache, train, eval or report."""
-    name: str
-    file: Path
-    """The run file; for a report the study file."""
-    after: tuple[str, ...] = ()
-    """The jobs that must have succeeded before; for a report, that must have ended."""
-    options: tuple[str, ...] = ()
-    """Options of the command."""
-
-    def line(self) -> str:
-        """The fields with tabs between them.
-
-        Raises:
-            UsageError: the path of the run file has a tab or a line break.
-        """
-        if not str(self.file).isprintable():
-            raise UsageError(f"{str(self.file)!r} cannot be a field of a line; choose another `output` of the study")
-        return "\t".join([self.kind, self.name, str(self.file), ",".join(self.after) or NONE, " ".join(self.options)])
+def fields_of(job: Job) -> dict[str, Any]:
+    """A job as a scheduler needs it. `kind` is cache, train, eval or report; the file of a report is the study file."""
+    kind, *options, file = job.command
+    return {"kind": kind, "name": job.name, "file": file, "after": list(job.after), "options": options}
 
 
-def find_missing(path: Path) -> list[MissingJob]:
+def line_of(job: Job) -> str:
+    """The fields with tabs between them.
+
+    Raises:
+        UsageError: the path of the run file has a tab or a line break.
+    """
+    kind, name, file, after, options = fields_of(job).values()
+    if not file.isprintable():
+        raise UsageError(f"{file!r} cannot be a field of a line; choose another `output` of the study")
+    return "\t".join([kind, name, file, ",".join(after) or NONE, " ".join(options)])
+
+
+def find_missing(path: Path) -> list[Job]:
     """The jobs that a study lacks, each after those that it waits for; writes the run files.
+
+    A report comes last, and waits until all others have ended.
 
     Raises:
         LookonceError: the study file, a run file or records are wrong, or runs are outdated.
     """
     study = read_study(path)
     runs = expand(study)
-    jobs = by_urgency(prepare(path, runs, routed_runs(study, runs), ()))
+    jobs = by_urgency(prepare(path, runs, routed_runs(study, runs), again=False))
     left = {job.name: job for job in jobs if not job.is_done()}
-    found = []
-    for name, job in left.items():
-        kind, *options, file = job.command
-        after = tuple(other for other in job.after if other in left)
-        found.append(MissingJob(kind, name, Path(file), after, tuple(options)))
+    found = [replace(job, after=tuple(name for name in job.after if name in left)) for job in left.values()]
     if _has_report(study, runs) and (found or not _is_reported(study, runs)):
-        found.append(MissingJob("report", "report", path, tuple(job.name for job in found if job.kind != "cache")))
+        after = tuple(job.name for job in found if job.command[0] != "cache")
+        found.append(Job("report", ("report", str(path)), study.output / LOGS / "report.log", after=after))
     return found
 
 
 def _has_report(study: StudyFile, runs: Runs) -> bool:
-    """Whether there are arms to compare, and questions."""
+    """Whether there are variants to compare, and questions."""
     return len(study.compared()) > 1 and all(getattr(one.run.data, one.run.eval.split) for one in runs.values())
 
 

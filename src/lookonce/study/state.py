@@ -1,10 +1,10 @@
-"""How far the runs of a study are, read from their folders; and arms whose answers are those of other arms.
+"""How far the runs of a study are, read from their folders; and variants whose answers are those of other variants.
 
 Design: what was done is recorded nowhere else. A run is what its folder records, so a study continues after any crash,
 and runs that were trained or evaluated by other commands count as well. A run whose record differs from the study file,
 or that needs such a run, is *outdated*: it is never mixed with the others, but refused or trained again.
 
-An arm with a `route` answers each question with the adapter of its stage. The arms that are routed to answer all
+A variant with a `route` answers each question with the adapter of its stage. The variants that are routed to answer all
 questions, so nothing is trained or answered again, and the answers are theirs to the bit. The predictions are written
 beside the other runs, and made again whenever they are needed: they never lag behind those that they are taken from.
 """
@@ -34,8 +34,8 @@ from lookonce.text import count, listed, shell, table
 Runs = Mapping[str, StudyRun]
 PATIENCE_S = 30.0
 """How long to wait for another process that writes the same page or answers, which takes a few seconds."""
-WORDS = {"true": "true", "none": "no"}
-"""Whose answers stand in a context, as they are named in a sentence."""
+WORDS = {"true": "reference", "none": "no"}
+"""Which answers to earlier questions stand in the prompts, as they are named in a sentence."""
 HEADER = ("run", "state", "steps", "exact match", "majority")
 
 
@@ -46,7 +46,6 @@ class RunState:
     training: TrainingPhase
     score: Score | None
     """The score of the split that the study evaluates; None if it is not evaluated."""
-    is_trained: bool
     is_complete: bool
     """Whether it is trained, and evaluated if it has questions."""
     not_asked: list[str]
@@ -61,13 +60,13 @@ def read_state(one: StudyRun) -> RunState:
     training = find_training(folder, one.run.cache.claim_s)
     not_asked = [kind for kind in asked_beside(one.run) if f"{split}-{kind}" not in scores]
     is_complete = folder.is_finished and is_evaluated
-    return RunState(training, scores.get(split), folder.trained.exists(), is_complete, not_asked)
+    return RunState(training, scores.get(split), is_complete, not_asked)
 
 
 def find_outdated(runs: Runs) -> dict[str, str]:
     """Why runs do not belong to the study file any more, by name; those that need such a run are among them."""
     found: dict[str, str] = {}
-    for one in in_chains(runs):
+    for one in in_order(runs):
         if not (one.folder.holds_work and (one.folder.folder / RECORD).exists()):
             continue
         if reason := _lacks(one, runs, found):
@@ -94,7 +93,7 @@ def _lacks(one: StudyRun, runs: Runs, outdated: Collection[str]) -> str:
     return ""
 
 
-def in_chains(runs: Runs) -> list[StudyRun]:
+def in_order(runs: Runs) -> list[StudyRun]:
     """The runs, each after those that it needs."""
     ordered: dict[str, StudyRun] = {}
 
@@ -108,24 +107,19 @@ def in_chains(runs: Runs) -> list[StudyRun]:
     return list(ordered.values())
 
 
-def refuse_outdated(runs: Runs, again: Iterable[str], study: Path) -> set[str]:
-    """The outdated runs, all of which must be named in `again`, by run or by arm, to be trained again.
+def refuse_outdated(runs: Runs, again: bool, study: Path) -> set[str]:
+    """The outdated runs, which are to be trained again.
 
     Raises:
-        UsageError: some are not named; says what has changed. Or a name is neither a run nor an arm.
+        UsageError: there are some, and they may not be trained `again`; says what has changed.
     """
-    again, arms = list(again), {one.arm for one in runs.values()}
-    if unknown := [name for name in again if name not in runs and name not in arms]:
-        raise UsageError(f"--again {unknown[0]}: there is no such arm or run; the arms are {listed(sorted(arms), 9)}")
     outdated = find_outdated(runs)
-    refused = [name for name in outdated if not {name, runs[name].arm} & {*again}]
-    if refused:
-        lines = [f"  {name}: {outdated[name]}" for name in outdated]
-        names = dict.fromkeys([*again, *(runs[name].arm for name in refused)])
+    if outdated and not again:
+        lines = [f"  {name}: {reason}" for name, reason in outdated.items()]
         raise UsageError(
             "\n".join(["the study has changed since these runs were trained:", *lines])
             + "\nundo the change, choose another `output`, or train them again (what they hold is moved away): "
-            + shell("lookonce", "study", "run", study, *(word for name in names for word in ("--again", name)))
+            + shell("lookonce", "study", "run", study, "--again")
         )
     return set(outdated)
 
@@ -135,7 +129,7 @@ class RoutedRun:
     """The answers of several runs with one seed, each to the questions with its label."""
 
     name: str
-    arm: str
+    variant: str
     seed: int
     by: Label
     runs: Mapping[str, StudyRun]
@@ -161,7 +155,7 @@ class RoutedRun:
         try:
             check_labels(labels, list(self.runs), self.by)
         except UsageError as error:
-            raise UsageError(f"arm {self.arm}: {error}") from None
+            raise UsageError(f"variant {self.variant}: {error}") from None
 
     def write(self) -> None:
         """Write predictions and scores; all of its runs must have answered.
@@ -171,10 +165,10 @@ class RoutedRun:
         """
         with RunClaim(self.folder.folder, "lookonce study") as owner:
             owner.take(patience_s=PATIENCE_S)
-            answers = {
-                value: Run(one.arm, read_predictions(find_predictions(one.folder, self.split)), one.arm, one.seed)
-                for value, one in self.runs.items()
-            }
+            answers = {}
+            for value, one in self.runs.items():
+                predictions = read_predictions(find_predictions(one.folder, self.split))
+                answers[value] = Run(one.variant, predictions, one.variant, one.seed)
             evaluation = Evaluation.of(route(answers, self.by))
             write_predictions(self.predictions, evaluation.predictions)
             write_json(self.folder.metrics(self.split), evaluation.to_json())
@@ -185,18 +179,18 @@ class RoutedRun:
 
     def to_json(self) -> dict[str, Any]:
         runs = {value: one.name for value, one in self.runs.items()}
-        values = {"run": self.name, "arm": self.arm, "seed": self.seed, "by": self.by, "runs": runs}
+        values = {"run": self.name, "variant": self.variant, "seed": self.seed, "by": self.by, "runs": runs}
         return values | {"folder": self.folder.folder}
 
 
 def routed_runs(study: StudyFile, runs: Mapping[str, StudyRun]) -> dict[str, RoutedRun]:
-    """The arms of a study with a `route`, with each seed, by name."""
+    """The variants of a study with a `route`, with each seed, by name."""
     found = {}
     for seed in study.seeds:
-        for arm, section in study.routes.items():
-            parts = {value: runs[f"{other}-{seed}"] for value, other in section.arms.items()}
-            name = f"{arm}-{seed}"
-            found[name] = RoutedRun(name, arm, seed, section.by, parts, RunFolder(study.output / name))
+        for variant, section in study.routes.items():
+            parts = {value: runs[f"{other}-{seed}"] for value, other in section.variants.items()}
+            name = f"{variant}-{seed}"
+            found[name] = RoutedRun(name, variant, seed, section.by, parts, RunFolder(study.output / name))
     return found
 
 
@@ -215,10 +209,8 @@ class StudyStatus:
     states: Mapping[str, RunState]
     outdated: Mapping[str, str]
     """Why runs do not belong to the study file any more."""
-    others: list[str]
-    """Runs in the output folder that are not of this study any more."""
     routed: Mapping[str, RoutedRun]
-    """The arms whose answers are those of other arms."""
+    """The variants whose answers are those of other variants."""
 
     @classmethod
     def read(cls, path: Path) -> StudyStatus:
@@ -229,10 +221,8 @@ class StudyStatus:
         """
         study = read_study(path)
         runs = expand(study)
-        found = {record.parent.name for record in study.output.glob(f"*/{RECORD}")}
-        others = sorted(name for name in found - runs.keys() if ".old-" not in name)
         states = {name: read_state(one) for name, one in runs.items()}
-        return cls(runs, states, find_outdated(runs), others, routed_runs(study, runs))
+        return cls(runs, states, find_outdated(runs), routed_runs(study, runs))
 
     def is_current(self, name: str) -> bool:
         """Whether a run is complete, and of this study file."""
@@ -260,14 +250,14 @@ class StudyStatus:
 
     def to_json(self) -> dict[str, Any]:
         values = [
-            {"run": name, "arm": one.arm, "seed": one.seed, "starts_from": one.start, "answers_of": one.answers_of}
-            | {"folder": one.run.output}
+            {"run": name, "variant": one.variant, "seed": one.seed, "folder": one.run.output}
+            | {"starts_from": one.start, "answers_of": one.answers_of}
             | asdict(self.states[name])
             | {"outdated": self.outdated.get(name)}
             for name, one in self.runs.items()
         ]
         routed = [one.to_json() | {"score": self._score(one)} for one in self.routed.values()]
-        return {"runs": values, "routed": routed, "others": self.others}
+        return {"runs": values, "routed": routed}
 
     def _score(self, routed: RoutedRun) -> Score | None:
         return routed.score() if self.has_answered(routed.name) else None
@@ -277,16 +267,14 @@ class StudyStatus:
         routed = [(one.name, "routed", "", *_figures(self._score(one))) for one in self.routed.values()]
         lines = [table(HEADER, [*runs, *routed])]
         lines += [f"{name} is outdated: {reason}" for name, reason in self.outdated.items()]
-        lines += [f"{name} is not asked with {said} context yet" for name, said in self._not_asked()]
-        if self.others:
-            lines.append(f"not of this study any more, and left alone: {listed(self.others)}")
+        lines += [f"{name} is not asked with {said} earlier answers yet" for name, said in self._not_asked()]
         return "\n".join([*lines, "", f"{self.num_complete} of {count(len(self.runs), 'run')} complete"])
 
 
 def _row(name: str, state: RunState, is_outdated: bool) -> tuple[str, ...]:
     training = state.training
-    steps = f"{training.step:,} of {training.num_steps:,}" if training.num_steps else ""
-    steps = f"{training.num_steps:,}" if state.is_trained and training.state != "trained elsewhere" else steps
+    steps = f"{training.num_steps:,}" if training.num_steps else ""
+    steps = steps if training.state in ("trained", "finished") or not steps else f"{training.step:,} of {steps}"
     return name, "outdated" if is_outdated else training.state, steps, *_figures(state.score)
 
 

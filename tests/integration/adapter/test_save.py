@@ -30,7 +30,7 @@ from lookonce.eval.run import evaluate_run
 from lookonce.families.lookup import FAMILIES
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunClaim, RunFolder, TrainedElsewhere
-from lookonce.status import RunStatus
+from lookonce.status import find_state
 from lookonce.workflow import train
 
 pytestmark = [
@@ -117,7 +117,7 @@ def test_the_record_has_the_adapters_options_and_nothing_of_the_training(run, ad
 
 
 def test_status_check_pages_and_card_say_that_it_was_trained_elsewhere(run, tmp_path):
-    state = RunStatus.open(run).read()
+    state = find_state(run)
     assert (state.missing(), state.training.text()) == ([], "trained elsewhere")
     run_file = tmp_path / "run.yaml"
     run_file.write_text(run.to_yaml())

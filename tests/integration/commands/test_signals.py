@@ -24,12 +24,13 @@ def place(sample, built, make_run, tmp_path) -> Path:
 @pytest.mark.parametrize(
     ("words", "number", "code", "message"),
     [
-        ("status run.yaml --watch 30", signal.SIGHUP, 75, "stopped by SIGHUP"),
-        ("status run.yaml --set cache.dtype=bfloat16 --watch 30", signal.SIGINT, 130, "interrupted"),
+        ("status run.yaml", signal.SIGHUP, 75, "stopped by SIGHUP"),
+        ("status run.yaml --set cache.dtype=bfloat16", signal.SIGINT, 130, "interrupted"),
     ],
 )
 def test_a_signal_to_the_process_group_ends_a_command(preloaded, place, words, number, code, message):
-    process = preloaded.start(MAIN, *words.split(), folder=place)
+    slow = "import time, lookonce.status as s; s.find_state = lambda run: (print(1, flush=True), time.sleep(60))\n"
+    process = preloaded.start(slow + MAIN, *words.split(), folder=place)
     process.wait_until(lambda: (place / "program.out").exists() and process.out)
     os.killpg(process.pid, number)
     assert process.wait(30) == code, process.error
@@ -47,7 +48,7 @@ def test_a_stopped_evaluation_says_which_answers_are_kept_and_resumes(preloaded,
     assert process.wait() == 75, process.error
     kept = sum(len(json.loads(line).get("answers", ())) for line in partial.read_text().splitlines())
     path = os.path.relpath(partial, place)
-    said = f"stopped by SIGUSR1; run the same command again to resume; {kept} answers are kept in "
+    said = f"stopped by SIGUSR1; run the same command again; {kept} answers are kept in "
     assert kept and said in process.error and path in process.error, process.error
     again = preloaded.start(MAIN, *words, folder=place)
     assert again.wait() == 0 and f"{kept} of 69 questions were answered before" in again.error, again.error

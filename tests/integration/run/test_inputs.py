@@ -86,16 +86,6 @@ def test_a_run_with_a_bad_image_names_record_and_reason(make_run, frames, tmp_pa
 # A plan instead of hashing.
 
 
-def test_a_written_plan_names_every_file_once_and_writing_it_again_changes_nothing(run, frames, tmp_path):
-    inputs = open_run(run, TO_BUILD)
-    for _ in range(2):
-        inputs.write_plan()
-        files = [file for image in read_plan(inputs.cache_folder).images for file in image.files]
-        assert sorted(files) == sorted(str(path) for path in [*frames, tmp_path / "copy.png"])
-        files = [path.name for path in inputs.cache_folder.rglob("*") if path.is_file()]
-        assert sorted(files) == ["manifest.json", "plan.json"]
-
-
 def test_inputs_that_trust_the_plan_read_no_image_and_are_the_same(run, monkeypatch):
     hashed = open_run(run, TO_BUILD)
     hashed.write_plan()
@@ -148,8 +138,7 @@ def test_an_image_deleted_after_planning_is_reported_and_tried_again_by_the_next
     assert len(open_run(run, TO_BUILD_BY_PLAN).open_cache()) == NUM_IMAGES
 
 
-@pytest.mark.parametrize("when", ["before its shard is made", "after its shard was made"])
-@pytest.mark.parametrize("age", [0, 3600])
+@pytest.mark.parametrize(("when", "age"), [("before its shard is made", 0), ("after its shard was made", 3600)])
 def test_an_image_edited_after_planning_is_never_counted_as_done(run, frames, when, age):
     open_run(run, TO_BUILD).write_plan()
     if when == "after its shard was made":
@@ -161,20 +150,6 @@ def test_an_image_edited_after_planning_is_never_counted_as_done(run, frames, wh
     assert frames[1] in open_run(run, TO_BUILD_BY_PLAN).images.key_of
     assert open_run(run, TO_BUILD).build().num_encoded == 0
     assert len(read_plan(open_run(run, TO_BUILD).cache_folder).shards) == 2
-
-
-def test_images_tried_again_are_cut_into_shards_and_tower_batches_by_their_size(run, frames):
-    open_run(run, TO_BUILD).write_plan()
-    planned = {image.key: image.num_tokens for image in read_plan(open_run(run, TO_BUILD).cache_folder).images}
-    content = {path: path.read_bytes() for path in frames}
-    for path in frames[:3]:
-        path.unlink()
-    open_run(run, TO_BUILD_BY_PLAN).build()
-    for path in frames[:3]:
-        path.write_bytes(content[path])
-    inputs = open_run(run, TO_BUILD_BY_PLAN)
-    inputs.build()
-    assert {image.key: image.num_tokens for image in read_plan(inputs.cache_folder).images} == planned
 
 
 # A staged copy.
@@ -209,22 +184,6 @@ def test_a_staged_copy_that_lacks_an_image_or_is_damaged_is_not_used(staged_run,
     [shard] = (tmp_path / "local").rglob("shard-*.safetensors")
     shard.write_bytes(b"cut short")
     assert inputs.open_cache().folder == folder
-
-
-def test_a_variable_that_is_not_set_means_no_staged_copy(make_run, run, monkeypatch):
-    monkeypatch.delenv("NODE_DISK", raising=False)
-    inputs = open_run(make_run(data=run.data.model_dump(), cache={"stage": "$NODE_DISK/caches"}), TO_BUILD)
-    inputs.build()
-    assert inputs.open_cache().folder == inputs.cache_folder
-
-
-def test_workers_do_not_plan_again_what_could_not_be_read(run, frames):
-    open_run(run, TO_BUILD).write_plan()
-    frames[1].unlink()
-    for number in range(3):
-        report = open_run(run, TO_BUILD_BY_PLAN).build(worker=(number, 3))
-        assert len(report.quarantined) == 1 and report.num_missing == 0
-    assert len(read_plan(open_run(run, TO_BUILD).cache_folder).shards) == 1
 
 
 def test_an_image_with_two_files_is_encoded_from_either(run, frames):

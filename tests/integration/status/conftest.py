@@ -14,7 +14,7 @@ from lookonce.files import write_json
 from lookonce.run.config import RunFile
 from lookonce.run.log_file import Progress
 from lookonce.run.open import TO_BUILD, open_run
-from lookonce.status import RunStatus, State
+from lookonce.status import State, find_state
 from lookonce.workflow import train
 
 ME = Process.this()
@@ -73,7 +73,7 @@ class Site:
         write_json(self.run.output / "progress.json", asdict(replace(progress, **values)))
 
     def read(self) -> State:
-        return RunStatus.open(self.run).read()
+        return find_state(self.run)
 
     def finish(self) -> None:
         """As after a whole run."""

@@ -1,11 +1,9 @@
-"""The command `lookonce status`: text, JSON, what is missing, and watching."""
+"""The command `lookonce status`: text, JSON and what is missing."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 from click.testing import CliRunner, Result
 
@@ -40,32 +38,6 @@ def test_json_has_the_keys_that_help_names(site, run_file):
     for keys in (value, value["cache"], value["training"]):
         assert all(key in named for key in keys if key not in ("is_trained", "is_evaluated")), keys.keys()
     assert (value["missing"], value["training"]["num_steps"], value["cache"]["num_shards"]) == ([], site.num_steps, 2)
-
-
-def test_a_watch_prints_one_line_each_time_and_ends_when_all_is_done(site, run_file, monkeypatch):
-    def train():
-        shutil.rmtree(site.run.output)
-        site.train()
-
-    steps = iter([site.cache, site.begin, site.writes_progress, train])
-    monkeypatch.setattr("lookonce.commands.train.time.sleep", lambda seconds: next(steps)())
-    result = call(run_file, "--watch", 1)
-    lines = result.stdout.splitlines()
-    assert result.exit_code == 0 and len(lines) == 5 and next(steps, None) is None
-    assert lines[0] == "cache no plan; training not begun; evaluation not yet"
-    assert "cache 64/64 images; training step 1 of 2, loss 0.5000" in lines[3]
-    assert "training finished" in lines[4]
-
-
-def test_a_watch_on_a_terminal_shows_the_whole_state(site, run_file, monkeypatch):
-    site.finish()
-    terminal = SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: True))
-    monkeypatch.setattr("lookonce.commands.train.sys", terminal)
-    assert call(run_file, "--watch", 1).stdout == call(run_file).stdout
-
-
-def test_missing_cannot_be_watched(run_file):
-    assert call(run_file, "--missing", "--watch", 1).exit_code == 2
 
 
 def test_with_slurm_the_next_command_is_its_script(site, tmp_path, monkeypatch):

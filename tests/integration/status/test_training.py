@@ -83,4 +83,4 @@ def test_a_dead_worker_is_named_with_the_log_to_read(site, tmp_path, monkeypatch
         state = site.read()
     [log] = state.logs
     assert log.startswith("worker 3/8 is dead") and log.endswith("read logs/cache-12_3.out")
-    assert log in state.text() and "1 worker, 1 dead" in state.line() and not state.is_under_way
+    assert log in state.text() and not state.is_under_way

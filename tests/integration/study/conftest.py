@@ -46,7 +46,7 @@ class Forked:
     def send_signal(self, number):
         os.kill(self.pid, number)
 
-pool.subprocess, pool.INTERVAL_S = SimpleNamespace(**vars(subprocess) | {"Popen": Forked}), 0.02
+pool.subprocess, pool.INTERVAL_S, pool.RETRY_S = SimpleNamespace(**vars(subprocess) | {"Popen": Forked}), 0.02, 1
 main(["study", *sys.argv[1:]])
 """
 
@@ -61,9 +61,15 @@ class Study:
     number: int = 0
     """How many commands were started; each has an output of its own."""
 
-    def write(self, name: str, arms: dict, baseline: str = "plain") -> Path:
+    def write(self, name: str, variants: dict, baseline: str = "plain") -> Path:
         (self.folder / "base.yaml").write_text(self.base)
-        study = {"base": "base.yaml", "seeds": [1], "output": name, "arms": arms, "compare": {"baseline": baseline}}
+        study = {
+            "base": "base.yaml",
+            "seeds": [1],
+            "output": name,
+            "variants": variants,
+            "compare": {"baseline": baseline},
+        }
         (self.folder / f"{name}.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
         return self.folder / name
 

@@ -1,4 +1,4 @@
-"""A study whose prompts have the answers of models that did not see the images, and an arm that is not trained."""
+"""A study whose prompts have the answers of models that did not see the images, and a variant that is not trained."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lookonce.run.open import TO_LOOK, open_run
 from lookonce.run.records import HELD_OUT
 
 CONTEXT = {"by": "stage", "order": [1, 2, 3]}
-ARMS = {
+VARIANTS = {
     "plain": None,
     "half-1": {"data.held_out": {"fold": 1, "of": 2}},
     "half-2": {"data.held_out": {"fold": 2, "of": 2}},
@@ -40,12 +40,12 @@ def study(study_of, make_run, tmp_path):
 )
 @pytest.mark.guarantee("No context has an answer from a model that was trained on the image.")
 def test_contexts_are_answers_of_models_that_did_not_see_the_image_and_an_adapter_can_be_asked_alone(study):
-    output = study.write("crossed", ARMS)
+    output = study.write("crossed", VARIANTS)
     said = json.loads(study("run", "crossed.yaml", "--json"))
     assert len(said["runs"]) == 5 and all(one["is_complete"] for one in said["runs"])
     assert [one["answers_of"] for one in said["runs"]] == [[], [], [], ["half-1-1", "half-2-1"], []]
 
-    folders = {arm: RunFolder(output / f"{arm}-1") for arm in ARMS}
+    folders = {variant: RunFolder(output / f"{variant}-1") for variant in VARIANTS}
     answers, records = {}, 0
     for half in (folders["half-1"], folders["half-2"]):
         opened = open_run(half.read_run(), replace(TO_LOOK, records="used"))
@@ -63,14 +63,16 @@ def test_contexts_are_answers_of_models_that_did_not_see_the_image_and_an_adapte
     log = (output / "logs" / "own-1.log").read_text()
     assert "its model was trained on none of" in log and "cross-fit them" not in log
 
-    one, other = (load_file(folders[arm].adapter / "adapter_model.safetensors") for arm in ("plain", "asked"))
+    one, other = (load_file(folders[variant].adapter / "adapter_model.safetensors") for variant in ("plain", "asked"))
     assert one.keys() == other.keys() and all((one[name] == other[name]).all() for name in one)
     assert (folders["asked"].read_trained().num_steps, folders["asked"].read_trained().num_samples) == (0, 0)
     assert (
         f"nothing is trained: the adapter of {folders['plain'].folder}" in (output / "logs" / "asked-1.log").read_text()
     )
-    plain, asked = (read_predictions(folders[arm].predictions("test")) for arm in ("plain", "asked"))
+    plain, asked = (read_predictions(folders[variant].predictions("test")) for variant in ("plain", "asked"))
     assert all(row.context_answers == (None if row.stage == "1" else "own") for row in asked)
     firsts = [[row.predicted for row in rows if row.stage == "1"] for rows in (plain, asked)]
     assert firsts[0] == firsts[1] != []
-    assert [arm["arm"] for arm in json.loads(study("report", "crossed.yaml", "--json"))["arms"]] == list(ARMS)
+    assert [
+        variant["variant"] for variant in json.loads(study("report", "crossed.yaml", "--json"))["variants"]
+    ] == list(VARIANTS)

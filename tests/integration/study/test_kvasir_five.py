@@ -1,4 +1,4 @@
-"""The study of Kvasir-VQA, on made-up records with its questions: it can be planned, and its arms are matched."""
+"""The study of Kvasir-VQA, on made-up records with its questions: it can be planned, and its variants are matched."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from lookonce.datasets.curriculum import read_stage_map
 from lookonce.datasets.records import Record, Turn, write_records
-from lookonce.study.figures import chains, needs_of
+from lookonce.study.figures import needs_of, sequences
 from lookonce.study.file import StudyFile, read_study
 from lookonce.study.plan import plan_study
 
@@ -48,28 +48,28 @@ def made_up(images: list[Path]) -> list[Record]:
     ]
 
 
-def needed(arm: str, study: StudyFile) -> set[str]:
-    """The arms that an arm consists of, in its chain or its route."""
-    if arm in study.routes:
-        return set(study.routes[arm].arms.values())
-    before = study.arms[arm].starts_from
-    return {arm} | (needed(before, study) if before else set())
+def needed(variant: str, study: StudyFile) -> set[str]:
+    """The variants that a variant consists of, in its sequence or its route."""
+    if variant in study.routes:
+        return set(study.routes[variant].variants.values())
+    before = study.variants[variant].starts_from
+    return {variant} | (needed(before, study) if before else set())
 
 
 @pytest.mark.guarantee("The variants of the study of Kvasir-VQA train on as many answers as the baseline variant.")
-def test_the_arms_are_trained_on_as_many_answers_as_the_first(study_file):
-    study, plan = read_study(study_file), plan_study(study_file, 1, None)
+def test_the_variants_are_trained_on_as_many_answers_as_the_first(study_file):
+    study, plan = read_study(study_file), plan_study(study_file)
     assert plan.errors == []
-    answers = {one.arm: one.workload.num_answers for one in plan.arms}
+    answers = {one.variant: one.workload.num_answers for one in plan.variants}
     assert answers["exp1"] == 1500
-    found = {arm: sum(answers[one] for one in needed(arm, study)) for arm in study.compared()}
-    assert found == {arm: pytest.approx(1500, rel=0.01) for arm in found}
+    found = {variant: sum(answers[one] for one in needed(variant, study)) for variant in study.compared()}
+    assert found == {variant: pytest.approx(1500, rel=0.01) for variant in found}
     assert answers["fold-1"] + answers["fold-2"] == 1500 and answers["exp5-inference"] == 0
 
 
-def test_folds_are_a_cost_of_the_arm_and_an_arm_of_no_epochs_is_no_phase(root, monkeypatch):
+def test_folds_are_a_cost_of_the_variant_and_a_variant_of_no_epochs_is_no_phase(root, monkeypatch):
     monkeypatch.chdir(root)
     study = read_study(Path("experiments/kvasir-five.yaml"))
     assert needs_of("exp5", study) == ["fold-1", "fold-2", "exp5"]
-    assert ["stage-1", "exp4-2", "exp4"] in chains(study)
-    assert not any("exp5-inference" in chain for chain in chains(study))
+    assert ["stage-1", "exp4-2", "exp4"] in sequences(study)
+    assert not any("exp5-inference" in sequence for sequence in sequences(study))

@@ -11,7 +11,7 @@ from lookonce.train.data.sampler import Sampler
 
 STAGE_MAP = "datasets/kvasir-vqa.stages/reasoning.yaml"
 CONTEXT = {"data.stage_map": STAGE_MAP, "data.context": {"by": "stage", "order": [1, 2, 3]}}
-ARMS = {"plain": None, "later": {"starts_from": "plain", "train.steps": 2}, "own": {"train.learning_rate": 0.1}}
+VARIANTS = {"plain": None, "later": {"starts_from": "plain", "train.steps": 2}, "own": {"train.learning_rate": 0.1}}
 
 
 @pytest.mark.parametrize(
@@ -36,48 +36,58 @@ def test_the_counts_are_those_of_the_training_itself(make_cached_run, root, monk
     assert 0 < len(examples) <= 439 and found.errors == ()
 
 
-def test_arms_are_counted_and_timed_by_a_given_rate(write_study, built):
-    path = write_study(ARMS, {"cache": {"dir": str(built.folder.parent)}}, seeds=[1, 2])
-    plan = plan_study(path, 2, given_ms=100)
-    plain, later, own = plan.arms
+def test_variants_are_counted_and_timed_by_a_given_rate(write_study, built):
+    path = write_study(VARIANTS, {"cache": {"dir": str(built.folder.parent)}}, seeds=[1, 2])
+    plan = plan_study(path, given_ms=100)
+    plain, later, own = plan.variants
     assert (plain.workload.num_steps, plain.workload.num_answers, later.workload.num_answers) == (4, 32, 16)
     assert plain.workload == own.workload and plain.workload.num_tokens == 2 * later.workload.num_tokens > 0
-    assert [round(seconds, 1) for seconds in (plain.seconds, later.seconds, plan.seconds)] == [3.2, 1.6, 8.0]
-    assert plan.order[:2] == ["plain-1", "plain-2"] and plan.errors == []
-    assert "6 runs, 160 answers" in plan.text() and "8.0 s of training, 2 at a time; 16.0 s of all" in plan.text()
+    assert [round(seconds, 1) for seconds in (plain.seconds, later.seconds, plan.seconds)] == [3.2, 1.6, 16.0]
+    assert plan.errors == []
+    assert "6 runs, 160 answers" in plan.text() and "; 16.0 s of training on one GPU" in plan.text()
 
 
-def test_a_trained_arm_gives_the_rate_of_the_others(write_study, built, look_trained):
-    path = write_study(ARMS, {"cache": {"dir": str(built.folder.parent)}})
-    assert plan_study(path, 1, None).seconds is None
+def test_a_trained_variant_gives_the_rate_of_the_others(write_study, built, look_trained):
+    path = write_study(VARIANTS, {"cache": {"dir": str(built.folder.parent)}})
+    assert plan_study(path).seconds is None
     look_trained(expand(read_study(path))["plain-42"])
-    assert [round(arm.seconds, 2) for arm in plan_study(path, 1, None).arms] == [3.2, 1.6, 3.2]
+    assert [round(variant.seconds, 2) for variant in plan_study(path).variants] == [3.2, 1.6, 3.2]
 
 
-def test_what_would_stop_an_arm_is_an_error(write_study):
+def test_a_rate_is_scaled_by_the_tokens_of_a_sample(write_study, built):
+    variants = {"plain": None, "apart": {"batch.questions_per_image": 1}}
+    plain, apart = plan_study(write_study(variants, {"cache": {"dir": str(built.folder.parent)}}), 100).variants
+    ratio = apart.workload.num_tokens / plain.workload.num_tokens
+    assert ratio > 1.1 and apart.seconds / plain.seconds == pytest.approx(ratio)
+
+
+def test_what_would_stop_a_variant_is_an_error(write_study):
     stages = {"batch.order": {"by": "stage", "stages": [1, 2]}}
-    arms = {"a": None, "b": {"lora.targets": ["none"]}, "c": {"batch.max_tokens": 3}, "d": stages}
-    plan = plan_study(write_study(arms), 1, None)
+    variants = {"a": None, "b": {"lora.targets": ["none"]}, "c": {"batch.max_tokens": 3}, "d": stages}
+    plan = plan_study(write_study(variants))
     assert [error.partition(":")[0] for error in plan.errors] == ["b", "c", "d"]
     assert "c: no record can be trained on" in plan.errors
 
 
-def test_a_route_that_lacks_an_arm_is_an_error(write_study):
-    plan = plan_study(write_study({"a": None, "b": {"route": {"arms": {1: "a"}}}}), 1, None)
-    assert plan.errors[0].startswith("arm b: 69 of 69 questions have no run to be routed to: no stage (69); there are")
+def test_a_route_that_lacks_a_variant_is_an_error(write_study):
+    plan = plan_study(write_study({"a": None, "b": {"route": {"variants": {1: "a"}}}}))
+    assert plan.errors[0].startswith(
+        "variant b: 69 of 69 questions have no run to be routed to: no stage (69); there are"
+    )
 
 
-def test_a_plan_counts_what_other_arms_have_not_answered_yet_as_if_it_were_true(write_study, built, root, monkeypatch):
+def test_a_plan_counts_what_other_variants_have_not_answered_yet_as_if_it_were_true(
+    write_study, built, root, monkeypatch
+):
     monkeypatch.chdir(root)
-    arms = {
+    variants = {
         "own": {"answers_of": ["half-1", "half-2"], **CONTEXT},
         "half-1": {"data.held_out": {"fold": 1, "of": 2}},
         "half-2": {"data.held_out": {"fold": 2, "of": 2}},
         "true": CONTEXT,
     }
     base = {"cache": {"dir": str(built.folder.parent)}, "train": {"steps": None, "epochs": 1}}
-    plan = plan_study(write_study(arms, base), 1, None)
-    own, first, second, true = (one.workload for one in plan.arms)
+    plan = plan_study(write_study(variants, base))
+    own, first, second, true = (one.workload for one in plan.variants)
     assert plan.errors == [] and own == true and first.num_answers + second.num_answers == own.num_answers
-    assert plan.order.index("own-42") > max(plan.order.index(f"half-{fold}-42") for fold in (1, 2))
-    assert plan.arms[0].row()[0] == "own (after half-1, half-2)"
+    assert plan.variants[0].row()[0] == "own (after half-1, half-2)"

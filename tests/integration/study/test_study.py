@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from lookonce.cache.store.reader import VisionCache
 from lookonce.run.folder import RunFolder
 
-ARMS = {
+VARIANTS = {
     "later": {"starts_from": "plain", "train.steps": 4},
     "plain": None,
     "classic": {"batch.questions_per_image": 1},
@@ -39,7 +39,7 @@ def adapter(folder: Path) -> dict:
 @pytest.mark.guarantee("What fails in a study is named, and the rest finishes.")
 @pytest.mark.guarantee("A study that is killed and stopped ends with the adapters of one that is not, bit for bit.")
 def test_a_study_that_is_killed_and_stopped_ends_like_one_that_is_not(study, tmp_path):
-    output = study.write("first", ARMS)
+    output = study.write("first", VARIANTS)
     process = study.start("run", "first.yaml", "--parallel", "2")
     plain = RunFolder(output / "plain-1")
     process.wait_until(lambda: plain.last_checkpoint)
@@ -60,7 +60,7 @@ def test_a_study_that_is_killed_and_stopped_ends_like_one_that_is_not(study, tmp
     assert "after-1 is skipped, because broken-1 failed" in said and "3 of 5 runs complete" in said
     assert "resuming from checkpoint-" in (output / "logs" / "plain-1.log").read_text()
 
-    other = study.write("second", {name: ARMS[name] for name in ("plain", "later")})
+    other = study.write("second", {name: VARIANTS[name] for name in ("plain", "later")})
     study("run", "second.yaml")
     for name in ("plain-1", "later-1"):
         one, two = adapter(output / name), adapter(other / name)
@@ -69,10 +69,10 @@ def test_a_study_that_is_killed_and_stopped_ends_like_one_that_is_not(study, tmp
 
 
 def test_a_study_is_planned_run_changed_and_reported(study, tmp_path):
-    arms = {"plain": None, "later": {"starts_from": "plain", "train.steps": 2}}
+    variants = {"plain": None, "later": {"starts_from": "plain", "train.steps": 2}}
     questions = Path(yaml.safe_load(study.base)["data"]["train"][0]).parent / "val.jsonl"
     study.base = study.base.replace("  val: []", f"  val: [{questions}]").replace("steps: 24", "steps: 4")
-    study.write("asked", arms)
+    study.write("asked", variants)
     assert "2 runs, " in study("plan", "asked.yaml", "--rate", "5")
     said = json.loads(study("run", "asked.yaml", "--json"))
     assert said["done"] == ["cache of plain-1", "plain-1", "later-1"]
@@ -80,13 +80,13 @@ def test_a_study_is_planned_run_changed_and_reported(study, tmp_path):
     report = json.loads(study("report", "asked.yaml", "--json"))
     assert [(pair["first"], pair["second"]) for pair in report["pairs"]] == [("plain", "later")]
     assert (tmp_path / "asked" / "report.html").exists()
-    study.write("asked", arms | {"later": {"starts_from": "plain", "train.steps": 3}})
+    study.write("asked", variants | {"later": {"starts_from": "plain", "train.steps": 3}})
     refused = study.start("run", "asked.yaml")
     assert refused.wait() == 2 and "later-1: run.train.steps: now 3, trained with 2" in refused.error
-    assert "2 of 2 runs complete" in study("run", "asked.yaml", "--again", "later")
+    assert "2 of 2 runs complete" in study("run", "asked.yaml", "--again")
     assert RunFolder(tmp_path / "asked" / "later-1").read_trained().num_steps == 3
     assert (tmp_path / "asked" / "later-1.old-1" / "adapter").exists()
-    assert "2 of 2 runs complete" in study("run", "asked.yaml", "--again", "later")  # again: nothing is outdated
+    assert "2 of 2 runs complete" in study("run", "asked.yaml", "--again")  # again: nothing is outdated
 
 
 def test_two_studies_at_once_share_the_runs(study, tmp_path):

@@ -189,21 +189,3 @@ NOT_RUN: dict[tuple[str, ...], Callable[[list[str], Path], None]] = {
     ("slurm/submit.sh",): is_a_job,
     ("sbatch",): is_a_job,
 }
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        *("pip install somewhat", "make everything", ". venv/bin/activate", "hf auth logon", "sbatch slurm/submit.sh"),
-        *("slurm/submit.sh run.yaml", "sbatch slurm/merge.sbatch frame.jpg", "curl https://host.invalid"),
-    ],
-)
-def test_a_wrong_or_unknown_command_is_found(folder, root, line):
-    with pytest.raises(AssertionError):
-        check_without_running(shlex.split(line), root)
-
-
-def test_lines_that_no_command_prints_are_found():
-    printed = "all     87  82.8% [55.6 to 94.6]\ncommit  0123456789abcdef\nB - A  -66.7  <0.0001"
-    assert not_printed("all  9  8% [5 to 94.61]\n\ncommit 123456789abcdef0\nB - A +0.0 1.000\n", printed) == []
-    assert not_printed("all 87 82.8 [55.6 to 94.6]\ncommits\n", printed) == ["all 87 82.8 [55.6 to 94.6]", "commits"]

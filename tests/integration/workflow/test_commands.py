@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 
 import lookonce.bench.step as bench_step
 from lookonce.cli import main
+from lookonce.version import __version__
 
 
 @pytest.fixture
@@ -100,16 +101,9 @@ def test_variants_are_compared_and_nothing_is_left(lookonce, cached, tmp_path):
     )
 
 
-def test_the_losses_of_fp8_are_near_those_of_shared(lookonce, cached):
-    names = "shared,fp8"
-    report = json.loads(lookonce("bench", "step", cached, "--steps", "2", "--variants", names, "--json").stdout)
-    shared, fp8 = (way["losses"] for way in report["ways"])
-    assert fp8 != shared and fp8 == pytest.approx(shared, rel=0.05)
-
-
 @pytest.mark.parametrize(
     ("number", "code", "message"),
-    [(signal.SIGTERM, 75, "by SIGTERM"), (signal.SIGUSR1, 75, "by SIGUSR1"), (signal.SIGINT, 130, "interrupted")],
+    [(signal.SIGUSR1, 75, "by SIGUSR1"), (signal.SIGINT, 130, "interrupted")],
 )
 def test_a_stopped_comparison_shows_the_variants_that_have_ended(lookonce, cached, monkeypatch, number, code, message):
     measure = bench_step._measure
@@ -171,8 +165,8 @@ def test_a_flipped_byte_in_the_cache_is_never_trained_on(lookonce, cached, tmp_p
 
 def test_it_runs_as_a_program_and_as_a_module(tmp_path):
     script = [str(Path(sys.executable).with_name("lookonce")), "sample", "data", "--images", "8", "--tower-only"]
-    module = [sys.executable, "-m", "lookonce", "sample", "--help"]
-    for command, words in ((script, "10 images (8 distinct)"), (module, "lookonce sample [OPTIONS] DIR")):
+    module = [sys.executable, "-m", "lookonce", "--version"]
+    for command, words in ((script, "10 images (8 distinct)"), (module, __version__)):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0 and words in done.stdout, done.stderr
         assert "Warning" not in done.stderr

@@ -13,7 +13,7 @@ from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, open_run
 from lookonce.workflow import train
 
-NUM_STEPS, NUM_MEASURED = 12, 3
+NUM_STEPS, NUM_MEASURED = 10, 1
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_steps_have_equal_losses_with_the_tower_and_from_the_cache_in_every_mode
     inputs = open_run(run, TO_BUILD)
     inputs.build()
     session = inputs
-    variants = find_variants(["tower", "packed", "cached", "shared"])
+    variants = find_variants(["tower", "cached", "shared"])
     *_, report = bench_step(session, session.examples("train")[0], variants, NUM_MEASURED)
     expected, *others = (measured.losses for measured in report.measured)
     assert len(expected) >= NUM_MEASURED

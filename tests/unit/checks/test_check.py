@@ -12,7 +12,6 @@ import lookonce.checks.check as module
 from lookonce.errors import ModelError
 from lookonce.run.folder import RunFolder
 from lookonce.run.open import TO_BUILD, open_run
-from lookonce.text import size
 
 
 @pytest.fixture
@@ -130,10 +129,6 @@ def test_the_number_of_records_that_are_left_out_is_said_with_the_key_to_change(
     assert both.do.startswith("raise `batch.max_tokens` and `batch.tokens_per_pack` to 50")
 
 
-def test_no_record_that_fits_is_an_error(checked):
-    assert {one.level for one in checked("batch.max_tokens=10").problems("lengths")} == {"error"}
-
-
 def test_only_the_first_records_are_read_unless_all_are_asked_for(checked):
     found = checked(most=20).report
     assert found.num_records == 60 and not found.is_complete and "--all reads the rest" in found.text()
@@ -147,10 +142,6 @@ def test_an_image_in_the_cache_need_not_exist(checked, copy_built, own, tmp_path
     copy_built(tmp_path / "caches", own)
     shutil.rmtree(own / "images")
     assert checked(data=on(own)).problems() == []
-
-
-def test_images_that_the_cache_knows_by_other_names_are_in_it(checked, built, own):
-    assert checked(cache={"dir": str(built.folder.parent)}, data=on(own)).problems() == []
 
 
 def test_quarantined_images_are_errors_with_their_reason(checked, make_run, copy_built, own, tmp_path):
@@ -176,19 +167,6 @@ def test_a_full_disk_is_named_with_what_is_missing(checked, monkeypatch):
     monkeypatch.setattr(module, "free_bytes", lambda folder: 1_000_000)
     value = checked().one("disk").value
     assert "only 1.0 MB free" in value and "features in" in value and "checkpoints in" in value
-
-
-def test_a_checkpoint_holds_the_trained_weights_and_two_moments_of_each(checked):
-    found = checked().report.results
-    [adapter] = [one.value for one in found if one.what == "adapter"]
-    number = int(adapter.split()[2].replace(",", ""))
-    [value] = [one.value for one in found if one.what == "disk"]
-    assert f"{size(number * (3 * 12 + 4))} checkpoints" in value
-
-
-def test_a_split_without_records_cannot_be_evaluated(checked):
-    found = checked("eval.split=test", data={"test": []})
-    assert "nothing is evaluated" in found.one("evaluation").value
 
 
 def test_a_model_that_is_not_here_does_not_hide_the_rest(checked, tmp_path):
@@ -233,14 +211,6 @@ def test_the_run_folder_must_be_free(checked, make_run, monkeypatch, state, leve
         monkeypatch.setattr("os.access", lambda path, mode: Path(path) != run.output)
     found = checked().one("output")
     assert found.level == level and message in found.value
-
-
-def test_a_file_that_is_not_an_image_is_named(checked, own):
-    """The header is all that is looked at before the build."""
-    image = next((own / "images").iterdir())
-    image.write_bytes(b"not an image")
-    found = checked(data=on(own)).one("images")
-    assert found.level == "error" and f"cannot decode image {image}: unknown image format" in found.value
 
 
 @pytest.mark.parametrize(

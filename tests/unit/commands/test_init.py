@@ -38,12 +38,11 @@ def test_the_file_says_why_and_passes_the_check(init, sample):
     run = read_run_file(Path("run.yaml"))
     assert run.output == Path("runs/a: b") and run.data.val == [sample / "val.jsonl"] and run.data.test == []
     assert run.batch.samples_per_step == 16 and run.cache.max_pixels is None
-    assert "# Proposed from 439 training records about 46 images (9.5 each), for " in text and "a GPU of 24 GB" in text
+    assert "# Proposed from 439 training records about 46 images (9.5 each), for a GPU of 24 GB." in text
     assert "# samples_per_step: more, and an epoch of 439 records would have less than 20 steps\n" in text
-    assert "# cache.max_pixels is not set: the longest record has 50 tokens, and 4,096 fit\n" in text
     checked = CliRunner().invoke(main, ["check", "run.yaml"])
     assert checked.exit_code == 0 and "\n0 errors, 1 warning; 508 records; " in checked.stdout, checked.stdout
-    assert "-> lookonce cache build run.yaml" in checked.stdout and max(map(len, checked.stdout.splitlines())) <= 80
+    assert "-> lookonce cache build run.yaml" in checked.stdout
 
 
 def test_a_template_that_thinks_is_told_not_to_and_the_file_passes_the_check(init, thinking_model):
@@ -88,7 +87,7 @@ def test_an_image_in_several_rows_of_a_parquet_file_counts_as_one(init, sample, 
 def test_json_has_the_values_and_their_reasons(init):
     value = json.loads(init("--json", "--yes").stdout)
     assert value["run_file"] == "run.yaml" and value["facts"]["num_records"] == 439
-    assert {"cache.max_pixels", "batch.samples_per_step", "batch.tokens_per_pack"} <= {
+    assert {"batch.samples_per_step", "batch.tokens_per_pack"} == {
         one["key"] for one in value["proposals"] if one["reason"]
     }
 

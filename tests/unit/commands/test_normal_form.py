@@ -71,7 +71,7 @@ def test_runs_are_joined_and_reported(predictions):
     assert {*confusion["times"].values()} == {6}
 
 
-def test_a_routed_arm_keeps_the_texts_as_they_were_written(predictions):
+def test_a_routed_variant_keeps_the_texts_as_they_were_written(predictions):
     answers = Run("a", read_predictions(predictions[1]), "a", 1)
     assert route({"e\u0301": answers}, "category")[0].answer == OTHER
 

@@ -11,8 +11,8 @@ from lookonce.cli import main
 from lookonce.run.folder import RunFolder
 
 
-@pytest.mark.parametrize("words", [(), ("--watch", "1"), ("--missing",)])
-@pytest.mark.parametrize("where", ["lookonce.run.config.read_run_file", "lookonce.status.RunStatus.open"])
+@pytest.mark.parametrize("words", [(), ("--missing",)])
+@pytest.mark.parametrize("where", ["lookonce.run.config.read_run_file", "lookonce.status.find_state"])
 def test_ctrl_c_ends_it_with_one_line(monkeypatch, run_file, where, words):
     """It does not ask to resume, since it has not begun anything."""
 
@@ -33,8 +33,8 @@ def test_a_run_folder_is_taken_too_also_one_that_was_moved(monkeypatch, make_run
         opened.append(run)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lookonce.status.RunStatus.open", interrupt)
-    assert CliRunner().invoke(main, ["status", str(moved), "--watch", "1"]).exit_code == 130
+    monkeypatch.setattr("lookonce.status.find_state", interrupt)
+    assert CliRunner().invoke(main, ["status", str(moved)]).exit_code == 130
     assert opened[0].output == moved and opened[0].train == run.train
     refused = CliRunner().invoke(main, ["status", str(moved), "--set", "train.epochs=2"])
     assert "is a folder; leave it out or name a run file" in refused.stderr

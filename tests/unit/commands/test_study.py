@@ -14,7 +14,12 @@ from lookonce.cli import main
 @pytest.fixture
 def study_file(run_file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    values = {"base": run_file.name, "output": "study", "seeds": [1], "arms": {"a": None, "b": {"starts_from": "a"}}}
+    values = {
+        "base": run_file.name,
+        "output": "study",
+        "seeds": [1],
+        "variants": {"a": None, "b": {"starts_from": "a"}},
+    }
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(values))
     return "study.yaml"
 
@@ -48,7 +53,6 @@ def test_jobs_are_lines_for_a_shell(study_file):
     ("words", "code", "said"),
     [
         (("status", "no.yaml"), 2, "cannot read study file no.yaml: no such file or directory; see docs/studies.md"),
-        (("run", "study.yaml", "--again", "c"), 2, "--again c: there is no such arm or run; the arms are a, b"),
         (("report", "study.yaml"), 2, "not complete: a-1, b-1; run: lookonce study run study.yaml"),
         (("report", "study.yaml", "-o", "study.yaml"), 2, "study.yaml exists and is not a page of lookonce report"),
     ],

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-import yaml
 
 from lookonce.errors import CacheError, ModelError, RecordsError, RunFolderError
 from lookonce.run.config import RunFile, read_run_file, with_absolute_paths
@@ -45,10 +43,6 @@ def run(home, monkeypatch) -> RunFile:
     return read_run_file(Path("run.yaml"))
 
 
-def test_paths_stay_as_they_were_written_until_they_are_recorded(run):
-    assert run.output == Path("runs/a") and run.data.val == [Path("c.jsonl")]
-
-
 def test_all_paths_of_a_run_become_absolute(run, home):
     recorded = with_absolute_paths(run)
     assert recorded.model.path == str(home / "models" / "m")
@@ -64,14 +58,6 @@ def test_a_hub_name_and_a_variable_that_is_not_set_stay_as_they_are(run):
     assert recorded.model.path == "Qwen/Qwen3-VL-2B-Instruct" and recorded.cache.stage == Path("$UNSET/caches")
 
 
-def test_a_run_folder_records_absolute_paths(run, home, elsewhere):
-    RunFolder(run.output).claim(run, IDENTITY)
-    elsewhere()
-    found = RunFolder(home / "runs" / "a").read_run()
-    assert found.data.train[0] == home / "a.jsonl" and found.model.path == str(home / "models" / "m")
-    assert yaml.safe_load((home / "runs" / "a" / "run.yaml").read_text())["cache"]["dir"] == str(home / "caches")
-
-
 def test_a_run_is_the_same_run_from_another_working_directory(run, home, elsewhere):
     folder = RunFolder(home / "runs" / "a")
     folder.claim(run, IDENTITY)
@@ -79,18 +65,6 @@ def test_a_run_is_the_same_run_from_another_working_directory(run, home, elsewhe
     elsewhere()
     folder.check(run, IDENTITY)
     folder.check(read_run_file(home / "runs" / "a" / "run.yaml"), IDENTITY)
-
-
-def test_a_record_of_relative_paths_is_read_relative_to_the_working_directory(run, home):
-    """As earlier versions wrote it."""
-    folder = RunFolder(run.output)
-    folder.claim(run, IDENTITY)
-    folder.log.touch()
-    record = json.loads(Path("runs/a/run.json").read_text())
-    record["run"] = run.model_dump(mode="json")
-    Path("runs/a/run.json").write_text(json.dumps(record))
-    assert folder.read_run().data.train[0] == Path("a.jsonl")
-    folder.check(run, IDENTITY)
 
 
 def test_what_is_not_found_is_named_in_full_with_what_it_is_relative_to(run, make_run, home, monkeypatch):

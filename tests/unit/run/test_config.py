@@ -50,7 +50,7 @@ def test_a_resolved_run_file_reads_as_the_same_run(tmp_path):
 
 def test_all_run_files_of_the_project_are_valid(root):
     files = sorted((root / "experiments").glob("*.yaml"))
-    paths = [path for path in files if "\narms:" not in path.read_text()]  # the others are study files
+    paths = [path for path in files if "\nvariants:" not in path.read_text()]  # the others are study files
     assert paths
     for path in paths:
         read_run_file(path)
@@ -85,27 +85,20 @@ def test_set_replaces_a_key(tmp_path, assignment, section, key, value):
         (MINIMAL + "eval: {every: epoch}\n", (), "eval.every .* needs data.val"),
         (VALIDATED + "train: {best: exact_match}\n", (), "train.best: exact_match .* needs eval.every"),
         (VALIDATED + "train: {best: exact_match}\neval: {every: 3}\n", (), r"checkpoint wherever .*got 3, .*=None\)"),
-        (VALIDATED + "train: {best: exact_match, save_steps: 6}\neval: {every: 3}\n", (), "checkpoint wherever"),
         (VALIDATED + "train: {best: exact_match, save_steps: 6}\neval: {every: epoch}\n", (), "checkpoint wherever"),
         (VALIDATED, ("eval.every=steps",), r"eval.every.*'epoch'"),
         (MINIMAL + "train: {fsdp: true, frozen: nf4}\n", (), r"train: fsdp cannot shard .*\(got frozen=nf4\)"),
-        (MINIMAL, ("batch.samples_per_step=0",), r"batch.samples_per_step: .* \(got 0\)"),
         (MINIMAL, ("batch.mode=share",), r"batch.mode: .*'shared', 'packed' or 'separate' \(got 'share'\)"),
         (MINIMAL, ("train.steps=true",), r"train.steps: Input should be a number \(got True\)"),
-        (MINIMAL, ("lora.rank=yes",), r"lora.rank: Input should be a number \(got True\)"),
-        (MINIMAL, ("train.learning_rate=true",), "train.learning_rate: Input should be a number"),
-        (MINIMAL, ("batch.questions_per_image=false",), "batch.questions_per_image: Input should be a number"),
         (MINIMAL, ("data.held_out={fold: true, of: 2}",), "data.held_out.fold: Input should be a number"),
         (MINIMAL, ('output="a\\0b"',), "output: Input should have no NUL character"),
         (MINIMAL, ('data.train=["a\\0b"]',), "data.train: Input should have no NUL character"),
-        (MINIMAL, ("batch.questions_per_image=0",), r"batch.questions_per_image: .* \(got 0\)"),
         ("model: {path: m}\ndata: {train: []}\noutput: b\n", (), "data.train: .*at least 1 item"),
         ("model: {path: ''}\ndata: {train: a}\noutput: b\n", (), "model.path: .*at least 1 character"),
         ("- a\n- b\n", (), "mapping"),
         ("model: [unclosed\n", (), "run.yaml"),
         ("", (), "mapping"),
         (MINIMAL, ("epochs",), "section.key=value"),
-        (MINIMAL, ("train.epoch=3",), r"did you mean `epochs`\?"),
         (MINIMAL, ("output.a=3",), "output is not a section"),
         (MINIMAL, ("train.epochs=[",), "is not a YAML value"),
         (MINIMAL, ("train.epochs=0",), "without `epochs` there is nothing to train, so `start_from` must"),

@@ -12,7 +12,7 @@ from lookonce.run.config import read_run_file
 from lookonce.run.folder import RunFolder
 from lookonce.run.open import TO_LOOK, open_run
 from lookonce.run.records import check_paths, read_splits
-from lookonce.status import RunStatus
+from lookonce.status import find_state
 
 REASONING = "datasets/kvasir-vqa.stages/reasoning.yaml"
 BY_STAGE = {"order": {"by": "stage", "stages": [1, 2, 3]}}
@@ -60,7 +60,7 @@ def test_a_share_follows_from_the_seed_of_the_training(staged):
 def test_status_shows_what_is_left_out_and_in_which_order_an_epoch_goes(staged):
     run = staged({"where": {"stage": [1, 3]}}, batch=BY_STAGE)
     number = stages(read_splits(staged())["train"])
-    assert RunStatus.open(run).read().notes[:2] == [
+    assert find_state(run).notes[:2] == [
         f"`data.where` leaves out {number[2]} of {number.total()} train records: stage 2 ({number[2]})",
         f"each epoch trains on stage 1 ({number[1]}), then stage 2 (0), then stage 3 ({number[3]})",
     ]

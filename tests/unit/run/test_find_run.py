@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from support.answers import look_trained
 
 from lookonce.errors import RunFolderError, UsageError
 from lookonce.run.folder import RECORD, RunFolder
@@ -77,34 +76,11 @@ def test_a_run_that_is_not_trained_names_the_command(make_run):
         open_run(run.output, NEEDS)
 
 
-def test_an_adapter_without_the_end_of_its_training_is_not_merged(make_run):
-    run = make_run()
-    folder = RunFolder(run.output)
-    folder.claim(run, {})
-    folder.adapter.mkdir()
-    (folder.adapter / "adapter_config.json").write_text("{}")
-    with pytest.raises(RunFolderError, match="holds no trained adapter"):
-        open_run(run.output, NEEDS)
-    look_trained(folder)
-    assert open_run(run.output, NEEDS).run.output == run.output
-
-
 def test_a_study_names_its_runs(tmp_path):
     for name in ("low-0", "high-0"):
         (tmp_path / name).mkdir()
         (tmp_path / name / RECORD).write_text("{}")
     with pytest.raises(RunFolderError, match=r"is not a run folder; name one of those in it: \S+high-0, \S+low-0"):
-        open_run(tmp_path, NEEDS)
-
-
-def test_a_routed_arm_has_no_adapter(tmp_path):
-    (tmp_path / "predictions").mkdir()
-    with pytest.raises(RunFolderError, match="answers and no adapter, as a routed arm"):
-        open_run(tmp_path, NEEDS)
-
-
-def test_another_folder_is_no_run(tmp_path):
-    with pytest.raises(RunFolderError, match="is not a run folder"):
         open_run(tmp_path, NEEDS)
 
 

@@ -14,7 +14,7 @@ from lookonce.run.config import read_run_file
 from lookonce.run.folder import RunFolder
 from lookonce.run.open import FROM_CACHE, TO_LOOK, open_run
 from lookonce.run.records import HELD_OUT, trained_on
-from lookonce.status import RunStatus
+from lookonce.status import find_state
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_status_check_and_the_origin_of_answers_know_what_was_trained_on(fold, t
     run = fold(1)
     opened = open_run(run, FROM_CACHE)
     assert open_run(run, replace(TO_LOOK, records="used")).records_identity() == opened.records_identity()
-    assert RunStatus.open(run).read().notes[0] == opened.notes[-1]
+    assert find_state(run).notes[0] == opened.notes[-1]
     (tmp_path / "run.yaml").write_text(run.to_yaml())
     assert opened.notes[-1] in [result.value for result in check(tmp_path / "run.yaml").results]
     answers = tmp_path / "study" / "fold" / "predictions" / "held_out.jsonl"

@@ -25,12 +25,6 @@ def test_losses_and_learning_rate_are_curves_by_step(tmp_path):
     assert read_curves(log) == Curves({1: 3.0, 2: 2.0}, {2: 2.5}, {1: 1e-4, 2: 2e-4}, {2: 0.5})
 
 
-def test_a_step_that_was_logged_twice_is_one_point(tmp_path):
-    log = tmp_path / "log.jsonl"
-    write(log, {"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"step": 1, "loss": 2.9})
-    assert read_curves(log).loss == {1: 2.9, 2: 2.0}
-
-
 def test_half_a_line_and_a_loss_that_is_no_number_are_left_out(tmp_path):
     log = tmp_path / "log.jsonl"
     write(log, {"step": 1, "loss": 3.0}, {"step": 2, "loss": None})
@@ -44,26 +38,12 @@ def test_the_best_validation_loss_is_the_lowest_with_its_step(tmp_path):
     assert read_curves(log).best == (20, 1.5)
 
 
-def test_the_most_right_answers_are_those_of_the_first_step_that_has_them():
-    assert Curves(exact_match={10: 0.5, 20: 0.75, 30: 0.75}).most_right == (20, 0.75)
-
-
-def test_without_a_log_there_are_no_curves(tmp_path):
-    assert read_curves(tmp_path / "log.jsonl") == Curves() and Curves().best is None
-
-
 def test_few_points_are_not_smoothed_and_many_lose_their_noise():
     few = {step: float(step % 2) for step in range(20)}
     assert smoothed(few) == few
     many = {step: 1.0 + step % 2 for step in range(1000)}
     middle = [value for step, value in smoothed(many).items() if 50 < step]
     assert all(value == pytest.approx(1.5, abs=0.06) for value in middle)
-
-
-def test_a_smoothed_line_stays_where_it_was():
-    line = {step: 3.0 - step / 1000 for step in range(1000)}
-    found = smoothed(line)
-    assert all(found[step] == pytest.approx(value) for step, value in line.items() if step < 980)
 
 
 def test_the_first_losses_do_not_flatten_the_rest():

@@ -8,7 +8,6 @@ import pytest
 
 from lookonce.errors import UsageError
 from lookonce.run.config import RunFile, read_run_file
-from lookonce.run.folder import RunFolder
 
 MINIMAL = "model: {path: m}\ndata: {train: a.jsonl}\noutput: runs/a\n"
 
@@ -45,16 +44,10 @@ def test_the_name_of_a_model_stays_as_it_is(read, name):
     assert read(f"model.path={name}").model.path == name
 
 
-@pytest.mark.parametrize(
-    ("key", "shown"),
-    [
-        *[(key, key) for key in ("model.path", "data.image_root", "cache.dir", "output")],
-        *[(f"data.{split}", rf"data.{split}\[0\]") for split in ("train", "val", "test")],
-    ],
-)
+@pytest.mark.parametrize("key", ["model.path", "data.image_root", "cache.dir", "output", "data.train"])
 @pytest.mark.parametrize("path", ["$UNSET/x", "${UNSET}/x"])
-def test_a_variable_that_is_not_set_is_refused(read, key, shown, path):
-    message = rf"  {shown}: the environment variable UNSET is not set; set it, or write the path .*\(got .*UNSET.*/x'\)"
+def test_a_variable_that_is_not_set_is_refused(read, key, path):
+    message = rf"  {key}.*: the environment variable UNSET is not set; set it, or write the path .*\(got .*UNSET.*/x'\)"
     with pytest.raises(UsageError, match=message):
         read(f"{key}={path}")
 
@@ -77,12 +70,3 @@ def test_in_cache_stage_a_variable_need_not_be_set(read):
     """SLURM_TMPDIR is set within jobs only, and the run file is also read elsewhere. The folder is never made."""
     assert read("cache.stage=$UNSET/caches").cache.stage == Path("$UNSET/caches")
     assert read("cache.stage=$MODELS/caches").cache.stage == Path("/models/caches")
-
-
-def test_paths_that_were_recorded_with_a_dollar_stay_readable(read, make_run):
-    """Earlier versions recorded a path with a variable that was not set as it was written."""
-    run = make_run()
-    old = run.model_copy(update={"data": run.data.model_copy(update={"image_root": Path("$UNSET/images")})})
-    folder = RunFolder(run.output)
-    folder.claim(old, {})
-    assert folder.read_run().data.image_root == Path("$UNSET/images")

@@ -32,14 +32,6 @@ def test_slow_work_is_said_before_it_ends():
     assert len(notes) == 2 and startup.seconds["read records"] >= 0.02
 
 
-def test_work_that_is_done_twice_has_the_sum():
-    startup = Startup(lambda note: None)
-    for _ in range(2):
-        with startup.timed("make tokens"):
-            time.sleep(0.01)
-    assert startup.seconds["make tokens"] >= 0.02
-
-
 def test_work_that_fails_is_not_counted():
     notes: list[str] = []
     startup = Startup(notes.append)
@@ -58,15 +50,6 @@ def test_the_line_at_the_first_step_adds_up_to_all_seconds_since_the_beginning()
     startup.end()
     assert notes[-1] == "first step after 30.0 s: other work 20.0 s, compile and warm up 8.0 s, load weights 2.0 s"
     assert sum(startup.seconds.values()) == pytest.approx(30, abs=0.05) and list(startup.seconds)[-1] == OTHER
-
-
-def test_a_start_ends_once():
-    notes: list[str] = []
-    startup = Startup(notes.append)
-    startup.end()
-    seconds = dict(startup.seconds)
-    startup.end()
-    assert len(notes) == 1 and startup.seconds == seconds
 
 
 def test_the_start_of_a_process_began_with_it(monkeypatch):

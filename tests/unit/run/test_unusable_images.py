@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from lookonce.cli import main
 from lookonce.errors import FeaturesMissing
 from lookonce.run.open import FROM_CACHE, TO_BUILD, open_run
-from lookonce.status import RunStatus
+from lookonce.status import find_state
 
 GOOD, BAD, MISSING = ("a.png", "b.png"), "text.png", "nowhere.png"
 
@@ -50,17 +50,10 @@ def test_an_unusable_image_is_refused_with_the_command_that_lists_its_records(ma
         open_run(run, FROM_CACHE).open_cache()
 
 
-def test_an_image_that_no_build_has_tried_is_still_an_error(make_run, write, site):
-    open_run(make(make_run, write(*GOOD)), TO_BUILD).build()
-    site.noise("new.png", 9)
-    with pytest.raises(FeaturesMissing, match="does not know 1 of 3 images.*run: lookonce cache build"):
-        open_run(make(make_run, write(*GOOD, "new.png")), FROM_CACHE)
-
-
 def test_status_says_what_to_do_about_them(make_run, write):
     run = make(make_run, write(*GOOD, BAD, MISSING))
     open_run(run, TO_BUILD).build()
-    assert "training needs all images: repair the file, or remove" in "\n".join(RunStatus.open(run).read().notes)
+    assert "training needs all images: repair the file, or remove" in "\n".join(find_state(run).notes)
 
 
 @pytest.mark.parametrize("words", [("train",), ("cache", "build"), ("cache", "plan"), ("bench", "step")])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.text import count, duration, faster, located, rows, size, table
+from lookonce.text import count, duration, located, rows, size, table
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,6 @@ def test_a_table_asks_the_terminal_for_its_width(monkeypatch) -> None:
 
 def test_a_table_without_lines_is_its_header() -> None:
     assert table(("part", "images"), []) == "part  images"
-
-
-@pytest.mark.parametrize(
-    ("ratio", "expected"), [(2.54, "2.5 times faster"), (1, "1.0 times faster"), (0.5, "2.0 times slower")]
-)
-def test_a_ratio_below_one_is_slower(ratio: float, expected: str) -> None:
-    assert faster(ratio) == expected
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,17 @@ from lookonce.errors import UsageError
 from lookonce.study.file import read_study
 
 
-def test_an_arm_is_a_mapping_of_keys_to_values(write_study):
+def test_a_variant_is_a_mapping_of_keys_to_values(write_study):
     study = read_study(write_study({"plain": None, "later": {"starts_from": "plain", "train.epochs": 2}}))
-    assert study.arms["plain"].changes == {} and study.seeds == [42]
-    assert (study.arms["later"].starts_from, study.arms["later"].changes) == ("plain", {"train.epochs": 2})
+    assert study.variants["plain"].changes == {} and study.seeds == [42]
+    assert (study.variants["later"].starts_from, study.variants["later"].changes) == ("plain", {"train.epochs": 2})
 
 
-def test_an_arm_with_a_route_is_not_trained(write_study):
-    arms = {"one": None, "two": None, "both": {"route": {"arms": {1: "one", "2": "two"}}}}
-    study = read_study(write_study(arms))
+def test_a_variant_with_a_route_is_not_trained(write_study):
+    variants = {"one": None, "two": None, "both": {"route": {"variants": {1: "one", "2": "two"}}}}
+    study = read_study(write_study(variants))
     assert list(study.trained) == ["one", "two"] and study.compared() == ["one", "two", "both"]
-    assert (study.routes["both"].by, study.routes["both"].arms) == ("stage", {"1": "one", "2": "two"})
+    assert (study.routes["both"].by, study.routes["both"].variants) == ("stage", {"1": "one", "2": "two"})
 
 
 @pytest.mark.parametrize(
@@ -26,8 +26,8 @@ def test_an_arm_with_a_route_is_not_trained(write_study):
     [
         ({}, ["a", "b", "c"]),
         ({"baseline": "b"}, ["b", "a", "c"]),
-        ({"baseline": "c", "arms": ["a"]}, ["c", "a"]),
-        ({"arms": ["c", "a"]}, ["c", "a"]),
+        ({"baseline": "c", "variants": ["a"]}, ["c", "a"]),
+        ({"variants": ["c", "a"]}, ["c", "a"]),
     ],
     ids=str,
 )
@@ -36,55 +36,73 @@ def test_the_baseline_is_compared_first(write_study, compare, compared):
 
 
 @pytest.mark.parametrize(
-    ("arms", "values", "said"),
+    ("variants", "values", "said"),
     [
-        ({}, {}, "arms: .* at least 1"),
-        ({"a b": None}, {}, "arms.a b"),
-        ({"a": {"train.seed": 1}}, {}, "train.seed is set for all arms; set `seeds` of the study file instead"),
-        ({"a": {"output": "x"}}, {}, "output is set for all arms; set `output` of the study file"),
+        ({}, {}, "variants: .* at least 1"),
+        ({"a b": None}, {}, "variants.a b"),
+        ({"a": {"train.seed": 1}}, {}, "train.seed is set for all variants; set `seeds` of the study file instead"),
+        ({"a": {"output": "x"}}, {}, "output is set for all variants; set `output` of the study file"),
         ({"a": {"train": {"epochs": 1}}}, {}, "train: name single keys of the run file, such as train.epochs"),
         ({"a": {"start_from": "b"}}, {}, "start_from: name single keys of the run file, .*, or starts_from"),
-        ({"a": {"starts_from": "b"}}, {}, "arms.a.starts_from: there is no arm 'b'; the arms are a"),
-        ({"a": {"starts_from": "a"}}, {}, "the arms a -> a are a circle"),
+        ({"a": {"starts_from": "b"}}, {}, "variants.a.starts_from: there is no variant 'b'; the variants are a"),
+        ({"a": {"starts_from": "a"}}, {}, "the variants a -> a are a circle"),
         (
             {"a": {"starts_from": "c"}, "b": {"starts_from": "a"}, "c": {"starts_from": "b"}},
             {},
-            r"the arms (\w) -> \w -> \w -> \1 are a circle of .*; one of them must need no other",
+            r"the variants (\w) -> \w -> \w -> \1 are a circle of .*; one must need no other",
         ),
         ({"a": None, "b": {"starts_from": "a", "train.start_from": "x"}}, {}, "use one of them"),
         (
             {"a": {"answers_of": ["b", "c"]}},
             {},
-            r"arms.a.answers_of\[0\]: there is no arm 'b'.*\[1\]: there is no arm 'c'",
+            r"variants.a.answers_of\[0\]: there is no variant 'b'.*\[1\]: there is no variant 'c'",
         ),
-        ({"a": {"answers_of": ["a", "a"]}}, {}, "the arms a -> a are a circle of starts_from and answers_of"),
+        ({"a": {"answers_of": ["a", "a"]}}, {}, "the variants a -> a are a circle of starts_from and answers_of"),
         (
             {"a": {"answers_of": ["b", "c"], "data.context.answers": "x"}},
             {},
-            "answers_of names arms, and .* use one of",
+            "answers_of names variants, and .* use one of",
         ),
         ({"a": {"answers_of": ["b"]}}, {}, "answers_of: .* at least 2"),
-        ({"a": None, "b": {"route": {"arms": {1: "c"}}}}, {}, "arms.b.route.arms.1: there is no arm 'c'"),
-        ({"a": {"route": {"arms": {1: "a"}}}}, {}, "arms.a.route.arms.1: the arm a has a `route` and no adapter"),
-        ({"a": {"starts_from": "b"}, "b": {"route": {"arms": {1: "a"}}}}, {}, "a.starts_from: the arm b has a `route`"),
-        ({"a": {"route": {"arms": {1: "a"}}, "answers_of": ["b", "c"]}}, {}, "is not trained, so it has no other key"),
-        ({"a": {"route": {"arms": {1: "a"}}, "train.epochs": 2}}, {}, "is not trained, so it has no other key"),
-        ({"a": {"route": {"by": "colour", "arms": {1: "a"}}}}, {}, "route.by: .*'stage', 'category' or 'source'"),
+        (
+            {"a": None, "b": {"route": {"variants": {1: "c"}}}},
+            {},
+            "variants.b.route.variants.1: there is no variant 'c'",
+        ),
+        (
+            {"a": {"route": {"variants": {1: "a"}}}},
+            {},
+            "variants.a.route.variants.1: the variant a has a `route` and no adapter",
+        ),
+        (
+            {"a": {"starts_from": "b"}, "b": {"route": {"variants": {1: "a"}}}},
+            {},
+            "a.starts_from: the variant b has a `route`",
+        ),
+        (
+            {"a": {"route": {"variants": {1: "a"}}, "answers_of": ["b", "c"]}},
+            {},
+            "is not trained, so it has no other key",
+        ),
+        ({"a": {"route": {"variants": {1: "a"}}, "train.epochs": 2}}, {}, "is not trained, so it has no other key"),
+        ({"a": {"route": {"by": "colour", "variants": {1: "a"}}}}, {}, "route.by: .*'stage', 'category' or 'source'"),
         ({"a": None}, {"seeds": [1, 1]}, "\n  seeds: a seed is there twice"),
         ({"a": None}, {"seeds": True}, r"seeds: Input should be a number \(got True\)"),
         ({"a": None}, {"seeds": [0, True]}, "seeds: Input should be a number"),
         ({"a": None}, {"seeds": [-1]}, "seeds.0.: .* greater than or equal to 0"),
-        ({"a": None}, {"compare": {"baseline": "z", "arms": ["y"]}}, "(?s)baseline: there is no arm 'z'.*no arm 'y'"),
+        ({"a": None}, {"compare": {"baseline": "z", "variants": ["y"]}}, "(?s)no variant 'z'.*no variant 'y'"),
         ({"a": None}, {"seed": [1]}, "seed: unknown key; did you mean `seeds`"),
+        ({"a": None}, {"arms": {"a": None}}, "arms: this key was removed; write `variants`"),
+        ({"a": {"route": {"arms": {1: "b"}}}}, {}, "route.arms: this key was removed; write `variants`"),
     ],
 )
-def test_mistakes_are_named(write_study, arms, values, said):
+def test_mistakes_are_named(write_study, variants, values, said):
     with pytest.raises(UsageError, match=said):
-        read_study(write_study(arms, **values))
+        read_study(write_study(variants, **values))
 
 
-def test_an_arm_that_is_there_twice_is_refused(tmp_path):
+def test_a_variant_that_is_there_twice_is_refused(tmp_path):
     path = tmp_path / "study.yaml"
-    path.write_text("base: x\noutput: y\narms:\n  a: {}\n  a: {train.epochs: 1}\n")
+    path.write_text("base: x\noutput: y\nvariants:\n  a: {}\n  a: {train.epochs: 1}\n")
     with pytest.raises(UsageError, match="the key 'a' is there twice"):
         read_study(path)

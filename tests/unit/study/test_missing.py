@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
 from lookonce.errors import UsageError
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.study.file import expand, read_study
-from lookonce.study.run import find_missing
+from lookonce.study.run import find_missing, line_of
 
-ARMS = {"short": {"train.steps": 1}, "a": None, "b": {"starts_from": "a"}}
+VARIANTS = {"short": {"train.steps": 1}, "a": None, "b": {"starts_from": "a"}}
 ROWS = [Prediction("val.jsonl:1", ("1.png",), "is there text", "yes", "yes", "yes")]
 
 
 def found(study) -> dict[str, tuple[str, tuple[str, ...]]]:
-    return {job.name: (job.kind, job.after) for job in find_missing(study)}
+    return {job.name: (job.command[0], job.after) for job in find_missing(study)}
 
 
 def test_each_run_waits_for_its_cache_and_its_start_and_the_report_for_all(write_study, tmp_path):
-    study = write_study(ARMS, seeds=[1])
+    study = write_study(VARIANTS, seeds=[1])
     jobs = find_missing(study)
-    assert [job.line() for job in jobs] == [
+    assert [*map(line_of, jobs)] == [
         f"cache\tcache of short-1\t{tmp_path}/study/run-files/short-1.yaml\t-\tbuild",
         f"train\ta-1\t{tmp_path}/study/run-files/a-1.yaml\tcache of short-1\t--resume",
         f"train\tb-1\t{tmp_path}/study/run-files/b-1.yaml\tcache of short-1,a-1\t--resume",
         f"train\tshort-1\t{tmp_path}/study/run-files/short-1.yaml\tcache of short-1\t--resume",
         f"report\treport\t{study}\ta-1,b-1,short-1\t",
     ]
-    assert all(job.file.exists() for job in jobs)
+    assert all(Path(job.command[-1]).exists() for job in jobs)
 
 
 def test_only_what_is_missing_is_a_job(write_study, look_complete, monkeypatch):
-    study = write_study(ARMS, seeds=[1])
+    study = write_study(VARIANTS, seeds=[1])
     runs = expand(read_study(study))
     for one in runs.values():
         look_complete(one, ROWS)
@@ -51,19 +52,19 @@ def test_only_what_is_missing_is_a_job(write_study, look_complete, monkeypatch):
 
 
 def test_answers_with_true_and_with_no_context_have_the_options_of_their_command(write_study):
-    study = write_study(ARMS | {"staged": {"data.context": {"by": "stage", "order": [1, 2]}}}, seeds=[1])
+    study = write_study(VARIANTS | {"staged": {"data.context": {"by": "stage", "order": [1, 2]}}}, seeds=[1])
     job = next(job for job in find_missing(study) if job.name == "staged-1-contexts")
-    assert job.kind == "eval" and job.after == ("staged-1",)
-    assert job.options == ("--true-context", "--no-context", "--split", "val")
+    assert job.command[:-1] == ("eval", "--true-context", "--no-context", "--split", "val")
+    assert job.after == ("staged-1",)
 
 
 def test_a_study_without_a_comparison_has_no_report(write_study):
     assert "report" not in found(write_study({"a": None}, seeds=[1, 2]))
-    assert "report" not in found(write_study(ARMS, {"data": {"val": []}}, seeds=[1]))
+    assert "report" not in found(write_study(VARIANTS, {"data": {"val": []}}, seeds=[1]))
 
 
 def test_outdated_runs_are_refused(write_study, look_trained):
-    look_trained(expand(read_study(write_study(ARMS, seeds=[1])))["a-1"])
-    study = write_study(ARMS | {"a": {"train.steps": 3}}, seeds=[1])
+    look_trained(expand(read_study(write_study(VARIANTS, seeds=[1])))["a-1"])
+    study = write_study(VARIANTS | {"a": {"train.steps": 3}}, seeds=[1])
     with pytest.raises(UsageError, match=r"(?s)has changed since these runs were trained:\n  a-1: run.train.steps"):
         find_missing(study)

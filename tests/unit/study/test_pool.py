@@ -7,11 +7,14 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
+import hypothesis
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import strategies as st
 
 from lookonce.errors import Stopped
 from lookonce.study import pool
-from lookonce.study.pool import Job, Pool, Slot, slots
+from lookonce.study.pool import Job, Pool, Slot, by_urgency, slots
 
 
 class Process:
@@ -75,19 +78,11 @@ def test_what_is_done_already_is_not_started(job):
     assert (outcome.done, Process.started) == (["a", "b"], ["b"])
 
 
-def test_a_job_waits_for_another_process_on_the_same_run(job):
-    notes, answers = [], ["train of host 1", "train of host 1", ""]
-    outcome = run([replace(job("a", cost=9), used_by=lambda: answers.pop(0)), job("b")], notes=notes)
-    assert outcome.done == ["b", "a"] and notes.count("a: waits for train of host 1") == 1
-
-
 def test_what_another_process_uses_is_no_failure(job, monkeypatch):
     """Two studies find a run free at the same time; the one that comes second waits, or finds it done."""
     monkeypatch.setattr(pool, "RETRY_S", 0)
-    used = ["", "train of host 1", "train of host 1", ""]
-    refused, follower = replace(job("a", "1", cost=9), used_by=lambda: used.pop(0)), job("b", after=("a",))
-    looks = [False, False, True]
-    refused = replace(refused, is_done=lambda: looks.pop(0))
+    looks = [False, False, False, True]
+    refused, follower = replace(job("a", "1", cost=9), is_done=lambda: looks.pop(0)), job("b", after=("a",))
     refused.log.write_text(
         "Error: runs/a is in use by `lookonce train`: process 1 on host 1; wait until it has ended\n"
     )
@@ -95,7 +90,7 @@ def test_what_another_process_uses_is_no_failure(job, monkeypatch):
     outcome = run([refused, follower, job("c")], notes=notes)
     assert (outcome.failed, outcome.skipped, outcome.exit_code) == ({}, {}, 0)
     assert sorted(outcome.done) == ["a", "b", "c"] and Process.started[:1] == ["a"]
-    assert any("in use by `lookonce train`" in note and "this study waits" in note for note in notes)
+    assert ["in use by `lookonce train`" in note for note in notes if "this study waits" in note] == [True]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
@@ -125,3 +120,29 @@ def test_logs_are_appended(job, tmp_path):
     (tmp_path / "log").write_text("before\n")
     run([job("a")])
     assert Path(tmp_path / "log").read_text() == "before\n"
+
+
+def test_the_job_with_the_longest_sequence_behind_it_goes_first(job):
+    jobs = [job("long", cost=5), job("first", cost=2), job("second", cost=2, after=("first",))]
+    jobs += [job("third", cost=2, after=("second",)), job("short", cost=1)]
+    assert [one.name for one in by_urgency(jobs)] == ["first", "long", "second", "third", "short"]
+
+
+@pytest.mark.guarantee("No GPU of a study is idle while a job could run.")
+@hypothesis.settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis.given(st.data(), st.integers(1, 4))
+def test_no_place_is_idle_while_a_job_could_run(job, monkeypatch, data, num_slots):
+    """Whenever the pool waits, all places are taken, or every job that waits needs one that has not ended."""
+    befores = [data.draw(st.none() | st.integers(0, number - 1)) if number else None for number in range(8)]
+    jobs = [
+        job(str(number), cost=data.draw(st.integers(1, 9)), after=() if before is None else (str(before),))
+        for number, before in enumerate(befores)
+    ]
+    running = Pool([Slot()] * num_slots, lambda note: None, lambda name: "")
+
+    def look(seconds: float) -> None:
+        ready = [one for one in running._waiting if {*one.after} <= {*running.outcome.done}]
+        assert not (running._free and ready) and len(running._running) <= num_slots
+
+    monkeypatch.setattr(pool.time, "sleep", look)
+    assert sorted(running.run(jobs).done) == sorted(one.name for one in jobs)

@@ -1,4 +1,4 @@
-"""Arms that are routed: checked before anything is trained."""
+"""Variants that are routed: checked before anything is trained."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lookonce.errors import UsageError
 from lookonce.study.file import expand, read_study
 from lookonce.study.state import RoutedRun, routed_runs
 
-ARMS = {"one": None, "two": None, "both": {"route": {"arms": {1: "one", 2: "two"}}}}
+VARIANTS = {"one": None, "two": None, "both": {"route": {"variants": {1: "one", 2: "two"}}}}
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def routed(write_study, tmp_path):
         metadata = [{} if stage is None else {"stage": stage} for stage in stages]
         records = [Record(images=(), turns=(Turn("q", "yes"),), metadata=one) for one in metadata]
         write_records(tmp_path / "val.jsonl", records)
-        study = read_study(write_study(ARMS, {"data": {"val": str(tmp_path / "val.jsonl")}}, seeds=[1, 2]))
+        study = read_study(write_study(VARIANTS, {"data": {"val": str(tmp_path / "val.jsonl")}}, seeds=[1, 2]))
         return routed_runs(study, expand(study))["both-2"]
 
     return make
@@ -29,7 +29,7 @@ def routed(write_study, tmp_path):
 def test_every_question_must_have_an_adapter(routed):
     routed([1, 2, 2]).check()
     with pytest.raises(
-        UsageError, match=r"arm both: 2 of 3 questions have .*: stage 3 \(1\), no stage \(1\); there are"
+        UsageError, match=r"variant both: 2 of 3 questions have .*: stage 3 \(1\), no stage \(1\); there are"
     ):
         routed([1, 3, None]).check()
 

@@ -28,18 +28,18 @@ def test_gpus_have_the_names_of_the_variable_if_it_is_set(monkeypatch, variable,
 
 
 def test_runs_with_the_same_images_share_a_build_and_wait_for_theirs_only(write_study):
-    arms = {"a": None, "b": {"starts_from": "a"}, "small": {"cache.max_pixels": 65536}}
-    jobs = {job.name: job for job in find_jobs(expand(read_study(write_study(arms, seeds=[1, 2]))), set())}
+    variants = {"a": None, "b": {"starts_from": "a"}, "small": {"cache.max_pixels": 65536}}
+    jobs = {job.name: job for job in find_jobs(expand(read_study(write_study(variants, seeds=[1, 2]))), set())}
     assert {name for name in jobs if name.startswith("cache")} == {"cache of a-1", "cache of small-1"}
     assert jobs["a-2"].after == ("cache of a-1",) and jobs["small-1"].after == ("cache of small-1",)
     assert jobs["b-2"].after == ("cache of a-1", "a-2") and jobs["a-1"].cost == 32
     assert jobs["cache of a-1"].command[:2] == ("cache", "build") and not jobs["cache of a-1"].is_done()
 
 
-def test_a_run_with_context_is_asked_with_true_and_with_no_context_after_its_result(write_study, look_complete):
-    arms = {"plain": None, "staged": {"data.context": {"by": "stage", "order": [1, 2]}}}
-    arms["inference-only"] = arms["staged"] | {"eval.staged": "none"}
-    path = write_study(arms, seeds=[1])
+def test_a_run_with_context_is_asked_with_reference_and_with_no_answers_after_its_result(write_study, look_complete):
+    variants = {"plain": None, "staged": {"data.context": {"by": "stage", "order": [1, 2]}}}
+    variants["inference-only"] = variants["staged"] | {"eval.staged": "none"}
+    path = write_study(variants, seeds=[1])
     runs = expand(read_study(path))
     jobs = {job.name: job for job in find_jobs(runs, set())}
     assert {name for name in jobs if name.endswith("-contexts")} == {"staged-1-contexts", "inference-only-1-contexts"}
@@ -53,7 +53,8 @@ def test_a_run_with_context_is_asked_with_true_and_with_no_context_after_its_res
     assert list(jobs) == ["cache of staged-1", "staged-1-contexts"]
     assert jobs["staged-1-contexts"].after == ("cache of staged-1",)
     status = StudyStatus.read(path)
-    assert "staged-1 is not asked with true and no context yet" in status.text() and status.num_complete == 1
+    assert "staged-1 is not asked with reference and no earlier answers yet" in status.text()
+    assert status.num_complete == 1
     assert status.to_json()["runs"][1]["not_asked"] == ["true", "none"]
 
     for kind in ("true", "none"):

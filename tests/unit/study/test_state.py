@@ -10,11 +10,11 @@ from lookonce.errors import UsageError
 from lookonce.files import write_json
 from lookonce.study.file import expand, read_study
 from lookonce.study.run import find_jobs
-from lookonce.study.state import StudyStatus, find_outdated, in_chains, read_state, refuse_outdated
+from lookonce.study.state import StudyStatus, find_outdated, in_order, read_state, refuse_outdated
 
 STUDY = Path("study.yaml")
 LATER = {"starts_from": "plain", "train.steps": 2}
-ARMS = {"last": {"starts_from": "later"}, "later": LATER, "plain": None, "own": None}
+VARIANTS = {"last": {"starts_from": "later"}, "later": LATER, "plain": None, "own": None}
 
 
 def runs_of(path):
@@ -23,41 +23,37 @@ def runs_of(path):
 
 @pytest.fixture
 def trained(write_study, look_trained):
-    runs = runs_of(write_study(ARMS, seeds=[1]))
-    for one in in_chains(runs):
+    runs = runs_of(write_study(VARIANTS, seeds=[1]))
+    for one in in_order(runs):
         look_trained(one)
     return runs
 
 
-def test_chains_are_in_their_order(write_study):
-    runs = runs_of(write_study(ARMS, seeds=[1]))
-    assert [one.name for one in in_chains(runs)] == ["plain-1", "later-1", "last-1", "own-1"]
+def test_each_run_is_after_those_that_it_needs(write_study):
+    runs = runs_of(write_study(VARIANTS, seeds=[1]))
+    assert [one.name for one in in_order(runs)] == ["plain-1", "later-1", "last-1", "own-1"]
 
 
 def test_runs_of_the_same_study_file_are_not_outdated(trained):
-    assert find_outdated(trained) == {} and refuse_outdated(trained, [], STUDY) == set()
+    assert find_outdated(trained) == {} and refuse_outdated(trained, again=False, study=STUDY) == set()
 
 
-def test_a_change_touches_the_runs_of_its_arm_and_those_that_start_from_them(trained, write_study):
-    changed = runs_of(write_study(ARMS | {"later": LATER | {"train.steps": 3}}, seeds=[1]))
+def test_a_change_touches_the_runs_of_its_variant_and_those_that_start_from_them(trained, write_study):
+    changed = runs_of(write_study(VARIANTS | {"later": LATER | {"train.steps": 3}}, seeds=[1]))
     assert find_outdated(changed) == {
         "later-1": "run.train.steps: now 3, trained with 2",
         "last-1": "starts from later-1, which is outdated",
     }
-    with pytest.raises(
-        UsageError, match=r"(?s)\n  later-1: run.train.steps: now 3, .*study.yaml --again later --again last"
-    ):
-        refuse_outdated(changed, [], STUDY)
-    with pytest.raises(UsageError, match="--again later-1 --again last$"):
-        refuse_outdated(changed, ["later-1"], STUDY)
-    assert refuse_outdated(changed, ["later-1", "last"], STUDY) == {"later-1", "last-1"}
+    with pytest.raises(UsageError, match=r"(?s)\n  later-1: run.train.steps: now 3, .*study.yaml --again$"):
+        refuse_outdated(changed, again=False, study=STUDY)
+    assert refuse_outdated(changed, again=True, study=STUDY) == {"later-1", "last-1"}
     jobs = {job.name: job for job in find_jobs(changed, {"later-1", "last-1"})}
     assert jobs["later-1"].command[1] == "--restart" and jobs["plain-1"].command[1] == "--resume"
     assert jobs["last-1"].after == ("cache of plain-1", "later-1")
 
 
 def test_a_change_of_the_base_run_file_touches_all(trained, write_study):
-    changed = runs_of(write_study(ARMS, {"train": {"learning_rate": 0.5}}, seeds=[1]))
+    changed = runs_of(write_study(VARIANTS, {"train": {"learning_rate": 0.5}}, seeds=[1]))
     assert find_outdated(changed).keys() == changed.keys()
 
 
@@ -69,16 +65,9 @@ def test_a_run_that_starts_from_one_that_was_trained_again_is_outdated(trained):
     assert find_outdated(trained)["later-1"] == "starts from plain-1, which is not trained any more"
 
 
-def test_a_name_that_is_neither_an_arm_nor_a_run_is_refused(trained):
-    with pytest.raises(
-        UsageError, match="--again plan: there is no such arm or run; the arms are last, later, own, plain"
-    ):
-        refuse_outdated(trained, ["plan"], STUDY)
-
-
 def test_a_run_is_complete_when_its_split_is_evaluated(trained):
     one = trained["plain-1"]
-    assert read_state(one).is_trained and not read_state(one).is_complete
+    assert read_state(one).training.state == "trained" and not read_state(one).is_complete
     write_json(one.folder.folder / "summary.json", {})
     assert not read_state(one).is_complete
     assert [job.command[0] for job in find_jobs({one.name: one}, set())] == ["cache", "eval"]
@@ -86,10 +75,8 @@ def test_a_run_is_complete_when_its_split_is_evaluated(trained):
     assert read_state(one).is_complete and find_jobs({one.name: one}, set()) == []
 
 
-def test_the_table_names_outdated_runs_and_those_of_no_arm(trained, write_study):
+def test_the_table_names_outdated_runs(trained, write_study):
     del trained
     status = StudyStatus.read(write_study({"plain": None, "own": {"train.steps": 9}}, seeds=[1]))
-    assert status.others == ["last-1", "later-1"]
     text = status.text()
     assert "own-1 is outdated: run.train.steps: now 9, trained with 4" in text and "0 of 2 runs complete" in text
-    assert "not of this study any more, and left alone: last-1, later-1" in text

@@ -1,4 +1,4 @@
-"""Proposed values follow from what is stated, and say from what."""
+"""Proposed values follow from records, model and GPU, and say from what."""
 
 from __future__ import annotations
 
@@ -6,23 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from lookonce.proposal import Facts, Proposal, Sampled, propose
+from lookonce.proposal import Facts, Proposal, find_facts, propose
 
-FACTS = Facts(
-    num_records=40_000,
-    num_images=4_000,
-    sampled=(Sampled(50, (500,)), Sampled(90, (2_000,))),
-    num_unreadable=0,
-    has_tokenizer=True,
-    pixels_per_token=1024,
-    measured="Qwen3-VL-8B",
-    bytes_per_token=32_768,
-    has_linear_attention=False,
-    thinks=False,
-    gpu_gb=80.0,
-    num_cores=16,
-    free_bytes=10**12,
-)
+FACTS = Facts(40_000, 4_000, "Qwen3-VL-8B", has_linear_attention=False, thinks=False, gpu_gb=80.0)
 
 
 def proposed(**changes) -> dict[str, Proposal]:
@@ -97,28 +83,8 @@ def test_steps_are_larger_with_several_questions_per_image_and_an_epoch_has_some
     assert proposed(num_records=num_records, num_images=num_images)["batch.samples_per_step"].value == value
 
 
-def test_images_are_left_alone_if_all_records_fit():
-    found = proposed()["cache.max_pixels"]
-    assert found.value is None and "the longest record has 2,090 tokens, and 4,096 fit" in found.reason
-
-
-def test_images_are_shrunk_until_99_percent_of_the_records_fit():
-    many = tuple(Sampled(96, (8_000,)) for _ in range(199)) + (Sampled(4_000, (8_000,)),)
-    found = proposed(sampled=many)["cache.max_pixels"]
-    assert found.value == 4_000 * 1024 and "99% of the records fit 4,096 tokens" in found.reason
-    two = proposed(sampled=(Sampled(96, (8_000, 8_000)),))["cache.max_pixels"]
-    assert two.value == 2_000 * 1024
-    short = proposed(sampled=many, gpu_gb=24.0, measured="Qwen3-VL-4B")["cache.max_pixels"]
-    assert short.value == (3_712 - 96) * 1024 and "3,712 tokens" in short.reason
-
-
-def test_texts_counted_by_the_byte_are_said():
-    assert "a byte of text counts as a token" in proposed(has_tokenizer=False)["cache.max_pixels"].reason
-
-
-def test_features_are_halved_if_the_disk_is_too_small():
-    assert proposed()["cache.dtype"].value is None
-    needed = 1_250 * 4_000 * 32_768
-    found = proposed(free_bytes=needed)["cache.dtype"]
-    assert found.value == "fp8_e4m3" and "half of bfloat16, which needs about 163.8 GB" in found.reason
-    assert proposed(bytes_per_token=None, free_bytes=1)["cache.dtype"].value is None
+def test_records_images_and_machine_are_counted_whether_the_model_is_here_or_not(make_run, monkeypatch):
+    here = find_facts(make_run(), gpu_memory_gb=24)
+    assert (here.num_records, here.num_images, here.measured, here.gpu_gb) == (439, 46, None, 24)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert find_facts(make_run(model={"path": "Qwen/Qwen3-VL-4B-no-such"})).measured == "Qwen3-VL-4B"
