@@ -4,5 +4,5 @@ dialogue  questions of which each follows the answers before it, and their answe
 waves     which questions are answered together, where their tokens lie, and how far their answers are
 buffers   keys and values of many conversations, or their states of linear attention
 passes    passes of the model over prompts, later questions and growing answers
-decoder   the answers of waves (`Decoder`), and of one conversation, question by question (`Talk`)
+decoder   the answers of waves
 """

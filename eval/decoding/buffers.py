@@ -20,7 +20,6 @@ a token, `C` channels.
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +28,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.functional import pad
 
 from lookonce.eval.decoding.waves import PADDING, Branches, state_rows
 from lookonce.train.model.linear_attention import (
@@ -77,12 +75,6 @@ class States:
         for buffers in self._buffers:
             for buffer in buffers:
                 buffer.index_copy_(0, others, buffer[chosen])
-
-    def clone(self) -> States:
-        """The same states in buffers of their own."""
-        other = copy.copy(self)
-        other._buffers = [tuple(buffer.clone() for buffer in buffers) for buffers in self._buffers]
-        return other
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
@@ -202,16 +194,6 @@ class KeyValues:
     def has_room(self, num_places: int, num_states: int) -> bool:
         """Whether there are as many places and rows of states."""
         return num_places <= self.num_places and self.states.has_room(num_states)
-
-    def changed(self, num_more: int, states: States) -> KeyValues:
-        """The same keys and values in buffers with `num_more` places, beside other states."""
-        other = copy.copy(self)
-        other.num_places, other.states = self.num_places + num_more, states
-        if num_more:
-            other._buffers = [
-                (pad(keys, (0, 0, 0, num_more)), pad(values, (0, 0, 0, num_more))) for keys, values in self._buffers
-            ]
-        return other
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:

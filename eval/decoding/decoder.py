@@ -9,19 +9,14 @@ linear attention have a state for each conversation instead.
 `Decoder` answers waves of questions. Answers that have ended leave the wave, which makes the later passes smaller. On a
 GPU passes have a few sizes, each with tensors of its own that serve all waves, and the CPU asks only now and then which
 answers have ended.
-
-`Talk` answers the questions of one conversation, one by one. Someone waits for each answer, so its tokens are handed
-out as they come. Masks are dense, because FlexAttention would have to be compiled first. The buffer grows with the
-conversation; the cost is a copy of it each time. States of linear attention are copied before each question, so that an
-error leaves them as they were.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,12 +25,13 @@ import torch
 from lookonce.eval.decoding.buffers import KeyValues, States
 from lookonce.eval.decoding.dialogue import Answer, Dialogue
 from lookonce.eval.decoding.passes import (
-    DenseSteps,
     FollowUp,
     FollowUps,
     Prompts,
     Rows,
     RowSteps,
+    add_token,
+    dense_mask,
     inference,
     rows_of_block,
 )
@@ -99,7 +95,7 @@ class Decoder:
         """
         done: list[list[Grown]] = []
         try:
-            for layout, branches, keys in self.begun(waves):
+            for layout, branches, keys in self._begun(waves):
                 if done:
                     yield self._read(done)
                 done = []
@@ -113,15 +109,15 @@ class Decoder:
 
     def first_tokens(self, waves: Iterable[Sequence[Dialogue]]) -> Iterator[torch.Tensor]:
         """The first token of each first answer, which is known when the prompts have been computed."""
-        for _, branches, _ in self.begun(waves):
+        for _, branches, _ in self._begun(waves):
             yield branches.token
 
-    def begun(self, waves: Iterable[Sequence[Dialogue]]) -> Generator[tuple[WaveLayout, Branches, KeyValues]]:
+    def _begun(self, waves: Iterable[Sequence[Dialogue]]) -> Generator[tuple[WaveLayout, Branches, KeyValues]]:
         """Compute the first prompts of each wave."""
         with contextlib.closing(self._prompts.ahead(waves)) as ahead:
             for layout, batches in ahead:
                 keys = self._buffer(len(layout.segments), layout.num_states)
-                with self.passes(keys):
+                with self._passes(keys):
                     logits, positions = self._prompts.run(batches)
                     branches = self._answering(logits, position=positions, **layout.starts(self.device))
                 yield layout, branches, keys
@@ -130,7 +126,7 @@ class Decoder:
         """Let the answers of a wave grow to their end, question after question; in the order of its dialogues."""
         answers: list[list[Grown]] = [[] for _ in layout.dialogues]
         segments, spans = torch.from_numpy(layout.segments).to(self.device), layout.spans
-        with self.passes(keys):
+        with self._passes(keys):
             while True:
                 begun = replace(branches, place=branches.place.clone(), position=branches.position.clone())
                 # The states before the answers that others may follow; they are taken back where an answer is replaced.
@@ -148,7 +144,8 @@ class Decoder:
                 pairs = zip(begun.examples.tolist(), follow_ups, strict=True)
                 replaced = [number for number, follow_up in pairs if not follow_up.offset]
                 keys.states.copy([layout.copies[number] for number in replaced], [*map(state_rows, replaced)])
-                branches = self.continued(begun, follow_ups, spans, segments, keys)
+                logits = self._follow_ups.run(begun, follow_ups, spans, segments, keys)
+                branches = self._answering(logits, **begun.ahead([one.end for one in follow_ups]))
 
     def _grown(
         self, branches: Branches, spans: Spans, segments: torch.Tensor, keys: KeyValues
@@ -164,14 +161,15 @@ class Decoder:
                 yield number, (tokens, logprobs)
 
     def _by_branch(self, branches: Branches, segments: torch.Tensor) -> Iterator[Branches]:
-        """Let answers grow with dense masks; yields branches when they have ended."""
-        steps = DenseSteps(self.model, self.end_token_id, branches, segments)
+        """Let answers grow with dense masks; yields branches when they have ended and leave the batch."""
         for number in range(1, self.room.max_new_tokens):
-            yield steps.drop_ended()
-            if not len(steps.branches.ended):
+            yield branches.subset(branches.ended)
+            branches = branches.subset(~branches.ended)
+            if not len(branches.ended):
                 return
-            steps.run(number)
-        yield steps.branches
+            mask = dense_mask(branches, segments)
+            add_token(self.model, branches, torch.tensor([number], device=self.device), self.end_token_id, mask)
+        yield branches
 
     def _in_rows(self, branches: Branches, spans: Spans, segments: torch.Tensor, keys: KeyValues) -> Iterator[Branches]:
         """Let answers grow in passes of a few sizes; yields branches when they have ended and leave the wave."""
@@ -207,23 +205,12 @@ class Decoder:
         """What is asked after some answers; None if that was all."""
         if len(answers) == dialogue.num_questions:
             return None
-        return FollowUp.of(dialogue, len(answers) - 1, self.answer_of(answers[-1]))
+        return FollowUp.of(dialogue, len(answers) - 1, Answer.of(*answers[-1], self.chat.tokenizer))
 
     def _read(self, done: Sequence[Sequence[Grown]]) -> list[list[Answer]]:
-        return [[self.answer_of(grown) for grown in some] for some in done]
+        return [[Answer.of(*grown, self.chat.tokenizer) for grown in some] for some in done]
 
-    def continued(
-        self, begun: Branches, follow_ups: Sequence[FollowUp], spans: Spans, segments: torch.Tensor, keys: KeyValues
-    ) -> Branches:
-        """Compute later questions; the branches have the first token of each answer."""
-        logits = self._follow_ups.run(begun, follow_ups, spans, segments, keys)
-        return self._answering(logits, **begun.ahead([one.end for one in follow_ups]))
-
-    def answer_of(self, grown: Grown) -> Answer:
-        """The answer of some tokens and their log-probabilities."""
-        return Answer.of(*grown, self.chat.tokenizer)
-
-    def passes(self, keys: KeyValues) -> AbstractContextManager[None]:
+    def _passes(self, keys: KeyValues) -> AbstractContextManager[None]:
         """Passes of the model, whose attention has these buffers."""
         return inference(self.model, self.dtype, keys, compiled=self._compiled)
 
@@ -242,74 +229,3 @@ class Decoder:
 
     def _allocated(self, num_places: int, num_states: int) -> KeyValues:
         return KeyValues(self.model, num_places, self.dtype, States(self.model, num_states, self.dtype))
-
-
-OnToken = Callable[[int], None]
-
-
-class Talk:
-    """The greedy answers to the questions of one dialogue, whose later questions are not known before."""
-
-    def __init__(self, model: Any, chat: ChatTokenizer, source: FeatureSource, room: Room, dtype: torch.dtype) -> None:
-        """Passes run under autocast to `dtype`, unless that is float32. There may be more places than `room` has."""
-        self._decoder = Decoder(model, chat, source, room, dtype)
-        self._answers: list[Answer] = []
-
-    def answer(self, dialogue: Dialogue, on_token: OnToken) -> Answer:
-        """The answer to the last question of a dialogue; `on_token` gets its tokens.
-
-        The questions before must have been answered by this talk. After an error it continues as if not asked.
-        """
-        branches, state = self._continued(dialogue) if self._answers else self._begun(dialogue)
-        begun = replace(branches, place=branches.place.clone(), position=branches.position.clone())
-        state = replace(state, begun=begun, states=state.keys.states.clone())
-        answer = self._grown(branches, state, on_token)
-        self._answers.append(answer)
-        self._state = state
-        return answer
-
-    def _begun(self, dialogue: Dialogue) -> tuple[Branches, _State]:
-        """Compute the first prompt."""
-        with contextlib.closing(self._decoder.begun([[dialogue]])) as begun:
-            layout, branches, keys = next(begun)
-        segments = torch.from_numpy(layout.segments).to(self._decoder.device)
-        return branches, _State(keys, segments, layout.spans, branches, keys.states)
-
-    def _continued(self, dialogue: Dialogue) -> tuple[Branches, _State]:
-        """Compute a later question."""
-        follow_up = FollowUp.of(dialogue, len(self._answers) - 1, self._answers[-1])
-        begun, states = self._state.begun, self._state.keys.states if follow_up.offset else self._state.states
-        state, num_places = self._state, int(begun.place) + follow_up.end + self._decoder.room.max_new_tokens
-        missing = num_places - len(state.segments)
-        num_more = max(missing, len(state.segments)) if missing > 0 else 0  # so it is copied seldom
-        segments = torch.cat([state.segments, begun.segment.expand(num_more)])
-        state = replace(state, keys=state.keys.changed(num_more, states.clone()), segments=segments)
-        with self._decoder.passes(state.keys):
-            return self._decoder.continued(begun, [follow_up], state.spans, segments, state.keys), state
-
-    def _grown(self, branches: Branches, state: _State, on_token: OnToken) -> Answer:
-        """Let the answer grow to its end."""
-        steps = DenseSteps(self._decoder.model, self._decoder.end_token_id, branches, state.segments)
-        with self._decoder.passes(state.keys):
-            for number in range(1, self._decoder.room.max_new_tokens):
-                if branches.ended.item():
-                    break
-                on_token(int(branches.token))
-                steps.run(number)
-        if not branches.ended.item():
-            on_token(int(branches.token))
-        return self._decoder.answer_of((branches.tokens[0].tolist(), branches.logprobs[0].tolist()))
-
-
-@dataclass(frozen=True)
-class _State:
-    """The buffer of a conversation, and where its last answer began."""
-
-    keys: KeyValues
-    segments: torch.Tensor
-    """Those of all places."""
-    spans: Spans
-    begun: Branches
-    """The branch at the first token of the last answer."""
-    states: States
-    """Those before the last answer."""

@@ -225,29 +225,6 @@ class Prompts:
         return on_device | image_inputs(self._source, shown, self._device)
 
 
-class DenseSteps:
-    """Passes with a dense mask, for the branches that have not ended."""
-
-    def __init__(self, model: Any, end_token_id: int, branches: Branches, segments: torch.Tensor) -> None:
-        """`branches` have the first token of each answer; `segments` are those of all places."""
-        self._model, self._end_token_id = model, end_token_id
-        self.branches, self._segments = branches, segments
-
-    def run(self, number: int) -> None:
-        """Add token `number` to each answer."""
-        branches = self.branches
-        mask = masks_with(self._model, dense_mask(branches, self._segments), lambda: Continued.by_a_token(branches))
-        logits = forward(self._model, branches, attention_mask=mask)
-        branches.advance()
-        branches.add(torch.tensor([number], device=logits.device), logits, self._end_token_id)
-
-    def drop_ended(self) -> Branches:
-        """Let the branches that have ended leave the wave, and return them."""
-        ended = self.branches.ended
-        dropped, self.branches = (self.branches.subset(chosen.nonzero().flatten()) for chosen in (ended, ~ended))
-        return dropped
-
-
 def dense_mask(queries: Queries, segments: torch.Tensor) -> torch.Tensor:
     """`[1, 1, N, num_places]`, true where a token attends to a place; `segments` are those of all places."""
     segment, prefix, place = (column[:, None] for column in (queries.segment, queries.prefix, queries.place))
@@ -267,6 +244,21 @@ def forward(model: Any, queries: Queries, **options: Any) -> torch.Tensor:
             **options,
         ).logits
     return logits[0]
+
+
+def add_token(
+    model: Any,
+    branches: Branches,
+    number: torch.Tensor,
+    end_token_id: int,
+    mask: torch.Tensor | BlockMask,
+    **options: Any,
+) -> None:
+    """Compute the latest token of each branch, and add token `number` `[1]` to its answer."""
+    masks = masks_with(model, mask, lambda: Continued.by_a_token(branches))
+    logits = forward(model, branches, attention_mask=masks, **options)
+    branches.advance()
+    branches.add(number, logits, end_token_id)
 
 
 @dataclass(frozen=True)
@@ -401,10 +393,8 @@ class RowSteps:
     def _pass(self) -> torch.Tensor:
         branches = self.branches
         self._mask.set_places(branches.place)
-        mask = masks_with(self._model, self._mask.blocks, lambda: Continued.by_a_token(branches))
-        logits = forward(self._model, branches, attention_mask=mask, rows=self._mask.rows)
-        branches.advance()
-        branches.add(self._number, logits, self._end_token_id)
+        mask = self._mask
+        add_token(self._model, branches, self._number, self._end_token_id, mask.blocks, rows=mask.rows)
         return branches.ended
 
 

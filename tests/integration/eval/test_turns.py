@@ -25,7 +25,7 @@ from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.datasets.sample.model import write_model
 from lookonce.eval.answerer import Answerer, Conversation
 from lookonce.eval.answers.questions import Dialogues
-from lookonce.eval.decoding.decoder import Decoder, Talk
+from lookonce.eval.decoding.decoder import Decoder
 from lookonce.eval.decoding.dialogue import Answer, Dialogue
 from lookonce.eval.decoding.waves import Room, groups_of, plan_waves
 from lookonce.eval.run import evaluate_run
@@ -194,27 +194,6 @@ def test_nothing_is_computed_twice(asked, often):
     assert sum(passes) == computed and any(answer.ended == "stop" for found in answers for answer in found[:-1])
 
 
-def test_questions_that_are_asked_one_at_a_time_have_these_answers_and_keep_their_image(asked, often):
-    """The buffer grows with the conversation, and tokens are handed out as they come."""
-    dialogues, passes = asked.ending_with(often[0]), []
-    embeddings = asked.model.get_input_embeddings()
-    hook = embeddings.register_forward_hook(lambda module, inputs, output: passes.append(inputs[0].numel()))
-    expected = asked.answers(dialogues, Room(10_000, 1000, NEW_TOKENS), often[0])
-    together = sum(passes[:])
-    passes.clear()
-    for dialogue, answers in zip(dialogues, expected, strict=True):
-        chat, room = asked.ending(often[0]), Room(1, 1000, NEW_TOKENS)
-        talk = Talk(asked.model, chat, asked.session.features, room, torch.float32)
-        for number, answer in enumerate(answers):
-            given: list[int] = []
-            so_far = replace(dialogue, later=dialogue.later[:number])
-            assert talk.answer(so_far, given.append).token_ids == answer.token_ids
-            assert given == [token for token in answer.token_ids if token != often[0]]
-    hook.remove()
-    shared = [group.num_prefix_tokens for group in groups_of(dialogues, chat.image_token_id) if len(group.examples) > 1]
-    assert sum(passes) == together + sum(shared)
-
-
 @pytest.mark.filterwarnings("default:flex_attention called without torch.compile")
 def test_passes_by_rows_have_the_same_answers(asked, often, monkeypatch):
     """As on a GPU, but launched and with FlexAttention written out; in passes that cut questions in two."""
@@ -332,9 +311,14 @@ def test_an_image_that_cannot_be_read_ends_it_before_the_first_question(run_file
     assert done.exit_code == 1 and "cannot read image" in done.stderr
 
 
-def test_words_are_given_as_they_come(run_file, sample):
+def test_words_are_given_as_they_come_and_an_interrupted_answer_leaves_the_conversation_as_it_was(run_file, sample):
+    def stop(text: str) -> None:
+        raise KeyboardInterrupt
+
     conversation = Conversation(Answerer.open(run_file, untuned=True), [next((sample / "images").glob("*.jpg"))])
     for question in (FIRST, SECOND):
         words: list[str] = []
+        with pytest.raises(KeyboardInterrupt):
+            conversation.ask(question, stop)
         answer = conversation.ask(question, words.append)
         assert "".join(words) == answer.text and len(words) > 1
