@@ -2,9 +2,9 @@
 
 Design: answers are those that an evaluation of these weights would give. The model is taken out of its training for
 them: its attention and its layers are as they were loaded. Each time has an engine of its own, so buffers and recorded
-passes are gone when the training goes on. With own answers as context, all ranks end a stage before the next. On a GPU
-a wave is as large as the memory beside the training allows, on whichever rank has least. A part of the questions is all
-those about some images, which the seed draws.
+passes are gone when the training goes on. With predicted answers as context, all ranks end a stage before the next.
+On a GPU a batch is as large as the memory beside the training allows, on whichever rank has least. A part of the
+questions is all those about some images, which the seed draws.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Accuracy:
         mine = dialogues.plan(engine)[self._ranks.rank :: self._ranks.num_ranks]
         found = {
             stage[place]: answer
-            for wave, answers in zip(mine, dialogues.answer(engine, model, mine, self._opened.notify), strict=True)
-            for place, answer in zip(dialogues.questions(wave), answers, strict=True)
+            for batch, answers in zip(mine, dialogues.answer(engine, model, mine, self._opened.notify), strict=True)
+            for place, answer in zip(dialogues.questions(batch), answers, strict=True)
         }
         del engine
         if model.device.type == "cuda":
@@ -78,13 +78,13 @@ class Accuracy:
         return self._ranks.first_decides(lambda: {number: one for some in gathered for number, one in some.items()})
 
     def _engine(self, model: Any) -> Engine:
-        """A new engine, whose waves fit beside the training."""
+        """A new engine, whose batches fit beside the training."""
         opened = self._opened
-        if model.device.type != "cuda" or opened.run.eval.tokens_per_wave:
+        if model.device.type != "cuda" or opened.run.eval.tokens_per_batch:
             return engine_of(opened)
         torch.cuda.empty_cache()
         free = tokens_beside_training(opened.model_folder, PRECISIONS[opened.run.train.precision])
-        return engine_of(opened, tokens_per_wave=-self._ranks.largest(-free))
+        return engine_of(opened, tokens_per_batch=-self._ranks.largest(-free))
 
 
 def draw(records: Sequence[Record], images: Sequence[Sequence[str]], most: int, seed: int) -> list[Record]:

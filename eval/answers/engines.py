@@ -2,10 +2,10 @@
 
 Design: an engine says which dialogues are answered together before the model is loaded. That depends on the questions
 and the settings alone, so that an answer has the same bits whichever rank gives it, and whether or not the evaluation
-was interrupted. So the size of a wave follows from the whole memory of the GPU and the model, not from what is free at
+was interrupted. So the size of a batch follows from the whole memory of the GPU and the model, not from what is free at
 the moment; only beside a training, which holds most of the memory, it follows from what is free. If the GPU is out of
-memory all the same, a wave is answered in parts. In models with linear attention each question has a state, which takes
-as much memory as hundreds or thousands of tokens, so their number has a limit of its own.
+memory all the same, a batch is answered in parts. In models with linear attention each question has a state, which
+takes as much memory as hundreds or thousands of tokens, so their number has a limit of its own.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import TrainingError
+from lookonce.eval.decoding.batches import Room, groups_of, plan_batches
 from lookonce.eval.decoding.buffers import WORKING, bytes_per_state, bytes_per_token
 from lookonce.eval.decoding.decoder import Decoder
 from lookonce.eval.decoding.dialogue import Answer, Dialogue
-from lookonce.eval.decoding.waves import Room, groups_of, plan_waves
 from lookonce.run.open import OpenRun
 from lookonce.text import Notify, quiet
 from lookonce.train.data.batches import RowCollator
@@ -35,18 +35,18 @@ from lookonce.train.model.load import PRECISIONS, base_model
 
 ON_CPU = 8192
 SMALLEST, LARGEST = 4096, 65_536
-"""Tokens of a wave. With more than the largest a GPU is not faster, and the logits of a step take gigabytes."""
+"""Tokens of a batch. With more than the largest a GPU is not faster, and the logits of a step take gigabytes."""
 SPARE = 0.1
 """Share of the memory that stays free, for CUDA and for what PyTorch reserves without using it."""
 PROMPTS = 2e9
 """Bytes that passes over packs of prompts take."""
 PLACES_OF_BRANCH = 64
-"""About the number of tokens of a wave to a branch, each of which has logits, and at least that to a state."""
+"""About the number of tokens of a batch to a branch, each of which has logits, and at least that to a state."""
 BYTES_OF_LOGIT = 14
 """A logit in bfloat16, and three times in float32."""
 
 
-def largest_wave(model_folder: ModelFolder, dtype: torch.dtype) -> int:
+def largest_batch(model_folder: ModelFolder, dtype: torch.dtype) -> int:
     """The largest power of 2 whose keys, values and logits fit beside the weights, within limits."""
     if not torch.cuda.is_available():
         return ON_CPU
@@ -60,8 +60,8 @@ def tokens_beside_training(model_folder: ModelFolder, dtype: torch.dtype) -> int
     return _tokens_in(free - total * SPARE, model_folder, dtype)
 
 
-def states_per_wave(model_folder: ModelFolder, num_tokens: int) -> int | None:
-    """The states of linear attention that a wave of `num_tokens` may have; None for models without them."""
+def states_per_batch(model_folder: ModelFolder, num_tokens: int) -> int | None:
+    """The states of linear attention that a batch of `num_tokens` may have; None for models without them."""
     has_states = LINEAR in model_folder.family.layer_types
     return max(num_tokens // PLACES_OF_BRANCH, 1) if has_states else None
 
@@ -167,11 +167,11 @@ class Engine(ABC):
         return found
 
 
-def engine_of(opened: OpenRun, tokens_per_wave: int | None = None) -> Engine:
-    """The engine of `eval.engine`, perhaps with waves of another size."""
+def engine_of(opened: OpenRun, tokens_per_batch: int | None = None) -> Engine:
+    """The engine of `eval.engine`, perhaps with batches of another size."""
     if opened.run.eval.engine == "generate":
         return Generate(opened)
-    return SharedPrefixes(opened, tokens_per_wave)
+    return SharedPrefixes(opened, tokens_per_batch)
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class SharedPrefixes(Engine):
     def __init__(
         self,
         opened: OpenRun,
-        tokens_per_wave: int | None = None,
+        tokens_per_batch: int | None = None,
         *,
         min_compiled: int = MIN_COMPILED,
     ) -> None:
@@ -213,27 +213,29 @@ class SharedPrefixes(Engine):
         self._dtype = PRECISIONS[run.train.precision]
         on_gpu = torch.cuda.is_available()
         tokens_per_pack = run.batch.tokens_per_pack if on_gpu else min(run.batch.tokens_per_pack, CPU_PACK)
-        num_places = tokens_per_wave or run.eval.tokens_per_wave or largest_wave(model, self._dtype)
-        self.room = Room(num_places, tokens_per_pack, run.eval.max_new_tokens, states_per_wave(model, num_places))
+        num_places = tokens_per_batch or run.eval.tokens_per_batch or largest_batch(model, self._dtype)
+        self.room = Room(num_places, tokens_per_pack, run.eval.max_new_tokens, states_per_batch(model, num_places))
         self._on_gpu, self._can_compile = on_gpu, run.train.compile
         self._num_planned = 0
         self._decoder: Decoder | None = None
 
     def plan(self, dialogues: Sequence[Dialogue]) -> list[list[int]]:
         self._num_planned += sum(dialogue.num_questions for dialogue in dialogues)
-        return plan_waves(dialogues, self._chat.image_token_id, self.room)
+        return plan_batches(dialogues, self._chat.image_token_id, self.room)
 
     def stream(self, model: Any, batches: Sequence[Sequence[Dialogue]], notify: Notify = quiet) -> Iterator[Answers]:
-        """The greedy answers to each wave; to parts of half its size if the GPU is out of memory.
+        """The greedy answers to each batch; to parts of half its size if the GPU is out of memory.
 
         Raises:
             TrainingError: one question does not fit.
         """
         left = deque(batches)
         while left:
-            parts = [plan_waves(wave, self._chat.image_token_id, self.room) for wave in left]  # mostly one of each wave
-            waves = [[wave[number] for number in part] for wave, some in zip(left, parts, strict=True) for part in some]
-            answers = self.decoder_of(model).answers(waves)
+            parts = [plan_batches(batch, self._chat.image_token_id, self.room) for batch in left]  # mostly one of each
+            fitting = [
+                [batch[number] for number in part] for batch, some in zip(left, parts, strict=True) for part in some
+            ]
+            answers = self.decoder_of(model).answers(fitting)
             try:
                 for some in parts:
                     found = dict(answer for part in some for answer in zip(part, next(answers), strict=True))
@@ -244,23 +246,23 @@ class SharedPrefixes(Engine):
                 answers.close()
                 self._make_less_room(left[0], notify)
 
-    def _make_less_room(self, wave: Sequence[Dialogue], notify: Notify) -> None:
-        """Leave room for at most half of a wave from now on."""
-        if all(len(part) == 1 for part in plan_waves(wave, self._chat.image_token_id, self.room)):
-            longest = max((dialogue.first for dialogue in wave), key=lambda example: example.num_tokens)
+    def _make_less_room(self, batch: Sequence[Dialogue], notify: Notify) -> None:
+        """Leave room for at most half of a batch from now on."""
+        if all(len(part) == 1 for part in plan_batches(batch, self._chat.image_token_id, self.room)):
+            longest = max((dialogue.first for dialogue in batch), key=lambda example: example.num_tokens)
             raise TrainingError(
                 f"the GPU is out of memory for one question of {longest.num_tokens:,} tokens "
                 f"({longest.origin}); lower `eval.max_new_tokens` or use a larger GPU"
             ) from None
-        groups = groups_of(wave, self._chat.image_token_id)
-        num_places = int(self.room.needed(sum(group.num_tokens for group in groups), wave)[0])
+        groups = groups_of(batch, self._chat.image_token_id)
+        num_places = int(self.room.needed(sum(group.num_tokens for group in groups), batch)[0])
         num_places = min(num_places, self.room.num_places) // 2
-        notify(f"out of memory; answering {num_places:,} tokens at a time; set a lower `eval.tokens_per_wave`")
+        notify(f"out of memory; answering {num_places:,} tokens at a time; set a lower `eval.tokens_per_batch`")
         self.room, self._decoder = replace(self.room, num_places=num_places), None
         torch.cuda.empty_cache()
 
     def decoder_of(self, model: Any) -> Decoder:
-        """The decoder of a model, which keeps its buffers and captured passes from wave to wave."""
+        """The decoder of a model, which keeps its buffers and captured passes from batch to batch."""
         if self._decoder is None or self._decoder.model is not model:
             is_quick = self._on_gpu and self._num_planned >= self._min_compiled
             self._decoder = Decoder(

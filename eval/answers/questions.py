@@ -277,9 +277,6 @@ class Questions:
     opened: OpenRun
     split: str
     dialogues: Dialogues
-    engine: Engine
-    waves: list[list[int]]
-    """The numbers of the dialogues that are answered together."""
     staged: Staged = "none"
     """Whose answers the contexts have; the model's own are not in these prompts, but in those of each stage."""
     baseline: Baseline | None = None
@@ -300,8 +297,17 @@ class Questions:
         if not records:
             raise UsageError(f"the run file names no records for `data.{split}`; add them or choose another --split")
         staged = (staged or run.eval.staged) if run.data.context else "none"
-        dialogues, engine = Dialogues.of(opened, questions_of(opened, records, staged)), engine_of(opened)
-        return cls(opened, split, dialogues, engine, dialogues.plan(engine), staged)
+        return cls(opened, split, Dialogues.of(opened, questions_of(opened, records, staged)), staged)
+
+    @cached_property
+    def engine(self) -> Engine:
+        """What answers them. Each stage and each baseline has a new one, which has answered nothing before."""
+        return engine_of(self.opened)
+
+    @cached_property
+    def planned(self) -> list[list[int]]:
+        """The numbers of the dialogues that are answered together."""
+        return self.dialogues.plan(self.engine)
 
     @property
     def stages(self) -> list[list[int]]:
@@ -309,16 +315,12 @@ class Questions:
         return stages_of(self.opened, self.asked, self.staged)
 
     def at_stage(self, stage: int, answers: Mapping[int, Answer]) -> Questions:
-        """The questions of a stage, with the answers to those of earlier stages.
-
-        Their engine is a new one, so that answers do not depend on the stages that it has answered before.
-        """
+        """The questions of a stage, with the answers to those of earlier stages."""
         stages = self.stages
         if len(stages) == 1:
             return self
         asked = in_context(self.opened, self.asked, stages[stage], answers)
-        dialogues, engine = Dialogues.of(self.opened, asked), engine_of(self.opened)
-        return replace(self, dialogues=dialogues, engine=engine, waves=dialogues.plan(engine), stage=stage)
+        return replace(self, dialogues=Dialogues.of(self.opened, asked), stage=stage)
 
     def after_all(self, answers: Mapping[int, Answer]) -> Questions:
         """All questions with the prompts in which they were answered."""
@@ -340,7 +342,7 @@ class Questions:
     @cached_property
     def batches(self) -> list[list[int]]:
         """The numbers of the questions that are answered together."""
-        return [self.dialogues.questions(wave) for wave in self.waves]
+        return [self.dialogues.questions(batch) for batch in self.planned]
 
     @property
     def name(self) -> str:
@@ -361,8 +363,8 @@ class Questions:
         """Answer some batches with a model, which may have an adapter; yields each one's number and answers."""
         bar = partial(tqdm, desc="answer questions", unit="question", leave=False)
         with bar(total=self.num_in(batches), disable=None if shows_progress else True) as progress:
-            waves = [self.waves[number] for number in batches]
-            given = self.dialogues.answer(self.engine, model, waves, self.opened.notify)
+            chosen = [self.planned[number] for number in batches]
+            given = self.dialogues.answer(self.engine, model, chosen, self.opened.notify)
             for number, answers in zip(batches, given, strict=True):
                 yield number, answers
                 progress.update(len(answers))
@@ -480,8 +482,7 @@ def as_asked(questions: Questions, baseline: Baseline | None) -> Questions:
         return questions
     if baseline == "true" or baseline == "none":
         return replace(Questions.of(questions.opened, questions.split, baseline), baseline=baseline)
-    engine = engine_of(questions.opened)
-    questions = replace(questions, baseline=baseline, engine=engine, waves=questions.dialogues.plan(engine))
+    questions = replace(questions, baseline=baseline)
     if baseline == "untuned":
         return questions
     return _shuffled(questions) if baseline == "shuffled" else _blank(questions)
@@ -509,17 +510,14 @@ def _shuffled(questions: Questions) -> Questions:
         keys = [opened.key_of(path) for path in record.images]
         grids, tokens = [opened.cache.grid_thw(key) for key in keys], (example.token_ids, example.supervised)
         examples.append(opened.chat_tokenizer.with_images(tokens, record, keys, grids))
-    dialogues = questions.dialogues.about(shown, examples, opened.chat_tokenizer)
-    return replace(questions, dialogues=dialogues, waves=dialogues.plan(questions.engine))
+    return replace(questions, dialogues=questions.dialogues.about(shown, examples, opened.chat_tokenizer))
 
 
 def _blank(questions: Questions) -> Questions:
     opened = questions.opened
     keys = {key for example in questions.examples for key in example.image_keys}
     source = BlankImages(opened, {key: opened.cache.grid_thw(key) for key in keys})
-    opened = opened.changed(features=source)
-    engine = engine_of(opened)
-    return replace(questions, opened=opened, engine=engine, waves=questions.dialogues.plan(engine))
+    return replace(questions, opened=opened.changed(features=source))
 
 
 def shuffle_images(records: Sequence[Record], images: ImageIndex, seed: int = 0) -> list[Record]:

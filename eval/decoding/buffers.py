@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lookonce.eval.decoding.waves import PADDING, Branches, state_rows
+from lookonce.eval.decoding.batches import PADDING, Branches, state_rows
 from lookonce.train.model.linear_attention import (
     FULL,
     LINEAR,

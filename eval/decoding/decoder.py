@@ -6,9 +6,9 @@ that `generate` gives in a conversation of its own, apart from rounding, while t
 A later question continues in the keys and values of its conversation, so nothing of it is computed twice. Layers of
 linear attention have a state for each conversation instead.
 
-`Decoder` answers waves of questions. Answers that have ended leave the wave, which makes the later passes smaller. On a
-GPU passes have a few sizes, each with tensors of its own that serve all waves, and the CPU asks only now and then which
-answers have ended.
+`Decoder` answers batches of questions. Answers that have ended leave the batch, which makes the later passes smaller.
+On a GPU passes have a few sizes, each with tensors of its own that serve all batches, and the CPU asks only now and
+then which answers have ended.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lookonce.eval.decoding.batches import PADDING, BatchLayout, Branches, Room, Spans, state_rows
 from lookonce.eval.decoding.buffers import KeyValues, States
 from lookonce.eval.decoding.dialogue import Answer, Dialogue
 from lookonce.eval.decoding.passes import (
@@ -35,7 +36,6 @@ from lookonce.eval.decoding.passes import (
     inference,
     rows_of_block,
 )
-from lookonce.eval.decoding.waves import PADDING, Branches, Room, Spans, WaveLayout, state_rows
 from lookonce.train.data.batches import FeatureSource
 from lookonce.train.data.packing import BLOCK
 from lookonce.train.data.tokenize import ChatTokenizer
@@ -53,12 +53,12 @@ Grown = tuple[list[int], list[float]]
 
 
 def capacity(num_branches: int) -> int:
-    """Branches that a captured pass has room for, so that passes of a few sizes serve all waves."""
+    """Branches that a captured pass has room for, so that passes of a few sizes serve all batches."""
     return -(-num_branches // BRANCHES) * BRANCHES
 
 
 class Decoder:
-    """Greedy answers of a model, which may have an adapter, to waves of questions."""
+    """Greedy answers of a model, which may have an adapter, to batches of questions."""
 
     def __init__(
         self,
@@ -88,14 +88,14 @@ class Decoder:
         self._follow_ups = FollowUps(model, by_rows=by_rows)
         self._keys: KeyValues | None = None
 
-    def answers(self, waves: Iterable[Sequence[Dialogue]]) -> Generator[list[list[Answer]]]:
-        """The answers to the questions of each dialogue of each wave, in order.
+    def answers(self, batches: Iterable[Sequence[Dialogue]]) -> Generator[list[list[Answer]]]:
+        """The answers to the questions of each dialogue of each batch, in order.
 
-        Texts are decoded, and used by the caller, while the GPU computes the prompts of the next wave.
+        Texts are decoded, and used by the caller, while the GPU computes the prompts of the next batch.
         """
         done: list[list[Grown]] = []
         try:
-            for layout, branches, keys in self._begun(waves):
+            for layout, branches, keys in self._begun(batches):
                 if done:
                     yield self._read(done)
                 done = []
@@ -107,23 +107,23 @@ class Decoder:
         if done:
             yield self._read(done)
 
-    def first_tokens(self, waves: Iterable[Sequence[Dialogue]]) -> Iterator[torch.Tensor]:
+    def first_tokens(self, batches: Iterable[Sequence[Dialogue]]) -> Iterator[torch.Tensor]:
         """The first token of each first answer, which is known when the prompts have been computed."""
-        for _, branches, _ in self._begun(waves):
+        for _, branches, _ in self._begun(batches):
             yield branches.token
 
-    def _begun(self, waves: Iterable[Sequence[Dialogue]]) -> Generator[tuple[WaveLayout, Branches, KeyValues]]:
-        """Compute the first prompts of each wave."""
-        with contextlib.closing(self._prompts.ahead(waves)) as ahead:
-            for layout, batches in ahead:
+    def _begun(self, batches: Iterable[Sequence[Dialogue]]) -> Generator[tuple[BatchLayout, Branches, KeyValues]]:
+        """Compute the first prompts of each batch."""
+        with contextlib.closing(self._prompts.ahead(batches)) as ahead:
+            for layout, packs in ahead:
                 keys = self._buffer(len(layout.segments), layout.num_states)
                 with self._passes(keys):
-                    logits, positions = self._prompts.run(batches)
+                    logits, positions = self._prompts.run(packs)
                     branches = self._answering(logits, position=positions, **layout.starts(self.device))
                 yield layout, branches, keys
 
-    def _finished(self, layout: WaveLayout, branches: Branches, keys: KeyValues) -> list[list[Grown]]:
-        """Let the answers of a wave grow to their end, question after question; in the order of its dialogues."""
+    def _finished(self, layout: BatchLayout, branches: Branches, keys: KeyValues) -> list[list[Grown]]:
+        """Let the answers of a batch grow to their end, question after question; in the order of its dialogues."""
         answers: list[list[Grown]] = [[] for _ in layout.dialogues]
         segments, spans = torch.from_numpy(layout.segments).to(self.device), layout.spans
         with self._passes(keys):
@@ -172,7 +172,7 @@ class Decoder:
         yield branches
 
     def _in_rows(self, branches: Branches, spans: Spans, segments: torch.Tensor, keys: KeyValues) -> Iterator[Branches]:
-        """Let answers grow in passes of a few sizes; yields branches when they have ended and leave the wave."""
+        """Let answers grow in passes of a few sizes; yields branches when they have ended and leave the batch."""
         steps = None
         for number in range(1, self.room.max_new_tokens):
             if number % STEPS_BETWEEN_CHECKS == 1:
@@ -191,7 +191,7 @@ class Decoder:
         yield branches
 
     def _steps_for(self, num_branches: int, num_blocks: int, keys: KeyValues) -> RowSteps:
-        """Passes for these branches and blocks of rows; those of an earlier wave if they serve."""
+        """Passes for these branches and blocks of rows; those of an earlier batch if they serve."""
         for steps in self._steps:
             if steps.num_branches == capacity(num_branches) and num_blocks <= steps.num_blocks <= 2 * num_blocks + 32:
                 return steps
@@ -218,7 +218,7 @@ class Decoder:
         return Branches.answering(logits, self.room.max_new_tokens, self.end_token_id, **columns)
 
     def _buffer(self, num_places: int, num_states: int) -> KeyValues:
-        """The buffers of a wave: some of its own, or those of all waves, in whole blocks."""
+        """The buffers of a batch: some of its own, or those of all batches, in whole blocks."""
         if not self._by_rows:
             return self._allocated(num_places, num_states)
         if self._keys is None or not self._keys.has_room(num_places, num_states):

@@ -2,19 +2,19 @@
 
 Design: transformers' layers are used unchanged; its AttentionInterface
 (https://huggingface.co/docs/transformers/attention_interface) calls the functions of this module. A pack of prompts
-attends to itself alone, as in training. Packs are made on a thread, ahead of their passes and across waves, so that
+attends to itself alone, as in training. Packs are made on a thread, ahead of their passes and across batches, so that
 features are read while the GPU computes.
 
 One token of each growing answer attends to the whole buffer, where the mask leaves it the tokens of its own prompt and
 answer, by the rule of training with places in the buffer as positions. The mask is dense and computed for each pass,
-and answers that have ended leave the wave: that suits a CPU and small waves.
+and answers that have ended leave the batch: that suits a CPU and small batches.
 
 On a GPU the mask is by rows (FlexAttention). The branches of an image are spread over rows of their own, in blocks, so
 that a block of rows reads the keys of one image only, and the reading is shared out over the whole GPU. All query heads
 that read the same key head lie side by side in a block, which reads its keys once for all of them. The rest of the
-model computes the tokens as they are. The cost is rows that stay empty. All tensors have one size for all waves, so a
+model computes the tokens as they are. The cost is rows that stay empty. All tensors have one size for all batches, so a
 pass is captured once as a CUDA graph and replayed for every token; launching its thousands of kernels would take the
-CPU longer than the GPU needs for them. Branches that have ended are computed until the wave ends.
+CPU longer than the GPU needs for them. Branches that have ended are computed until the batch ends.
 
 What is computed of a later question is its own tokens; the image, the earlier questions and the model's answers to them
 are in the buffer. Each token is a row of a pass, with the same masks, and several rows have the same branch. On a GPU
@@ -38,19 +38,19 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from lookonce.eval.decoding.buffers import Continued, KeyValues, OfPrompts, keep
-from lookonce.eval.decoding.dialogue import Answer, Dialogue
-from lookonce.eval.decoding.waves import (
+from lookonce.eval.decoding.batches import (
     PADDING,
     UNUSED,
+    BatchLayout,
     Branches,
     Queries,
     Room,
     Spans,
-    WaveLayout,
     attends,
     state_rows,
 )
+from lookonce.eval.decoding.buffers import Continued, KeyValues, OfPrompts, keep
+from lookonce.eval.decoding.dialogue import Answer, Dialogue
 from lookonce.train.data.batches import Batch, FeatureSource, PackCollator, Prefetcher, image_inputs
 from lookonce.train.data.packing import BLOCK, padded_length
 from lookonce.train.data.tokenize import ChatTokenizer
@@ -160,7 +160,7 @@ STATE_ROWS = "state_rows"
 
 
 class Prompts:
-    """Computes the prompts of waves with a model, whose attention writes keys and values to their places."""
+    """Computes the prompts of batches with a model, whose attention writes keys and values to their places."""
 
     def __init__(
         self, model: Any, chat: ChatTokenizer, source: FeatureSource, room: Room, *, flex: bool = False
@@ -173,23 +173,23 @@ class Prompts:
         self._mask = PackMask(padded_length(1), self._device, flex=flex)
         self._longest = 0
 
-    def ahead(self, waves: Iterable[Sequence[Dialogue]]) -> Generator[tuple[WaveLayout, Iterator[Batch]]]:
-        """The layout of each wave, and the model's inputs for its packs."""
-        layouts: deque[WaveLayout] = deque()
+    def ahead(self, batches: Iterable[Sequence[Dialogue]]) -> Generator[tuple[BatchLayout, Iterator[Batch]]]:
+        """The layout of each batch, and the model's inputs for its packs."""
+        layouts: deque[BatchLayout] = deque()
 
-        def packs() -> Iterator[list[tuple[WaveLayout, int]]]:
-            for wave in waves:
-                layouts.append(WaveLayout.of(wave, self._image_token_id, self._room))
+        def numbered() -> Iterator[list[tuple[BatchLayout, int]]]:
+            for batch in batches:
+                layouts.append(BatchLayout.of(batch, self._image_token_id, self._room))
                 yield [(layouts[-1], number) for number in range(len(layouts[-1].packs))]
 
-        with contextlib.closing(Prefetcher(packs(), self._make, self._device, NUM_AHEAD)) as prefetcher:
-            while (first := next(batches := prefetcher.step(), None)) is not None:
-                yield layouts.popleft(), (batch for batch, _ in chain([first], batches))
+        with contextlib.closing(Prefetcher(numbered(), self._make, self._device, NUM_AHEAD)) as prefetcher:
+            while (first := next(packs := prefetcher.step(), None)) is not None:
+                yield layouts.popleft(), (batch for batch, _ in chain([first], packs))
 
-    def run(self, batches: Iterable[Batch]) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(self, packs: Iterable[Batch]) -> tuple[torch.Tensor, torch.Tensor]:
         """The logits of each answer's first token `[N, vocabulary]`, and its position `[N]`."""
         logits, positions = [], []
-        for batch in batches:
+        for batch in packs:
             self._reserve(len(batch[MASK_KEY]))
             attention_mask = self._masks(batch.pop(MASK_KEY), batch["logits_to_keep"], batch.pop(STATE_ROWS))
             logits.append(self._model(**batch, attention_mask=attention_mask, use_cache=False).logits[0])
@@ -208,9 +208,9 @@ class Prompts:
             self._longest = padded_length(max(length, self._room.tokens_per_pack))
             self._mask = PackMask(self._longest, self._device, flex=self._flex)
 
-    def _make(self, pack_of_wave: tuple[WaveLayout, int]) -> Batch:
-        """The inputs of a pack of a wave, by its number."""
-        layout, number = pack_of_wave
+    def _make(self, pack_of_batch: tuple[BatchLayout, int]) -> Batch:
+        """The inputs of a pack of a batch, by its number."""
+        layout, number = pack_of_batch
         prompts = [dialogue.first for dialogue in layout.dialogues]
         pack, of_pack = layout.packs[number], layout.of_packs[number]
         length = padded_length(pack.num_tokens) if self._flex else pack.num_tokens
@@ -346,7 +346,7 @@ class RowMask:
 
 
 class RowSteps:
-    """Passes over the same tensors in all waves."""
+    """Passes over the same tensors in all batches."""
 
     def __init__(
         self,

@@ -484,8 +484,8 @@ class EvalSection(Section):
     """How answers are computed. `shared`: the tokens of an image once for all its questions, whose answers grow
     together. `generate`: transformers' own, each question with its own copy of the image. Both give the same answers,
     apart from rounding."""
-    tokens_per_wave: Free[NumTokens | None] = None
+    tokens_per_batch: Free[NumTokens | None] = None
     """With `shared`, tokens of questions and answers that are in memory together, image tokens included; by default as
     many as the GPU has memory for, at most 65,536. A token of an 8B takes 147 kB. In models with linear attention there
-    is at most one state for each 64 of them. If there is too little memory, parts of a wave are answered one after
+    is at most one state for each 64 of them. If there is too little memory, parts of a batch are answered one after
     another."""

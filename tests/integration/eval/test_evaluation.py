@@ -113,7 +113,7 @@ def run(make_run_in, sample, tmp_path_factory) -> RunFile:
         data=data,
         train={"steps": 6, "learning_rate": 0.01},
         lora={"modules_to_save": ["embed_tokens"]},
-        eval={"tokens_per_wave": 80, "max_new_tokens": 2},
+        eval={"tokens_per_batch": 80, "max_new_tokens": 2},
     )
     open_run(run, TO_BUILD).build()
     (folder / "run.yaml").write_text(run.to_yaml())

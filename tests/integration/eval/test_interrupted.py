@@ -93,9 +93,9 @@ def test_an_interrupted_evaluation_continues_and_ends_with_the_same_bytes(traine
 
 
 @SAME_PREDICTIONS
-def test_so_does_one_in_waves(trained, run, monkeypatch):
-    """Although a wave is answered while the prompts of the next are computed."""
-    settings = trained.eval.model_copy(update={"engine": "shared", "tokens_per_wave": 600})
+def test_so_does_one_in_batches(trained, run, monkeypatch):
+    """Although a batch is answered while the prompts of the next are computed."""
+    settings = trained.eval.model_copy(update={"engine": "shared", "tokens_per_batch": 600})
     (run / "run.yaml").write_text(trained.model_copy(update={"eval": settings}).to_yaml())
     evaluate_run(run / "run.yaml", "test")
     expected, notes = results(run), []

@@ -53,7 +53,7 @@ def run_file(trained, tmp_path):
     """Writes a run file of the trained run, with other settings of a section."""
 
     def write(engine: str = "shared", **changes) -> Path:
-        sections = {"eval": {"engine": engine, "tokens_per_wave": 600} | changes.pop("eval", {})} | changes
+        sections = {"eval": {"engine": engine, "tokens_per_batch": 600} | changes.pop("eval", {})} | changes
         parts = {name: getattr(trained, name).model_copy(update=change) for name, change in sections.items()}
         path = tmp_path / f"{engine}.yaml"
         path.write_text(trained.model_copy(update=parts).to_yaml())

@@ -45,7 +45,7 @@ def trained(make_run_in, sample, built, root, tmp_path_factory) -> RunFile:
         },
         cache={"dir": str(built.folder.parent)},
         train={"steps": 40, "learning_rate": 0.01},
-        eval={"max_new_tokens": 4, "tokens_per_wave": 400},
+        eval={"max_new_tokens": 4, "tokens_per_batch": 400},
     )
     train(run, **QUIET)
     return run

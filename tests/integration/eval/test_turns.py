@@ -25,9 +25,9 @@ from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.datasets.sample.model import write_model
 from lookonce.eval.answerer import Answerer, Conversation
 from lookonce.eval.answers.questions import Dialogues
+from lookonce.eval.decoding.batches import Room, groups_of, plan_batches
 from lookonce.eval.decoding.decoder import Decoder
 from lookonce.eval.decoding.dialogue import Answer, Dialogue
-from lookonce.eval.decoding.waves import Room, groups_of, plan_waves
 from lookonce.eval.run import evaluate_run
 from lookonce.eval.scores.prediction import read_predictions
 from lookonce.families.qwen3_5 import QWEN3_5
@@ -88,12 +88,12 @@ class Asked:
     def answers(self, dialogues: list[Dialogue], room: Room, end: int, *, by_rows: bool = False) -> list[list[Answer]]:
         chat, ending = self.session.chat_tokenizer, self.ending(end)
         decoder = Decoder(self.model, ending, self.session.features, room, torch.float32, by_rows=by_rows)
-        waves = plan_waves(dialogues, chat.image_token_id, room)
-        given = decoder.answers([dialogues[number] for number in wave] for wave in waves)
+        batches = plan_batches(dialogues, chat.image_token_id, room)
+        given = decoder.answers([dialogues[number] for number in batch] for batch in batches)
         found = {
             number: some
-            for wave, of_wave in zip(waves, given, strict=True)
-            for number, some in zip(wave, of_wave, strict=True)
+            for batch, of_batch in zip(batches, given, strict=True)
+            for number, some in zip(batch, of_batch, strict=True)
         }
         return [found[number] for number in range(len(dialogues))]
 
@@ -170,7 +170,7 @@ def often(asked) -> list[int]:
     "In a dialogue, each answer has the tokens of stock `generate` after the model's earlier answers, whatever"
     " ends these and whatever they contain; also through layers of linear attention."
 )
-def test_own_answers_are_those_of_generate_in_one_wave_and_in_many(asked, often):
+def test_own_answers_are_those_of_generate_in_one_batch_and_in_many(asked, often):
     for room in (Room(100_000, 100_000, NEW_TOKENS), Room(900, 300, NEW_TOKENS), Room(1, 1, NEW_TOKENS)):
         assert assert_stock_answers(asked, EVERY, room, often[0]) > 0
 

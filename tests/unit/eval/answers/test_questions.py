@@ -136,7 +136,7 @@ def test_the_majority_given_the_context_is_told_true_answers_where_the_model_is_
     opened.records = {"train": training + [Record((), (Turn("d?", "of all"),))] * 9}
     earlier = [(), (Turn("c?", "wrong"),), (), (), ()]
     dialogues = Dialogues(shown, [], [SimpleNamespace(image_keys=("1",))] * 5, [])
-    rows = Questions(opened, "test", dialogues, None, [], "own").rows(shown, earlier, [answer("wrong")] * 5)
+    rows = Questions(opened, "test", dialogues, "own").rows(shown, earlier, [answer("wrong")] * 5)
     assert [row.majority_in_context for row in rows] == ["true", "true", None, None, None]
     assert rows[1].majority == "of all" and rows[1].earlier == earlier[1] and rows[1].context[0].answer == "wrong"
 

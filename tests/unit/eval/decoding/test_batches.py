@@ -11,20 +11,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookonce.eval.decoding.dialogue import Dialogue
-from lookonce.eval.decoding.passes import Rows
-from lookonce.eval.decoding.waves import (
+from lookonce.eval.decoding.batches import (
     PADDING,
     UNUSED,
+    BatchLayout,
     Branches,
     PackLayout,
     Room,
-    WaveLayout,
     attends,
     groups_of,
-    plan_waves,
+    plan_batches,
     state_rows,
 )
+from lookonce.eval.decoding.dialogue import Dialogue
+from lookonce.eval.decoding.passes import Rows
 from lookonce.train.data.batches import PackCollator
 from lookonce.train.data.packing import BLOCK, Group, Pack
 from lookonce.train.data.tokenize import Example
@@ -64,16 +64,16 @@ ROOMS = st.builds(
 
 @quick
 @given(DIALOGUES, ROOMS)
-def test_each_dialogue_is_in_one_wave_and_waves_fit_unless_one_dialogue_does_not(dialogues, room):
-    waves = plan_waves(dialogues, IMAGE, room)
-    assert sorted(number for wave in waves for number in wave) == list(range(len(dialogues)))
-    for wave in waves:
-        chosen = [dialogues[number] for number in wave]
+def test_each_dialogue_is_in_one_batch_and_batches_fit_unless_one_dialogue_does_not(dialogues, room):
+    batches = plan_batches(dialogues, IMAGE, room)
+    assert sorted(number for batch in batches for number in batch) == list(range(len(dialogues)))
+    for batch in batches:
+        chosen = [dialogues[number] for number in batch]
         num_tokens = sum(group.num_tokens for group in groups_of(chosen, IMAGE))
         num_places = num_tokens + sum(one.room(room.max_new_tokens) for one in chosen)
         num_states = sum(1 + bool(one.later) for one in chosen)
         assert room.needed(num_tokens, chosen).tolist() == [num_places, num_states]
-        assert (num_places <= room.num_places and num_states <= (room.num_states or 99)) or len(wave) == 1
+        assert (num_places <= room.num_places and num_states <= (room.num_states or 99)) or len(batch) == 1
 
 
 @quick
@@ -82,8 +82,8 @@ def test_tokens_and_the_room_behind_them_have_places_of_their_own(dialogues, roo
     examples = [dialogue.first for dialogue in dialogues]
     num_places, num_segments = 1, 0
     seen: list[int] = []
-    wave = WaveLayout.of(dialogues, IMAGE, room)
-    for pack, layout in zip(wave.packs, wave.of_packs, strict=True):
+    batch = BatchLayout.of(dialogues, IMAGE, room)
+    for pack, layout in zip(batch.packs, batch.of_packs, strict=True):
         batch = PackCollator(IMAGE, 0, 2, SimpleNamespace(grid_thw=GRIDS.__getitem__, kept=lambda key: None))(
             pack.groups, examples, [0.0] * pack.num_samples, pack.num_tokens
         )
@@ -103,24 +103,24 @@ def test_tokens_and_the_room_behind_them_have_places_of_their_own(dialogues, roo
         seen += layout.examples.tolist()
         num_places += len(layout.segments)
         num_segments += sum(1 + len(group.examples) for group in pack.groups)
-    assert sorted(seen) == list(range(len(examples))) and UNUSED not in seen and len(wave.segments) == num_places
+    assert sorted(seen) == list(range(len(examples))) and UNUSED not in seen and len(batch.segments) == num_places
 
 
 @quick
 @given(DIALOGUES, ROOMS)
 def test_each_dialogue_has_a_row_for_its_state_and_one_for_a_copy_if_others_follow(dialogues, room):
-    wave = WaveLayout.of(dialogues, IMAGE, room)
-    own = state_rows(torch.from_numpy(wave.column("examples"))).tolist()
-    assert sorted([PADDING, *own, *wave.copies.values()]) == list(range(wave.num_states))
-    assert {*wave.copies} == {number for number, one in enumerate(dialogues) if one.later}
+    batch = BatchLayout.of(dialogues, IMAGE, room)
+    own = state_rows(torch.from_numpy(batch.column("examples"))).tolist()
+    assert sorted([PADDING, *own, *batch.copies.values()]) == list(range(batch.num_states))
+    assert {*batch.copies} == {number for number, one in enumerate(dialogues) if one.later}
 
 
-def test_a_wave_does_not_depend_on_the_waves_after_it():
+def test_a_batch_does_not_depend_on_the_batches_after_it():
     dialogues = [dialogue(question("a", [1, word, 2]), []) for word in range(9)]
     room = Room(40, 100, 4)
-    waves = plan_waves(dialogues, IMAGE, room)
-    assert len(waves) > 2
-    assert plan_waves(dialogues[: len(waves[0])], IMAGE, room) == waves[:1]
+    batches = plan_batches(dialogues, IMAGE, room)
+    assert len(batches) > 2
+    assert plan_batches(dialogues[: len(batches[0])], IMAGE, room) == batches[:1]
 
 
 END_TOKEN = 2
@@ -200,10 +200,10 @@ PACKS = (
 
 
 @pytest.fixture
-def layout() -> WaveLayout:
+def layout() -> BatchLayout:
     room_behind = [NEW_TOKENS] * 99
     first = PackLayout.of(PACKS[0], 0, 0, room_behind)
-    return WaveLayout([], [*PACKS], [first, PackLayout.of(PACKS[1], len(first.segments), 27, room_behind)])
+    return BatchLayout([], [*PACKS], [first, PackLayout.of(PACKS[1], len(first.segments), 27, room_behind)])
 
 
 def test_branches_have_rows_of_their_own_in_blocks_of_one_image(layout):

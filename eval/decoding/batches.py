@@ -1,16 +1,16 @@
 """Which questions are answered together, where their tokens lie in the buffer, and how far their answers are.
 
-Design: a *wave* is as many questions as the buffer of keys and values has places for, and in models with linear
+Design: a *batch* is as many questions as the buffer of keys and values has places for, and in models with linear
 attention as there are rows for their states. Questions are grouped by their images as in training, each group's prefix
 gets its places once, and behind each question there is room for the longest answer, and for the later questions of its
-dialogue. Groups are taken in the order of the records, so that a wave is the same whenever it is planned, and the
+dialogue. Groups are taken in the order of the records, so that a batch is the same whenever it is planned, and the
 answers of an interrupted evaluation have the bits of an uninterrupted one. A group with more questions than there is
 room for is split, and its prefix computed again. The prompts are computed in packs of training, one after another.
 
-The answers of a wave while they grow are a column of tensors, one entry for each branch. All columns stay on the device
-and are changed in place, and nothing is read back. So a pass can be captured as a CUDA graph, and the CPU asks only now
+The answers of a batch while they grow are columns of tensors, one entry for each branch. All columns stay on the
+device and are changed in place, and nothing is read back. So a pass can be captured as a CUDA graph, and the CPU asks only now
 and then which answers have ended. A branch that has ended stays where it is: passes overwrite its last token until it
-leaves the wave.
+leaves the batch.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Room:
 
     @property
     def free(self) -> NDArray[np.float64]:
-        """The places and states of a wave."""
+        """The places and states of a batch."""
         return np.array([self.num_places, self.num_states or math.inf])
 
     def needed(self, num_tokens: int, dialogues: Iterable[Dialogue]) -> NDArray[np.float64]:
@@ -58,19 +58,19 @@ def groups_of(dialogues: Sequence[Dialogue], image_token_id: int) -> list[Group]
     return group_examples([dialogue.first for dialogue in dialogues], image_token_id)
 
 
-def plan_waves(dialogues: Sequence[Dialogue], image_token_id: int, room: Room) -> list[list[int]]:
-    """The numbers of the dialogues of each wave; one with more tokens than there are places is a wave by itself."""
-    waves: list[list[int]] = []
+def plan_batches(dialogues: Sequence[Dialogue], image_token_id: int, room: Room) -> list[list[int]]:
+    """The numbers of the dialogues of each batch; one with more tokens than there are places is a batch by itself."""
+    batches: list[list[int]] = []
     free = room.free
     for group in groups_of(dialogues, image_token_id):
         for part in _split(group, dialogues, room):
             needed = room.needed(part.num_tokens, [dialogues[number] for number in part.examples])
-            if (needed > free).any() or not waves:
-                waves.append([])
+            if (needed > free).any() or not batches:
+                batches.append([])
                 free = room.free
-            waves[-1] += part.examples
+            batches[-1] += part.examples
             free = free - needed
-    return waves
+    return batches
 
 
 def _split(group: Group, dialogues: Sequence[Dialogue], room: Room) -> list[Group]:
@@ -251,7 +251,7 @@ class PackLayout:
 
     @classmethod
     def of(cls, pack: Pack, first_place: int, first_segment: int, room_behind: Sequence[int]) -> PackLayout:
-        """`room_behind` has the places behind the prompt of each question of the wave."""
+        """`room_behind` has the places behind the prompt of each question of the batch."""
         lengths, rooms, examples, is_branch = [], [], [], []
         for group in pack.groups:
             lengths += [group.num_prefix_tokens, *group.branch_tokens]
@@ -280,26 +280,26 @@ class PackLayout:
 
 
 @dataclass(frozen=True)
-class WaveLayout:
-    """The packs of a wave, one behind another in the buffer."""
+class BatchLayout:
+    """The packs of a batch, one behind another in the buffer."""
 
     dialogues: Sequence[Dialogue]
     packs: list[Pack]
     of_packs: list[PackLayout]
 
     @classmethod
-    def of(cls, wave: Sequence[Dialogue], image_token_id: int, room: Room) -> WaveLayout:
-        """The layout of a wave, in packs of `room.tokens_per_pack`, or longer ones if a question is."""
-        longest = max(dialogue.first.num_tokens for dialogue in wave)
-        [packs] = pack_step(groups_of(wave, image_token_id), max(room.tokens_per_pack, longest))
-        room_behind = [dialogue.room(room.max_new_tokens) for dialogue in wave]
+    def of(cls, batch: Sequence[Dialogue], image_token_id: int, room: Room) -> BatchLayout:
+        """The layout of a batch, in packs of `room.tokens_per_pack`, or longer ones if a question is."""
+        longest = max(dialogue.first.num_tokens for dialogue in batch)
+        [packs] = pack_step(groups_of(batch, image_token_id), max(room.tokens_per_pack, longest))
+        room_behind = [dialogue.room(room.max_new_tokens) for dialogue in batch]
         layouts: list[PackLayout] = []
         num_places, num_segments = PADDING + 1, 0
         for pack in packs:
             layouts.append(PackLayout.of(pack, num_places, num_segments, room_behind))
             num_places += len(layouts[-1].segments)
             num_segments += sum(1 + len(group.examples) for group in pack.groups)
-        return cls(wave, packs, layouts)
+        return cls(batch, packs, layouts)
 
     def column(self, name: str) -> NDArray[np.int64]:
         """A column of all packs, by its name in `PackLayout`."""
