@@ -1,9 +1,9 @@
 """Answer many questions about any images: rows in a file or on the screen, and a summary.
 
 Design: the answers of each batch are written as soon as they are there, beside the output file as those of an
-evaluation are, and the same command resumes from them with the same bits. The output file appears whole, in the order of the
-questions: lines of JSONL with the keys of a predictions file, or a table in CSV. What only an evaluation has is left
-out: majority answers, and without a reference also the reference and whether the answer is right. A question that
+evaluation are, and the same command resumes from them with the same bits. The output file appears whole, in the order
+of the questions: lines of JSONL with the keys of a predictions file, or a table in CSV. What only an evaluation has is
+left out: majority answers, and without a reference also the reference and whether the answer is right. A question that
 cannot be answered is named with its reason, and all others are answered.
 """
 

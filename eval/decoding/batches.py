@@ -8,9 +8,9 @@ answers of an interrupted evaluation have the bits of an uninterrupted one. A gr
 room for is split, and its prefix computed again. The prompts are computed in packs of training, one after another.
 
 The answers of a batch while they grow are columns of tensors, one entry for each branch. All columns stay on the
-device and are changed in place, and nothing is read back. So a pass can be captured as a CUDA graph, and the CPU asks only now
-and then which answers have ended. A branch that has ended stays where it is: passes overwrite its last token until it
-leaves the batch.
+device and are changed in place, and nothing is read back. So a pass can be captured as a CUDA graph, and the CPU asks
+only now and then which answers have ended. A branch that has ended stays where it is: passes overwrite its last token
+until it leaves the batch.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ IN_CONTEXT: tuple[Baseline, ...] = get_args(Baseline)[3:]
 """Those of a run with `data.context`: true answers to earlier questions in the prompts, and none."""
 NAMES = {
     "majority": "majority",
-    "majority_in_context": "majority given the context",
+    "majority_in_context": "majority given the context",  # in the metrics of earlier versions
     "untuned": "untuned model",
     "shuffled": "shuffled images",
     "blank": "blank images",
@@ -91,9 +91,10 @@ class Headline:
 
     @classmethod
     def of(cls, predictions: Sequence[Prediction], answers: BaselineAnswers) -> Headline:
-        """The headline of some predictions, with the baselines that `answers` has beside the majorities."""
+        """The headline of some predictions, with the baselines that `answers` has beside the majority."""
         if not predictions:
             return cls()
+        texts_of: BaselineAnswers = {"majority": [one.majority for one in predictions], **answers}
         right_Q = np.array([one.is_right for one in predictions], dtype=np.float64)
         clusters = clusters_of([one.sources for one in predictions])
 
@@ -107,17 +108,8 @@ class Headline:
 
         return cls(
             share_interval(right_Q, clusters),
-            {key: baseline(texts) for key, texts in (_majorities(predictions) | dict(answers)).items()},
+            {key: baseline(texts) for key, texts in texts_of.items()},
         )
-
-
-def _majorities(predictions: Sequence[Prediction]) -> dict[str, Sequence[str]]:
-    """The majority answers; in conversations also those given the context. A first turn has no context."""
-    given: dict[str, Sequence[str]] = {"majority": [one.majority for one in predictions]}
-    if any(one.majority_in_context is not None for one in predictions):
-        in_context = [(one.majority_in_context, one.majority) for one in predictions]
-        given["majority_in_context"] = [plain if known is None else known for known, plain in in_context]
-    return given
 
 
 Answers = Callable[[Prediction], str]
