@@ -302,7 +302,7 @@ class Answerer:
     def answer_records(self, records: Iterable[Record]) -> list[Answer]:
         """The greedy answers to all turns of some records, in order.
 
-        A later turn follows the model's own answers, or those of the record if the run's `eval.turns` is true.
+        A later turn follows the model's answers, or those of the record if the run's `eval.turns` is `reference`.
 
         Raises:
             LookonceError: a question cannot be answered.

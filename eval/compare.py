@@ -112,7 +112,7 @@ class Comparison:
     candidates: list[Candidate]
     pairs: list[Pair]
     prompts: dict[str, str] = field(default_factory=dict)
-    """Whose answers stand in the prompts of each run, if runs differ in it."""
+    """Which answers stand in the prompts of each run, if runs differ in it."""
     metric: Metric = "exact_match"
     """What is compared."""
     is_exact_match_poor: bool = False
@@ -155,10 +155,10 @@ def compare(runs: Sequence[Run], *, with_first_only: bool = False, metric: Metri
 
 
 def _prompts(run: Run) -> str:
-    """Whose answers stand in the prompts of a run: its own, or true ones."""
+    """Which answers stand in the prompts of a run: predicted, reference or none."""
     rows = run.predictions
-    whose = {one.earlier_answers or "true" for one in rows if one.earlier}
-    whose |= {one.context_answers or "true" for one in rows if one.context}
+    whose = {one.earlier_answers or "reference" for one in rows if one.earlier}
+    whose |= {one.context_answers or "reference" for one in rows if one.context}
     return " and ".join(sorted(whose)) or "none"
 
 

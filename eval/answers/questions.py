@@ -1,10 +1,10 @@
 """The questions of an evaluation: in dialogues, in stages, as the baselines are asked them, in batches; and their rows.
 
-Design: with `eval.turns: own` the questions of a record are one dialogue, and each follows the model's own answers;
-with `true` each is a dialogue of its own, whose prompt has the record's answers before it. The questions of a stage
-(`data.context`) are answered as any others. Their prompts follow from the answers before, so an interrupted evaluation
-asks the same ones again. An answer is shown to later questions as text, of which the tokenizer makes tokens again, as
-it would of a record that has this text.
+Design: with `eval.turns: predicted` the questions of a record are one dialogue, and each follows the model's answers;
+with `reference` each is a dialogue of its own, whose prompt has the record's answers before it. The questions of a
+stage (`data.context`) are answered as any others. Their prompts follow from the answers before, so an interrupted
+evaluation asks the same ones again. An answer is shown to later questions as text, of which the tokenizer makes tokens
+again, as it would of a record that has this text.
 
 Baselines are asked the run's own questions: without the adapter, with other images, with grey ones. The prompts keep
 their words, so nothing is tokenised again, and each answer is compared with the run's answer to the same question.
@@ -47,8 +47,8 @@ from lookonce.train.model.frozen import model_settings
 
 Asked = tuple[Record, int]
 """A record, and the number of the turn that is asked."""
-Turns = Literal["own", "true"]
-"""Whose answers the earlier turns of a prompt have: the model's own, or the record's."""
+Turns = Literal["predicted", "reference"]
+"""Which answers the earlier turns of a prompt have: the model's, or the record's."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ def together(asked: Sequence[Asked], turns: Turns) -> list[list[int]]:
     """The numbers of the questions of each dialogue; the questions of a record must follow one another."""
     numbers: list[list[int]] = []
     for number, (record, turn) in enumerate(asked):
-        follows = turns == "own" and number and asked[number - 1][0] is record and asked[number - 1][1] == turn - 1
-        if follows:
+        before = asked[number - 1] if number and turns == "predicted" else (None, 0)
+        if before[0] is record and before[1] == turn - 1:
             numbers[-1].append(number)
         else:
             numbers.append([number])
@@ -140,25 +140,26 @@ def turns_before(
     return found
 
 
-Staged = Literal["own", "true", "none"]
-"""Whose answers to earlier questions prompts have (`eval.staged`)."""
+Staged = Literal["predicted", "reference", "none"]
+"""Which answers to earlier questions prompts have (`eval.staged`)."""
 
 
 def questions_of(opened: OpenRun, records: Iterable[Record], staged: Staged) -> list[Asked]:
-    """The questions of some records, with true answers as context if `staged` is true, otherwise without any."""
+    """The questions of some records, with reference answers as context if `staged` says so, otherwise without any."""
     records = [replace(record, context=None) if record.context else record for record in records]
-    if staged == "true" and (form := opened.run.data.context):
+    if staged == "reference" and (form := opened.run.data.context):
         records = with_context(records, form, opened.images.keys_of)
     return [(record, number) for record in records for number in range(len(record.turns))]
 
 
 def stages_of(opened: OpenRun, asked: Sequence[Asked], staged: Staged) -> list[list[int]]:
-    """The numbers of the questions that are answered together: those of a stage if contexts have own answers, or all.
+    """The numbers of the questions that are answered together: those of a stage if contexts have predicted answers, or
+    all.
 
     Questions that are in no stage are asked with the first.
     """
     form = opened.run.data.context
-    if form is None or staged != "own":
+    if form is None or staged != "predicted":
         return [[*range(len(asked))]]
     found: dict[int, list[int]] = {}
     for number, (record, _) in enumerate(asked):
@@ -264,7 +265,7 @@ class Questions:
     split: str
     dialogues: Dialogues
     staged: Staged = "none"
-    """Whose answers the contexts have; the model's own are not in these prompts, but in those of each stage."""
+    """Which answers the contexts have; predicted ones are not in these prompts, but in those of each stage."""
     baseline: Baseline | None = None
     """The baseline that is asked them; None for the run itself."""
     stage: int = 0
@@ -297,7 +298,7 @@ class Questions:
 
     @property
     def stages(self) -> list[list[int]]:
-        """The numbers of the questions of each stage; all are one unless contexts have own answers."""
+        """The numbers of the questions of each stage; all are one unless contexts have predicted answers."""
         return stages_of(self.opened, self.asked, self.staged)
 
     def at_stage(self, stage: int, answers: Mapping[int, Answer]) -> Questions:
@@ -310,7 +311,7 @@ class Questions:
 
     def after_all(self, answers: Mapping[int, Answer]) -> Questions:
         """All questions with the prompts in which they were answered."""
-        if self.staged != "own":
+        if self.staged != "predicted":
             return self
         asked = in_context(self.opened, self.asked, range(len(self.asked)), answers)
         return replace(self, dialogues=Dialogues.of(self.opened, asked))
@@ -455,7 +456,7 @@ def as_asked(questions: Questions, baseline: Baseline | None) -> Questions:
     """A run's own questions as a baseline is asked; None is the run itself."""
     if baseline is None:
         return questions
-    if baseline == "true" or baseline == "none":
+    if baseline == "reference" or baseline == "none":
         return replace(Questions.of(questions.opened, questions.split, baseline), baseline=baseline)
     questions = replace(questions, baseline=baseline)
     if baseline == "untuned":
@@ -467,7 +468,7 @@ def why_not(questions: Questions, baseline: Baseline | None) -> str:
     """Why a baseline has no meaning for these questions; empty if it has one."""
     keys = {key for example in questions.examples for key in example.image_keys}
     if baseline in IN_CONTEXT and questions.opened.run.data.context is None:
-        return "--true-context and --no-context need `data.context` in the run file"
+        return "--reference-context and --no-context need `data.context` in the run file"
     if baseline in IN_CONTEXT and baseline == questions.staged:
         return f"`eval.staged` is {baseline}, so these are the answers of the run itself"
     if baseline == "shuffled" and len(keys) < 2:

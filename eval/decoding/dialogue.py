@@ -55,7 +55,7 @@ Pieces = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Dialogue:
-    """One or several questions; each prompt has the model's own answers to the questions before."""
+    """One or several questions; each prompt has the model's answers to the questions before."""
 
     first: Example
     """The prompt of the first question, which may have earlier turns."""
@@ -84,7 +84,7 @@ class Dialogue:
             if not np.array_equal(begun, before.token_ids) or not len(ends):
                 raise ModelError(
                     f"{after.origin}: the chat template changes earlier turns when others follow, so a conversation "
-                    'cannot continue from the model\'s own answers; set `eval.turns: "true"`'
+                    "cannot continue from predicted answers; set `eval.turns: reference`"
                 )
             shown, later = tuple(tail[: ends[0]].tolist()), [*later, tail[ends[0] :]]
         return cls(prompts[0], tuple(later), shown, frozenset(chat.special_token_ids))

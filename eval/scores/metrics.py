@@ -44,19 +44,19 @@ from lookonce.eval.statistics import MIN_CLUSTERS, Interval, clusters_of, differ
 from lookonce.run.folder import RunFolder, read_form
 from lookonce.text import rows, shell, table
 
-Baseline = Literal["untuned", "shuffled", "blank", "true", "none"]
+Baseline = Literal["untuned", "shuffled", "blank", "reference", "none"]
 """The baselines that a model answers."""
 BASELINES: tuple[Baseline, ...] = get_args(Baseline)[:3]
 """Those of every run."""
 IN_CONTEXT: tuple[Baseline, ...] = get_args(Baseline)[3:]
-"""Those of a run with `data.context`: true answers to earlier questions in the prompts, and none."""
+"""Those of a run with `data.context`: reference answers to earlier questions in the prompts, and none."""
 NAMES = {
     "majority": "majority",
     "majority_in_context": "majority given the context",  # in the metrics of earlier versions
     "untuned": "untuned model",
     "shuffled": "shuffled images",
     "blank": "blank images",
-    "true": "true answers in context",
+    "reference": "reference answers in context",
     "none": "no context",
 }
 """The names of all baselines in tables."""
@@ -94,7 +94,9 @@ class Headline:
         """The headline of some predictions, with the baselines that `answers` has beside the majority."""
         if not predictions:
             return cls()
-        texts_of: BaselineAnswers = {"majority": [one.majority for one in predictions], **answers}
+        texts_of = {"majority": [one.majority for one in predictions]} | {
+            str(key): [*texts] for key, texts in answers.items()
+        }
         right_Q = np.array([one.is_right for one in predictions], dtype=np.float64)
         clusters = clusters_of([one.sources for one in predictions])
 

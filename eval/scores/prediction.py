@@ -27,9 +27,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
 from lookonce.datasets.formats.record import Record, Turn, is_utf8
 from lookonce.datasets.text_files import read_jsonl
@@ -41,6 +41,11 @@ from lookonce.text import located, nfc, quoted, share
 VERSION = 1
 """The version of the rows that are written."""
 WRITTEN_BY = "expected rows as `lookonce eval` writes them to predictions/ in the run folder"
+
+
+FORMER = {"own": "predicted", "true": "reference"}
+"""What rows of earlier versions call the answers in prompts."""
+InPrompt = Annotated[Literal["predicted", "reference"], BeforeValidator(lambda value: FORMER.get(value, value))]
 
 
 @dataclass(frozen=True)
@@ -77,12 +82,12 @@ class Prediction:
     """The system text of the prompt."""
     earlier: tuple[Turn, ...] = ()
     """The turns before the question in the prompt, each with `question` and `answer`."""
-    earlier_answers: Literal["own", "true"] | None = None
-    """Whose answers these turns have: the model's `own`, or the record's, which are `true` (`eval.turns`)."""
+    earlier_answers: InPrompt | None = None
+    """Which answers these turns have: those that the model `predicted`, or the record's `reference` (`eval.turns`)."""
     context: tuple[Turn, ...] = ()
     """The answers to questions of earlier stages in the prompt, each with `question` and `answer` (`data.context`)."""
-    context_answers: Literal["own", "true"] | None = None
-    """Whose answers these are: the model's `own`, or those of the records, which are `true` (`eval.staged`)."""
+    context_answers: InPrompt | None = None
+    """Which these are: those that the model `predicted`, or the `reference` of the records (`eval.staged`)."""
     logprob: float | None = None
     """The sum of the log-probabilities of the answer's tokens."""
     num_tokens: int | None = None

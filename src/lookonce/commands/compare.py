@@ -42,7 +42,7 @@ def compare(paths: tuple[Path, ...], split: str | None, baseline: Path | None, m
       candidates   name, runs, seeds, exact_match, score (by the metric), interval, majority, spread
       pairs        first, second, difference (second less first), interval, p, p_holm, only_first, only_second,
                    p_mcnemar, spread, are_seeds, metric, better (a name or null), sentence
-      prompts      whose answers stand in the prompts of each run, if runs differ
+      prompts      which earlier answers stand in the prompts of each run, if runs differ: predicted, reference, none
 
     \b
     Examples:

@@ -45,7 +45,9 @@ if TYPE_CHECKING:
 )
 @click.option("--blank-images", is_flag=True, help="Replace each image by a grey one of the same size.")
 @click.option("--untuned", is_flag=True, help="Answer without the adapter; with a run file also before it is trained.")
-@click.option("--true-context", is_flag=True, help="With data.context, give true answers to earlier questions.")
+@click.option(
+    "--reference-context", is_flag=True, help="With data.context, give reference answers to earlier questions."
+)
 @click.option("--no-context", is_flag=True, help="With data.context, give no answers to earlier questions.")
 @click.option("--baselines", is_flag=True, help="Answer as all baselines, and compare the run.")
 @SET
@@ -57,7 +59,7 @@ def evaluate(
     shuffle_images: bool,
     blank_images: bool,
     untuned: bool,
-    true_context: bool,
+    reference_context: bool,
     no_context: bool,
     baselines: bool,
     assignments: tuple[str, ...],
@@ -85,7 +87,7 @@ def evaluate(
       lookonce eval runs/sample --split test --json
       lookonce eval runs/sample --baselines
       lookonce eval runs/sample --shuffle-images
-      lookonce eval runs/sample --true-context --no-context
+      lookonce eval runs/sample --reference-context --no-context
       lookonce eval runs/sample --set eval.max_new_tokens=8
       lookonce eval run.yaml --untuned
       lookonce eval runs/sample/run.yaml
@@ -96,7 +98,7 @@ def evaluate(
         "untuned": untuned,
         "shuffled": shuffle_images,
         "blank": blank_images,
-        "true": true_context,
+        "reference": reference_context,
         "none": no_context,
     }
     named = tuple(name for name, is_chosen in chosen.items() if is_chosen)

@@ -244,11 +244,11 @@ def _measure_all(runs: Mapping[str, StudyRun]) -> dict[str, Workload]:
 
 
 def _countable(one: StudyRun) -> RunFile:
-    """The run; with true answers if those in its contexts are other runs', which may not have answered yet."""
+    """The run; with reference answers if those in its contexts are other runs', which may not have answered yet."""
     data = one.run.data
     if not (one.answers_of and data.context):
         return one.run
-    context = data.context.model_copy(update={"answers": "true"})
+    context = data.context.model_copy(update={"answers": "reference"})
     return one.run.model_copy(update={"data": data.model_copy(update={"context": context})})
 
 

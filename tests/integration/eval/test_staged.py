@@ -27,7 +27,7 @@ from lookonce.workflow import train
 
 QUIET = {"notify": lambda note: None}
 MAP = "datasets/kvasir-vqa.stages/reasoning.yaml"
-EVERY = ("val-blank", "val-none", "val-shuffled", "val-true", "val-untuned", "val")
+EVERY = ("val-blank", "val-none", "val-reference", "val-shuffled", "val-untuned", "val")
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_contexts_have_the_answers_of_earlier_stages_and_answers_are_those_to_pr
     found = rows(run)
     assert {row.ended for row in found} == {"stop"} and {row.stage for row in found} == {"1", "2", "3"}
     assert [row.context for row in found] == [earlier(found, row, False) for row in found]
-    assert {row.context_answers for row in found if row.context} == {"own"}
+    assert {row.context_answers for row in found if row.context} == {"predicted"}
     assert any(row.context != earlier(found, row, True) for row in found), "an own answer is wrong"
     assert not list(run.output.glob("predictions/*partial*"))
 
@@ -113,16 +113,16 @@ def test_the_exact_match_while_training_is_that_of_own_answers(run):
 
 
 def test_true_answers_and_none_stand_beside_the_own(run):
-    beside, path = evaluate_run(run.output, baselines=("true", "none"), **QUIET)
-    assert path.stem == "val" and list(beside.baselines)[-2:] == ["true", "none"]
+    beside, path = evaluate_run(run.output, baselines=("reference", "none"), **QUIET)
+    assert path.stem == "val" and list(beside.baselines)[-2:] == ["reference", "none"]
     scored, path = evaluate_run(run.output, baselines="all", **QUIET)
     assert {name: scored.baselines[name] for name in beside.baselines} == beside.baselines
     assert sorted(one.stem for one in path.parent.iterdir()) == sorted(EVERY) and path.stem == "val"
-    own, true, none = (rows(run, name) for name in ("val", "val-true", "val-none"))
+    own, true, none = (rows(run, name) for name in ("val", "val-reference", "val-none"))
     assert [row.context for row in true] == [earlier(true, row, True) for row in true]
-    assert {row.context_answers for row in true if row.context} == {"true"}
+    assert {row.context_answers for row in true if row.context} == {"reference"}
     assert not any(row.context or row.context_answers for row in none)
-    for name, of in (("true", true), ("none", none)):
+    for name, of in (("reference", true), ("none", none)):
         assert scored.baselines[name].exact_match == sum(row.is_right for row in of) / len(of)
     first = [number for number, row in enumerate(own) if row.stage == "1"]
     assert [own[n].predicted for n in first] == [true[n].predicted for n in first] == [none[n].predicted for n in first]
@@ -130,7 +130,7 @@ def test_true_answers_and_none_stand_beside_the_own(run):
     evaluate_run(run.output, baselines="all", notify=notes.append)
     assert [note for note in notes if "on disk" in note] == [
         f"the answers of {name} are on disk"
-        for name in ("val-untuned", "val-shuffled", "val-blank", "val-true", "val-none", "val")
+        for name in ("val-untuned", "val-shuffled", "val-blank", "val-reference", "val-none", "val")
     ]
     assert rows(run) == own
 
@@ -190,11 +190,11 @@ def test_both_engines_have_the_same_contexts(run):
 
 
 def test_the_key_says_what_the_run_itself_answers(run):
-    own = rows(run, "val-true")
-    evaluate_run(run.output, assignments=["eval.staged=true"], **QUIET)
+    own = rows(run, "val-reference")
+    evaluate_run(run.output, assignments=["eval.staged=reference"], **QUIET)
     assert [(row.predicted, row.context) for row in rows(run)] == [(row.predicted, row.context) for row in own]
     with pytest.raises(UsageError, match="`eval.staged` is true, so these are the answers of the run itself"):
-        evaluate_run(run.output, baselines=("true",), assignments=["eval.staged=true"], **QUIET)
+        evaluate_run(run.output, baselines=("reference",), assignments=["eval.staged=reference"], **QUIET)
 
 
 @pytest.mark.guarantee(

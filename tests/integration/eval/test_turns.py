@@ -239,12 +239,12 @@ def test_predictions_say_whose_answers_their_prompts_have_with_each_engine(run):
         evaluate_run(run.output, assignments=assignments)
         return read_predictions(run.output / "predictions" / "val.jsonl")
 
-    own, stock, true = rows(), rows("eval.engine=generate"), rows("eval.turns=true")
+    own, stock, true = rows(), rows("eval.engine=generate"), rows("eval.turns=reference")
     assert {row.ended for row in own} == {"stop"}
     assert [(row.predicted, row.earlier) for row in own] == [(row.predicted, row.earlier) for row in stock]
     for first, second, oracle in zip(own[::2], own[1::2], true[1::2], strict=True):
-        assert second.earlier == (Turn(first.question, first.predicted),) and second.earlier_answers == "own"
-        assert oracle.earlier == (Turn(first.question, first.answer),) and oracle.earlier_answers == "true"
+        assert second.earlier == (Turn(first.question, first.predicted),) and second.earlier_answers == "predicted"
+        assert oracle.earlier == (Turn(first.question, first.answer),) and oracle.earlier_answers == "reference"
         assert first.earlier_answers is None
     assert [row.predicted for row in own[::2]] == [row.predicted for row in true[::2]]
     cut = rows("eval.max_new_tokens=1")

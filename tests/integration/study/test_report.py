@@ -210,18 +210,18 @@ def test_an_arm_with_context_has_a_table_of_own_true_and_no_answers(study, tmp_p
     path = study(arms)
     for seed in (1, 2):
         folder = expand(read_study(path))[f"one-{seed}"].folder
-        write_predictions(folder.predictions("val-true"), answered((20, 20, 20)))
+        write_predictions(folder.predictions("val-reference"), answered((20, 20, 20)))
     report = report_study(path)
     [one] = report.to_json()["contexts"]
     assert (one["name"], list(one["num_questions"])) == ("one", ["all", "stage 1", "stage 2", "stage 3"])
-    assert one["exact_match"]["true"]["stage 3"]["value"] == 1 and "none" not in one["exact_match"]
-    assert one["exact_match"]["own"]["all"]["value"] == pytest.approx(report.to_json()["arms"][1]["exact_match"])
+    assert one["exact_match"]["reference"]["stage 3"]["value"] == 1 and "none" not in one["exact_match"]
+    assert one["exact_match"]["predicted"]["all"]["value"] == pytest.approx(report.to_json()["arms"][1]["exact_match"])
     assert [line.endswith(" --split val --no-context") for line in one["not_asked"]] == [True, True]
     *_, table, latex = report.write(tmp_path / "page.html")
     assert (table.name, latex.name) == ("page-contexts-one.csv", "page-contexts-one.tex")
     with table.open() as file:
         rows = list(csv.DictReader(file))
-    found = one["differences"]["true - own"]["stage 1"]
+    found = one["differences"]["reference - predicted"]["stage 1"]
     ends = [rows[1]["true_less_own"], rows[1]["true_less_own_low"], rows[1]["true_less_own_high"]]
     assert list(map(float, ends)) == [found["value"], *found["interval"]] and rows[1]["none"] == ""
     assert r"stage 2 & 10.0\% [" in latex.read_text() and " & not asked & " in latex.read_text()

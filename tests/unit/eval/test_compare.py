@@ -185,8 +185,8 @@ def test_runs_whose_prompts_have_answers_of_different_kinds_are_compared_with_a_
         one = run(name, answers(0.8))
         return replace(one, predictions=[replace(row, earlier=turns, earlier_answers=whose) for row in one.predictions])
 
-    own, true, older = asked("a", "own"), asked("b", "true"), asked("c", None)
+    own, true, older = asked("a", "predicted"), asked("b", "reference"), asked("c", None)
     found = compare([own, older])
-    assert found.prompts == {"a": "own", "c": "true"}
-    assert "different kinds (a: own; c: true)" in " ".join(to_text(found).replace(",", ";").split())
+    assert found.prompts == {"a": "predicted", "c": "reference"}
+    assert "different kinds (a: predicted; c: reference)" in " ".join(to_text(found).replace(",", ";").split())
     assert compare([true, older]).prompts == {} and "different kinds" not in to_text(compare([true, older]))

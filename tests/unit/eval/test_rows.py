@@ -21,7 +21,7 @@ def row(answer: str = "", *images: str, logprob: float = -0.5):
     turns = (Turn("before?", "no"), Turn("q", answer))
     record = Record(tuple(map(Path, images)), turns, metadata={"source": "x"}, origin="q.jsonl:3")
     answer = Answer("yes", (1,), logprob, "length")
-    return answered((record, 1), (Turn("before?", "no"),), "own", ["key"] * len(images), answer)
+    return answered((record, 1), (Turn("before?", "no"),), "predicted", ["key"] * len(images), answer)
 
 
 def test_without_a_reference_nothing_is_said_about_it():
@@ -35,7 +35,7 @@ def test_without_a_reference_nothing_is_said_about_it():
         "turn": 1,
         "source": "x",
         "earlier": ({"question": "before?", "answer": "no"},),
-        "earlier_answers": "own",
+        "earlier_answers": "predicted",
         "logprob": -0.5,
         "num_tokens": 1,
         "ended": "length",
@@ -46,7 +46,7 @@ def test_without_a_reference_nothing_is_said_about_it():
 
 def test_rows_are_written_as_json_lines_and_as_a_table(tmp_path):
     record = Record((Path("/a.jpg"), Path("/b;.jpg")), (Turn("q, r?", ""),), origin="o")
-    rows = [answered((record, 0), (), "own", ["1", "2"], ANSWER), row("yes", "/a.jpg"), row("")]
+    rows = [answered((record, 0), (), "predicted", ["1", "2"], ANSWER), row("yes", "/a.jpg"), row("")]
     write_rows(tmp_path / "a.jsonl", rows)
     lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     assert lines == json.loads(json.dumps(rows))

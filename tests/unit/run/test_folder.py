@@ -95,7 +95,7 @@ def test_the_steps_between_which_the_best_is_chosen_are_part_of_the_run(make_run
 
 
 @pytest.mark.parametrize(
-    "change", [{"max_questions": 5}, {"max_new_tokens": 9}, {"every": 4}, {"turns": "true"}, {"staged": "none"}]
+    "change", [{"max_questions": 5}, {"max_new_tokens": 9}, {"every": 4}, {"turns": "reference"}, {"staged": "none"}]
 )
 def test_what_is_answered_while_training_is_part_of_a_run_that_chooses_by_it(make_run, change):
     for best in (None, "exact_match"):

@@ -54,7 +54,7 @@ def test_answers_with_true_and_with_no_context_have_the_options_of_their_command
     study = write_study(ARMS | {"staged": {"data.context": {"by": "stage", "order": [1, 2]}}}, seeds=[1])
     job = next(job for job in find_missing(study) if job.name == "staged-1-contexts")
     assert job.kind == "eval" and job.after == ("staged-1",)
-    assert job.options == ("--true-context", "--no-context", "--split", "val")
+    assert job.options == ("--reference-context", "--no-context", "--split", "val")
 
 
 def test_a_study_without_a_comparison_has_no_report(write_study):

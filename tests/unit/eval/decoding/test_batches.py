@@ -82,8 +82,8 @@ def test_tokens_and_the_room_behind_them_have_places_of_their_own(dialogues, roo
     examples = [dialogue.first for dialogue in dialogues]
     num_places, num_segments = 1, 0
     seen: list[int] = []
-    batch = BatchLayout.of(dialogues, IMAGE, room)
-    for pack, layout in zip(batch.packs, batch.of_packs, strict=True):
+    whole = BatchLayout.of(dialogues, IMAGE, room)
+    for pack, layout in zip(whole.packs, whole.of_packs, strict=True):
         batch = PackCollator(IMAGE, 0, 2, SimpleNamespace(grid_thw=GRIDS.__getitem__, kept=lambda key: None))(
             pack.groups, examples, [0.0] * pack.num_samples, pack.num_tokens
         )
@@ -103,7 +103,7 @@ def test_tokens_and_the_room_behind_them_have_places_of_their_own(dialogues, roo
         seen += layout.examples.tolist()
         num_places += len(layout.segments)
         num_segments += sum(1 + len(group.examples) for group in pack.groups)
-    assert sorted(seen) == list(range(len(examples))) and UNUSED not in seen and len(batch.segments) == num_places
+    assert sorted(seen) == list(range(len(examples))) and UNUSED not in seen and len(whole.segments) == num_places
 
 
 @quick
