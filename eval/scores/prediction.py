@@ -40,7 +40,6 @@ from lookonce.text import located, nfc, quoted, share
 
 VERSION = 1
 """The version of the rows that are written."""
-WRITTEN_BY = "expected rows as `lookonce eval` writes them to predictions/ in the run folder"
 
 
 FORMER = {"own": "predicted", "true": "reference"}
@@ -186,26 +185,23 @@ def _refuse_damaged(place: str, error: RecordsError) -> NoReturn:
 
 
 def _read_row(row: Any, place: str) -> Prediction:
-    if not isinstance(row, dict) or row.get("version") is None:
-        what = ": it lacks `version`" if isinstance(row, dict) else f" but {quoted(json.dumps(row))}"
-        raise RecordsError(f"{place} is not a prediction{what}; {WRITTEN_BY}")
-    version = row["version"]
-    if not isinstance(version, int) or version > VERSION:
+    version = row.get("version") if isinstance(row, dict) else None
+    if isinstance(version, int) and version > VERSION:
         raise RecordsError(
-            f"{place} has version {version!r} of predictions, and this lookonce reads up to {VERSION}; update lookonce"
-        )
-    if not is_utf8(json.dumps(row, ensure_ascii=False)):
-        name = next((key for key, value in row.items() if not is_utf8(json.dumps(value, ensure_ascii=False))), "a key")
-        raise RecordsError(
-            f"{place} is not a prediction: `{name}` holds half a character (a lone surrogate); {WRITTEN_BY}"
+            f"{place} has version {version} of predictions, and this lookonce reads up to {VERSION}; update lookonce"
         )
     try:
-        return ROW.validate_python(row)
+        prediction = ROW.validate_python(row)
+        problem = "" if version else "it lacks `version`"
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
-        what = f"it lacks `{name}`" if first["type"] == "missing" else f"`{name}`: {first['msg']}"
-        raise RecordsError(f"{place} is not a prediction: {what}; {WRITTEN_BY}") from None
+        problem = f"it lacks `{name}`" if first["type"] == "missing" else f"`{name}`: {first['msg']}"
+    if not problem and not is_utf8(json.dumps(row, ensure_ascii=False)):
+        problem = "it holds half a character (a lone surrogate)"
+    if problem:
+        raise RecordsError(f"{place} is not a prediction: {problem}; expected rows as `lookonce eval` writes them")
+    return prediction
 
 
 GROUPINGS = ("question", "category", "source", "stage")

@@ -100,7 +100,7 @@ def test_keys_of_later_versions_that_keep_the_form_are_ignored(tmp_path):
         ([PLAIN.to_json() | {"ended": "tired"}], r"val.jsonl:1 is not a prediction: `ended`: .*'stop' or 'length'"),
         (
             [PLAIN.to_json(), PLAIN.to_json() | {"origin": "b:1", "earlier": [{"question": "q", "answer": "\ud800"}]}],
-            r"val.jsonl:2 is not a prediction: `earlier` holds half a character",
+            r"val.jsonl:2 is not a prediction: it holds half a character",
         ),
         ([PLAIN.to_json() | {"version": 2}], r"val.jsonl:1 has version 2 .* update lookonce"),
         (["[1, 2]"], r"val.jsonl:1.* "),
