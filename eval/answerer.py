@@ -48,7 +48,7 @@ from lookonce.cache.store.reader import VisionCache, find_cache
 from lookonce.datasets.context import NOT_ANSWERED
 from lookonce.datasets.formats.image_references import IMAGE_SUFFIX, SUFFIXES
 from lookonce.datasets.images import ImageIndex, index_images, read_bytes
-from lookonce.datasets.records import Record, RecordsFile, Turn, write_records
+from lookonce.datasets.records import Record, RecordsFile, Turn
 from lookonce.errors import ImageError, LookonceError, RecordsError, TrainingError, UsageError
 from lookonce.eval.answers.engines import engine_of, greedy_answers
 from lookonce.eval.answers.questions import Asked, dialogues_of, together, without_answers
@@ -479,18 +479,6 @@ class Conversation:
         self._turns += (Turn(question, answer.text),)
         self._answers += (answer,)
         return answer
-
-    def save(self, path: Path) -> None:
-        """Write the conversation as a record.
-
-        Raises:
-            LookonceError: there is none, or the file exists.
-        """
-        if not self._turns:
-            raise UsageError("there is nothing to save; ask a question first")
-        if path.exists():
-            raise UsageError(f"{path} exists; name another file")
-        write_records(path, [self._record(*self._turns)], absolute=True)
 
     def _record(self, *turns: Turn) -> Record:
         return Record(self._images, turns, self._system, origin="the conversation")

@@ -6,10 +6,10 @@ stage (`data.context`) are answered as any others. Their prompts follow from the
 evaluation asks the same ones again. An answer is shown to later questions as text, of which the tokenizer makes tokens
 again, as it would of a record that has this text.
 
-Baselines are asked the run's own questions: without the adapter, with other images, with grey ones. The prompts keep
-their words, so nothing is tokenised again, and each answer is compared with the run's answer to the same question.
+Baselines are asked the run's own questions: without the adapter, or with other images. Each
+answer is compared with the run's answer to the same question.
 Each baseline has an engine of its own, because an engine keeps recorded passes, and these are with or without the
-adapter. A grey image is encoded by the tower like any other, once for each size.
+adapter.
 """
 
 from __future__ import annotations
@@ -20,13 +20,10 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-import torch
 from tqdm import tqdm
 
-from lookonce.cache.build.encode import ImageFeatures, encode_patches
-from lookonce.cache.format import Grid
 from lookonce.datasets.context import NOT_ANSWERED, as_shown, with_context
 from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.majority import Majority
@@ -41,7 +38,6 @@ from lookonce.files import hash_file, write_json
 from lookonce.run.folder import Environment
 from lookonce.run.open import OpenRun
 from lookonce.text import Notify, quiet
-from lookonce.train.data.batches import CPU
 from lookonce.train.data.tokenize import ChatTokenizer, Example
 from lookonce.train.model.frozen import model_settings
 
@@ -68,11 +64,6 @@ class Dialogues:
         numbers = together(asked, opened.run.eval.turns)
         prompts = opened.prompts(without_answers(asked, numbers))
         return cls([*asked], numbers, prompts, dialogues_of(numbers, prompts, opened.chat_tokenizer))
-
-    def about(self, records: Sequence[Record], prompts: Sequence[Example], chat: ChatTokenizer) -> Dialogues:
-        """The same questions of other records with other images; `prompts` have the same words."""
-        asked = [(record, turn) for record, (_, turn) in zip(records, self.asked, strict=True)]
-        return Dialogues(asked, self.numbers, [*prompts], dialogues_of(self.numbers, prompts, chat))
 
     def plan(self, engine: Engine) -> list[list[int]]:
         """The numbers of the dialogues that an engine answers together."""
@@ -217,40 +208,6 @@ def row_of(
         num_tokens=answer.num_tokens if answer else None,
         ended=answer.ended if answer else None,
     )
-
-
-GREY = 128
-"""The value of each pixel in each channel."""
-
-
-class BlankImages:
-    """The features of a grey image for each key."""
-
-    has_tower: ClassVar[bool] = False
-
-    def __init__(self, opened: OpenRun, grids: Mapping[str, Grid]) -> None:
-        """`grids` are those of the images that are replaced, by their keys."""
-        self._opened, self._grids = opened, grids
-
-    def grid_thw(self, key: str) -> Grid:
-        return self._grids[key]
-
-    def load(self, keys: Sequence[str], device: torch.device = CPU) -> torch.Tensor:
-        return torch.cat([self._of_grid[self._grids[key]].features for key in keys]).to(device)
-
-    @cached_property
-    def _of_grid(self) -> dict[Grid, ImageFeatures]:
-        """The features of a grey image of each grid."""
-        tower, fingerprint = self._opened.load_tower(), self._opened.fingerprint
-        patcher = self._opened.processor.patcher()
-
-        def encode(grid: Grid) -> ImageFeatures:
-            height, width = (number * patcher.patch_size for number in grid[1:])
-            pixels = torch.full((height, width, 3), GREY, dtype=torch.uint8)
-            return encode_patches(patcher([pixels]), grid, tower, fingerprint)
-
-        with torch.autocast(tower.device.type, enabled=False):  # answers are given under it, caches built without
-            return {grid: encode(grid) for grid in sorted(set(self._grids.values()))}
 
 
 NOT_OF_ANSWERS = {"split", "staged", "every", "max_questions"}
@@ -459,9 +416,7 @@ def as_asked(questions: Questions, baseline: Baseline | None) -> Questions:
     if baseline == "reference" or baseline == "none":
         return replace(Questions.of(questions.opened, questions.split, baseline), baseline=baseline)
     questions = replace(questions, baseline=baseline)
-    if baseline == "untuned":
-        return questions
-    return _shuffled(questions) if baseline == "shuffled" else _blank(questions)
+    return _shuffled(questions) if baseline == "shuffled" else questions
 
 
 def why_not(questions: Questions, baseline: Baseline | None) -> str:
@@ -473,27 +428,14 @@ def why_not(questions: Questions, baseline: Baseline | None) -> str:
         return f"`eval.staged` is {baseline}, so these are the answers of the run itself"
     if baseline == "shuffled" and len(keys) < 2:
         return f"--shuffle-images needs at least two distinct images, and these records have {len(keys)}"
-    if baseline == "blank" and not keys:
-        return "--blank-images needs images, and these records have none"
     return ""
 
 
 def _shuffled(questions: Questions) -> Questions:
-    opened = questions.opened
-    shown = shuffle_images([record for record, _ in questions.asked], opened.images)
-    examples = []
-    for example, record in zip(questions.examples, shown, strict=True):
-        keys = [opened.key_of(path) for path in record.images]
-        grids, tokens = [opened.cache.grid_thw(key) for key in keys], (example.token_ids, example.supervised)
-        examples.append(opened.chat_tokenizer.with_images(tokens, record, keys, grids))
-    return replace(questions, dialogues=questions.dialogues.about(shown, examples, opened.chat_tokenizer))
-
-
-def _blank(questions: Questions) -> Questions:
-    opened = questions.opened
-    keys = {key for example in questions.examples for key in example.image_keys}
-    source = BlankImages(opened, {key: opened.cache.grid_thw(key) for key in keys})
-    return replace(questions, opened=opened.changed(features=source))
+    opened, records = questions.opened, {id(record): record for record, _ in questions.asked}
+    shown = dict(zip(records, shuffle_images([*records.values()], opened.images), strict=True))
+    asked = [(shown[id(record)], turn) for record, turn in questions.asked]
+    return replace(questions, dialogues=Dialogues.of(opened, asked))
 
 
 def shuffle_images(records: Sequence[Record], images: ImageIndex, seed: int = 0) -> list[Record]:

@@ -223,98 +223,66 @@ class Spans:
 
 
 @dataclass(frozen=True)
-class PackLayout:
-    """Where the tokens of a pack lie in the buffer, and the branches of the pack.
-
-    A segment is a prefix, or a branch with the room behind it. They are numbered after those of the packs before.
-    """
-
-    places: NDArray[np.int64]
-    """The place of each token, `[L]`."""
-    segments: NDArray[np.int64]
-    """The segment of each place of the pack, room for answers included."""
-    examples: NDArray[np.int64]
-    """The number of each branch's question, `[N]`; so have the others one entry for each branch."""
-    branch: NDArray[np.int64]
-    prefix: NDArray[np.int64]
-    """The segment of each branch and of its prefix."""
-    last: NDArray[np.int64]
-    """The index of each branch's last token in the pack."""
-    first: NDArray[np.int64]
-    end: NDArray[np.int64]
-    """The first place of each branch's prefix, and the place behind the room of the branch."""
-
-    @property
-    def last_place(self) -> NDArray[np.int64]:
-        """The place of each branch's last token."""
-        return self.places[self.last]
-
-    @classmethod
-    def of(cls, pack: Pack, first_place: int, first_segment: int, room_behind: Sequence[int]) -> PackLayout:
-        """`room_behind` has the places behind the prompt of each question of the batch."""
-        lengths, rooms, examples, is_branch = [], [], [], []
-        for group in pack.groups:
-            lengths += [group.num_prefix_tokens, *group.branch_tokens]
-            rooms += [0, *(room_behind[number] for number in group.examples)]
-            examples += [UNUSED, *group.examples]
-            is_branch += [False, *[True] * len(group.examples)]
-        num_tokens, num_places = np.array(lengths), np.array(lengths) + np.array(rooms)
-        number = first_segment + np.arange(len(lengths))
-        chosen = np.array(is_branch)
-        prefix = np.maximum.accumulate(np.where(chosen, 0, number))
-        starts = first_place + np.cumsum(num_places) - num_places
-        ends = np.cumsum(num_tokens)
-        is_first = ~chosen
-        group_starts = starts[is_first][np.cumsum(is_first) - 1]
-        within = np.arange(ends[-1]) - np.repeat(ends - num_tokens, num_tokens)
-        return cls(
-            places=np.repeat(starts, num_tokens) + within,
-            segments=np.repeat(number, num_places),
-            examples=np.array(examples)[chosen],
-            branch=number[chosen],
-            prefix=prefix[chosen],
-            last=(ends - 1)[chosen],
-            first=group_starts[chosen],
-            end=(starts + num_places)[chosen],
-        )
-
-
-@dataclass(frozen=True)
 class BatchLayout:
-    """The packs of a batch, one behind another in the buffer."""
+    """Where the tokens of a batch lie in the buffer: its packs, one behind another, after the place of padding.
+
+    A segment is a prefix, or a branch with the room behind it. `N` branches.
+    """
 
     dialogues: Sequence[Dialogue]
     packs: list[Pack]
-    of_packs: list[PackLayout]
+    places: list[NDArray[np.int64]]
+    """The place of each token of each pack."""
+    last: list[NDArray[np.int64]]
+    """The indices in each pack of the last tokens of its branches."""
+    segments: NDArray[np.int64]
+    """The segment of each place; that of padding is unused."""
+    examples: NDArray[np.int64]
+    """The number of each branch's question, `[N]`."""
+    branch: NDArray[np.int64]
+    """The segment of each branch, `[N]`."""
+    begin: NDArray[np.int64]
+    """The place of each first answer, `[N]`."""
+    spans: Spans
 
     @classmethod
     def of(cls, batch: Sequence[Dialogue], image_token_id: int, room: Room) -> BatchLayout:
         """The layout of a batch, in packs of `room.tokens_per_pack`, or longer ones if a question is."""
         longest = max(dialogue.first.num_tokens for dialogue in batch)
         [packs] = pack_step(groups_of(batch, image_token_id), max(room.tokens_per_pack, longest))
-        room_behind = [dialogue.room(room.max_new_tokens) for dialogue in batch]
-        layouts: list[PackLayout] = []
-        num_places, num_segments = PADDING + 1, 0
-        for pack in packs:
-            layouts.append(PackLayout.of(pack, num_places, num_segments, room_behind))
-            num_places += len(layouts[-1].segments)
-            num_segments += sum(1 + len(group.examples) for group in pack.groups)
-        return cls(batch, packs, layouts)
+        return cls.of_packs(batch, packs, [dialogue.room(room.max_new_tokens) for dialogue in batch])
 
-    def column(self, name: str) -> NDArray[np.int64]:
-        """A column of all packs, by its name in `PackLayout`."""
-        return np.concatenate([getattr(layout, name) for layout in self.of_packs])
+    @classmethod
+    def of_packs(cls, batch: Sequence[Dialogue], packs: list[Pack], room_behind: Sequence[int]) -> BatchLayout:
+        """`room_behind` has the places behind the prompt of each question of the batch."""
+        lengths, rooms, examples = [], [], []
+        for group in (group for pack in packs for group in pack.groups):
+            lengths += [group.num_prefix_tokens, *group.branch_tokens]
+            rooms += [0, *(room_behind[number] for number in group.examples)]
+            examples += [UNUSED, *group.examples]
+        of_segment, num_tokens = np.array(examples), np.array(lengths)
+        num_places, numbers, is_branch = num_tokens + np.array(rooms), np.arange(len(lengths)), of_segment != UNUSED
+        prefix = np.maximum.accumulate(np.where(is_branch, 0, numbers))
+        starts, ends = PADDING + 1 + np.cumsum(num_places) - num_places, np.cumsum(num_tokens)
+        places = np.repeat(starts - (ends - num_tokens), num_tokens) + np.arange(ends[-1])
+        sizes, branches = ([pack.num_tokens for pack in packs], [pack.num_samples for pack in packs])
+        first_token = np.repeat(np.cumsum(sizes) - sizes, branches)
+        return cls(
+            dialogues=batch,
+            packs=packs,
+            places=np.split(places, np.cumsum(sizes)[:-1]),
+            last=np.split(ends[is_branch] - 1 - first_token, np.cumsum(branches)[:-1]),
+            segments=np.concatenate([[UNUSED], np.repeat(numbers, num_places)]),
+            examples=of_segment[is_branch],
+            branch=numbers[is_branch],
+            begin=(starts + num_tokens)[is_branch],
+            spans=Spans(prefix[is_branch], starts[prefix][is_branch], (starts + num_places)[is_branch]),
+        )
 
     def starts(self, device: torch.device) -> dict[str, torch.Tensor]:
         """For `Branches`: where the first answer of each dialogue begins, and its segments."""
-        columns = {name: self.column(name) for name in ("examples", "branch", "prefix", "last_place")}
-        examples, segment, prefix, last = (torch.from_numpy(column).to(device) for column in columns.values())
-        return {"examples": examples, "segment": segment, "prefix": prefix, "place": last + 1}
-
-    @property
-    def segments(self) -> NDArray[np.int64]:
-        """The segment of each place; that of padding is unused."""
-        return np.concatenate([[UNUSED], self.column("segments")])
+        columns = {"examples": self.examples, "segment": self.branch, "prefix": self.spans.prefix, "place": self.begin}
+        return {name: torch.from_numpy(column).to(device) for name, column in columns.items()}
 
     @property
     def num_states(self) -> int:
@@ -326,7 +294,3 @@ class BatchLayout:
         """The second row of each dialogue that has one, by its number."""
         several = [number for number, dialogue in enumerate(self.dialogues) if dialogue.num_states > 1]
         return {number: PADDING + 1 + len(self.dialogues) + place for place, number in enumerate(several)}
-
-    @property
-    def spans(self) -> Spans:
-        return Spans(self.column("prefix"), self.column("first"), self.column("end"))

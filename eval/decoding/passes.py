@@ -212,14 +212,14 @@ class Prompts:
         """The inputs of a pack of a batch, by its number."""
         layout, number = pack_of_batch
         prompts = [dialogue.first for dialogue in layout.dialogues]
-        pack, of_pack = layout.packs[number], layout.of_packs[number]
+        pack, of_pack = layout.packs[number], torch.from_numpy(layout.places[number])
         length = padded_length(pack.num_tokens) if self._flex else pack.num_tokens
         batch = self._collate(pack.groups, prompts, [0.0] * pack.num_samples, length)
         places = torch.full((length,), PADDING)
-        places[: len(of_pack.places)] = torch.from_numpy(of_pack.places)
+        places[: len(of_pack)] = of_pack
         text = {name: batch[name] for name in KEPT}
-        rows = state_rows(torch.from_numpy(of_pack.examples))
-        text |= {"places": places, "logits_to_keep": torch.from_numpy(of_pack.last), STATE_ROWS: rows}
+        rows = state_rows(torch.tensor([number for group in pack.groups for number in group.examples]))
+        text |= {"places": places, "logits_to_keep": torch.from_numpy(layout.last[number]), STATE_ROWS: rows}
         shown = [key for group in pack.groups for key in prompts[group.examples[0]].image_keys]
         on_device = {name: tensor.to(self._device, non_blocking=True) for name, tensor in text.items()}
         return on_device | image_inputs(self._source, shown, self._device)

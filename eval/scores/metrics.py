@@ -44,18 +44,16 @@ from lookonce.eval.statistics import MIN_CLUSTERS, Interval, clusters_of, differ
 from lookonce.run.folder import RunFolder, read_form
 from lookonce.text import rows, shell, table
 
-Baseline = Literal["untuned", "shuffled", "blank", "reference", "none"]
+Baseline = Literal["untuned", "shuffled", "reference", "none"]
 """The baselines that a model answers."""
-BASELINES: tuple[Baseline, ...] = get_args(Baseline)[:3]
+BASELINES: tuple[Baseline, ...] = get_args(Baseline)[:2]
 """Those of every run."""
-IN_CONTEXT: tuple[Baseline, ...] = get_args(Baseline)[3:]
+IN_CONTEXT: tuple[Baseline, ...] = get_args(Baseline)[2:]
 """Those of a run with `data.context`: reference answers to earlier questions in the prompts, and none."""
 NAMES = {
     "majority": "majority",
-    "majority_in_context": "majority given the context",  # in the metrics of earlier versions
     "untuned": "untuned model",
     "shuffled": "shuffled images",
-    "blank": "blank images",
     "reference": "reference answers in context",
     "none": "no context",
 }
@@ -397,4 +395,6 @@ def read_metrics(folder: RunFolder, name: str) -> dict[str, Any]:
     again = shell("lookonce", "eval", folder.folder, "--split", split, *(["--baselines"] if baseline else []))
     advice = f"write it again with: {again}"
     read_form(path, WrittenMetrics, advice)
-    return read_form(path, dict[str, Any], advice)
+    value = read_form(path, dict[str, Any], advice)
+    known = {key: one for key, one in value.get("baselines", {}).items() if key in NAMES}  # earlier versions had others
+    return value | ({"baselines": known} if "baselines" in value else {})

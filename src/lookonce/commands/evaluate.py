@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Give each question another image: a model that uses the images must score lower.",
 )
-@click.option("--blank-images", is_flag=True, help="Replace each image by a grey one of the same size.")
 @click.option("--untuned", is_flag=True, help="Answer without the adapter; with a run file also before it is trained.")
 @click.option(
     "--reference-context", is_flag=True, help="With data.context, give reference answers to earlier questions."
@@ -57,7 +56,6 @@ def evaluate(
     run_dir: Path,
     split: str | None,
     shuffle_images: bool,
-    blank_images: bool,
     untuned: bool,
     reference_context: bool,
     no_context: bool,
@@ -97,7 +95,6 @@ def evaluate(
     chosen: dict[Baseline, bool] = {
         "untuned": untuned,
         "shuffled": shuffle_images,
-        "blank": blank_images,
         "reference": reference_context,
         "none": no_context,
     }
@@ -233,7 +230,7 @@ def _answer_one(answerer: Answerer, images: tuple[Path, ...], question: str, as_
     emit(asked | {"answer": answer.text} | how, answer.text, as_json)
 
 
-COMMANDS = "/image PATH ..., /reset, /save FILE, /quit"
+COMMANDS = "/image PATH ..., /reset, /quit"
 
 
 @click.command()
@@ -247,9 +244,8 @@ def ask(run_dir: Path, images: tuple[Path, ...], system: str | None, untuned: bo
 
     The model sees its own earlier answers, and answers appear word by word.
     Lines that begin with a slash are commands: /image PATH ... begins again
-    about other images, /reset begins again about the same ones, /save FILE
-    writes the conversation as a record, and /quit ends it, as does the end of
-    the input.
+    about other images, /reset begins again about the same ones, and /quit ends
+    it, as does the end of the input.
 
     \b
     Examples:
@@ -286,9 +282,6 @@ def _answer(conversation: Conversation, line: str, as_json: bool) -> None:
         conversation.show([Path(word).expanduser() for word in _words(rest)])
     elif name == "/reset" and not rest:
         conversation.reset()
-    elif name == "/save" and len(words := _words(rest)) == 1:
-        conversation.save(Path(words[0]).expanduser())
-        notify(f"wrote {words[0]}")
     elif name.startswith("/"):
         raise UsageError(f"{line} is not a command; there are: {COMMANDS}")
     elif line:

@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 
 from lookonce.eval.decoding.batches import (
     PADDING,
-    UNUSED,
     BatchLayout,
     Branches,
-    PackLayout,
     Room,
     attends,
     groups_of,
@@ -80,37 +78,35 @@ def test_each_dialogue_is_in_one_batch_and_batches_fit_unless_one_dialogue_does_
 @given(DIALOGUES, ROOMS)
 def test_tokens_and_the_room_behind_them_have_places_of_their_own(dialogues, room):
     examples = [dialogue.first for dialogue in dialogues]
-    num_places, num_segments = 1, 0
-    seen: list[int] = []
     whole = BatchLayout.of(dialogues, IMAGE, room)
-    for pack, layout in zip(whole.packs, whole.of_packs, strict=True):
+    prefix_of = dict(zip(whole.branch.tolist(), whole.spans.prefix.tolist(), strict=True))
+    used, branches = set(), 0
+    for pack, own, last in zip(whole.packs, whole.places, whole.last, strict=True):
         batch = PackCollator(IMAGE, 0, 2, SimpleNamespace(grid_thw=GRIDS.__getitem__, kept=lambda key: None))(
             pack.groups, examples, [0.0] * pack.num_samples, pack.num_tokens
         )
-        segments = torch.from_numpy(layout.segments[layout.places - num_places])
-        prefix_of = dict(zip(layout.branch.tolist(), layout.prefix.tolist(), strict=True))
+        segments = torch.from_numpy(whole.segments[own])
         prefixes = torch.tensor([prefix_of.get(segment, segment) for segment in segments.tolist()])
-        places = torch.from_numpy(layout.places)
+        places = torch.from_numpy(own)
         found = attends(segments[:, None], prefixes[:, None], places[:, None], segments[None], places[None])
         assert torch.equal(found, dense_mask(batch["seen_until"])[0, 0]), "each token attends to what it does in a pack"
-        assert (layout.branch == segments.numpy()[layout.last]).all()
-        assert len(set(layout.places)) == len(layout.places) == pack.num_tokens
-        for place, branch, number in zip(layout.places[layout.last], layout.branch, layout.examples, strict=True):
-            longest = sum(max(room.max_new_tokens, 3) + len(piece) for piece in dialogues[number].later)
-            room_behind = np.arange(place + 1, place + 1 + room.max_new_tokens + longest) - num_places
-            assert (layout.segments[room_behind] == branch).all()
-            assert not set(room_behind + num_places) & set(layout.places)
-        seen += layout.examples.tolist()
-        num_places += len(layout.segments)
-        num_segments += sum(1 + len(group.examples) for group in pack.groups)
-    assert sorted(seen) == list(range(len(examples))) and UNUSED not in seen and len(whole.segments) == num_places
+        chosen = slice(branches, branches := branches + len(last))
+        assert (whole.branch[chosen] == segments.numpy()[last]).all() and (whole.begin[chosen] == own[last] + 1).all()
+        assert len(set(own)) == len(own) == pack.num_tokens and not used & set(own)
+        used |= set(own)
+    for begin, branch, number in zip(whole.begin, whole.branch, whole.examples, strict=True):
+        longest = sum(max(room.max_new_tokens, 3) + len(piece) for piece in dialogues[number].later)
+        room_behind = np.arange(begin, begin + room.max_new_tokens + longest)
+        assert (whole.segments[room_behind] == branch).all() and not used & set(room_behind)
+        used |= set(room_behind)
+    assert sorted(whole.examples) == list(range(len(examples))) and used == set(range(1, len(whole.segments)))
 
 
 @quick
 @given(DIALOGUES, ROOMS)
 def test_each_dialogue_has_a_row_for_its_state_and_one_for_a_copy_if_others_follow(dialogues, room):
     batch = BatchLayout.of(dialogues, IMAGE, room)
-    own = state_rows(torch.from_numpy(batch.column("examples"))).tolist()
+    own = state_rows(torch.from_numpy(batch.examples)).tolist()
     assert sorted([PADDING, *own, *batch.copies.values()]) == list(range(batch.num_states))
     assert {*batch.copies} == {number for number, one in enumerate(dialogues) if one.later}
 
@@ -201,13 +197,11 @@ PACKS = (
 
 @pytest.fixture
 def layout() -> BatchLayout:
-    room_behind = [NEW_TOKENS] * 99
-    first = PackLayout.of(PACKS[0], 0, 0, room_behind)
-    return BatchLayout([], [*PACKS], [first, PackLayout.of(PACKS[1], len(first.segments), 27, room_behind)])
+    return BatchLayout.of_packs([], [*PACKS], [NEW_TOKENS] * 99)
 
 
 def test_branches_have_rows_of_their_own_in_blocks_of_one_image(layout):
-    rows, prefix = Rows.of(layout.spans, ROWS), layout.column("prefix")
+    rows, prefix = Rows.of(layout.spans, ROWS), layout.spans.prefix
     assert len(set(rows.of_token)) == len(prefix) and len(rows.first) == len(rows.end) == 5
     for block in range(5):
         assert len(set(prefix[rows.of_token // ROWS == block])) == 1
@@ -215,7 +209,7 @@ def test_branches_have_rows_of_their_own_in_blocks_of_one_image(layout):
 
 def test_a_block_of_rows_reads_all_keys_that_its_branches_attend_to_and_few_others(layout):
     rows = Rows.of(layout.spans, ROWS)
-    segments, branch, prefix = (layout.column(name) for name in ("segments", "branch", "prefix"))
+    segments, branch, prefix = layout.segments, layout.branch, layout.spans.prefix
     for number, row in enumerate(rows.of_token):
         blocks = np.flatnonzero((segments == branch[number]) | (segments == prefix[number])) // BLOCK
         assert rows.first[row // ROWS] == blocks.min() and blocks.max() < rows.end[row // ROWS]
