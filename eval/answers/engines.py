@@ -40,7 +40,7 @@ SPARE = 0.1
 """Share of the memory that stays free, for CUDA and for what PyTorch reserves without using it."""
 PROMPTS = 2e9
 """Bytes that passes over packs of prompts take."""
-PLACES_OF_BRANCH = 64
+SLOTS_OF_BRANCH = 64
 """About the number of tokens of a batch to a branch, each of which has logits, and at least that to a state."""
 BYTES_OF_LOGIT = 14
 """A logit in bfloat16, and three times in float32."""
@@ -63,13 +63,13 @@ def tokens_beside_training(model_folder: ModelFolder, dtype: torch.dtype) -> int
 def states_per_batch(model_folder: ModelFolder, num_tokens: int) -> int | None:
     """The states of linear attention that a batch of `num_tokens` may have; None for models without them."""
     has_states = LINEAR in model_folder.family.layer_types
-    return max(num_tokens // PLACES_OF_BRANCH, 1) if has_states else None
+    return max(num_tokens // SLOTS_OF_BRANCH, 1) if has_states else None
 
 
 def _tokens_in(num_bytes: float, model_folder: ModelFolder, dtype: torch.dtype) -> int:
     text = model_folder.config.get_text_config()
     of_branch = text.vocab_size * BYTES_OF_LOGIT + bytes_per_state(text, dtype, num_more=WORKING)
-    each = bytes_per_token(text, dtype) + of_branch // PLACES_OF_BRANCH
+    each = bytes_per_token(text, dtype) + of_branch // SLOTS_OF_BRANCH
     tokens = int((num_bytes - PROMPTS) // each)
     return min(1 << max(tokens, SMALLEST).bit_length() - 1, LARGEST)
 
@@ -213,8 +213,8 @@ class SharedPrefixes(Engine):
         self._dtype = PRECISIONS[run.train.precision]
         on_gpu = torch.cuda.is_available()
         tokens_per_pack = run.batch.tokens_per_pack if on_gpu else min(run.batch.tokens_per_pack, CPU_PACK)
-        num_places = tokens_per_batch or run.eval.tokens_per_batch or largest_batch(model, self._dtype)
-        self.room = Room(num_places, tokens_per_pack, run.eval.max_new_tokens, states_per_batch(model, num_places))
+        num_slots = tokens_per_batch or run.eval.tokens_per_batch or largest_batch(model, self._dtype)
+        self.room = Room(num_slots, tokens_per_pack, run.eval.max_new_tokens, states_per_batch(model, num_slots))
         self._on_gpu, self._can_compile = on_gpu, run.train.compile
         self._num_planned = 0
         self._decoder: Decoder | None = None
@@ -255,10 +255,10 @@ class SharedPrefixes(Engine):
                 f"({longest.origin}); lower `eval.max_new_tokens` or use a larger GPU"
             ) from None
         groups = groups_of(batch, self._chat.image_token_id)
-        num_places = int(self.room.needed(sum(group.num_tokens for group in groups), batch)[0])
-        num_places = min(num_places, self.room.num_places) // 2
-        notify(f"out of memory; answering {num_places:,} tokens at a time; set a lower `eval.tokens_per_batch`")
-        self.room, self._decoder = replace(self.room, num_places=num_places), None
+        num_slots = int(self.room.needed(sum(group.num_tokens for group in groups), batch)[0])
+        num_slots = min(num_slots, self.room.num_slots) // 2
+        notify(f"out of memory; answering {num_slots:,} tokens at a time; set a lower `eval.tokens_per_batch`")
+        self.room, self._decoder = replace(self.room, num_slots=num_slots), None
         torch.cuda.empty_cache()
 
     def decoder_of(self, model: Any) -> Decoder:

@@ -6,10 +6,9 @@ stage (`data.context`) are answered as any others. Their prompts follow from the
 evaluation asks the same ones again. An answer is shown to later questions as text, of which the tokenizer makes tokens
 again, as it would of a record that has this text.
 
-Baselines are asked the run's own questions: without the adapter, or with other images. Each
-answer is compared with the run's answer to the same question.
-Each baseline has an engine of its own, because an engine keeps recorded passes, and these are with or without the
-adapter.
+Baselines are asked the run's own questions: without the adapter, or with other images. Each answer is compared with the
+run's answer to the same question. Each baseline has an engine of its own, because an engine keeps recorded passes, and
+these are with or without the adapter.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which questions are answered together, where their tokens lie in the buffer, and how far their answers are.
 
-Design: a *batch* is as many questions as the buffer of keys and values has places for, and in models with linear
+Design: a *batch* is as many questions as the buffer of keys and values has slots for, and in models with linear
 attention as there are rows for their states. Questions are grouped by their images as in training, each group's prefix
-gets its places once, and behind each question there is room for the longest answer, and for the later questions of its
+gets its slots once, and behind each question there is room for the longest answer, and for the later questions of its
 dialogue. Groups are taken in the order of the records, so that a batch is the same whenever it is planned, and the
 answers of an interrupted evaluation have the bits of an uninterrupted one. A group with more questions than there is
 room for is split, and its prefix computed again. The prompts are computed in packs of training, one after another.
@@ -34,7 +34,7 @@ from lookonce.train.data.packing import Group, Pack, group_examples, pack_step
 class Room:
     """How much is computed together."""
 
-    num_places: int
+    num_slots: int
     """Tokens in the buffer of keys and values: prompts, and room for answers."""
     tokens_per_pack: int
     """Tokens of prompts that are computed in one pass."""
@@ -44,11 +44,11 @@ class Room:
 
     @property
     def free(self) -> NDArray[np.float64]:
-        """The places and states of a batch."""
-        return np.array([self.num_places, self.num_states or math.inf])
+        """The slots and states of a batch."""
+        return np.array([self.num_slots, self.num_states or math.inf])
 
     def needed(self, num_tokens: int, dialogues: Iterable[Dialogue]) -> NDArray[np.float64]:
-        """The places and states of some dialogues, whose first prompts have `num_tokens`, with what follows them."""
+        """The slots and states of some dialogues, whose first prompts have `num_tokens`, with what follows them."""
         rooms, states = zip(*((one.room(self.max_new_tokens), one.num_states) for one in dialogues), strict=True)
         return np.array([num_tokens + sum(rooms), sum(states)])
 
@@ -59,7 +59,7 @@ def groups_of(dialogues: Sequence[Dialogue], image_token_id: int) -> list[Group]
 
 
 def plan_batches(dialogues: Sequence[Dialogue], image_token_id: int, room: Room) -> list[list[int]]:
-    """The numbers of the dialogues of each batch; one with more tokens than there are places is a batch by itself."""
+    """The numbers of the dialogues of each batch; one with more tokens than there are slots is a batch by itself."""
     batches: list[list[int]] = []
     free = room.free
     for group in groups_of(dialogues, image_token_id):
@@ -88,15 +88,15 @@ def _split(group: Group, dialogues: Sequence[Dialogue], room: Room) -> list[Grou
 
 
 UNUSED = -1
-"""The segment of a place that belongs to nothing, such as that of padding."""
+"""The segment of a slot that belongs to nothing, such as that of padding."""
 
 
-def attends(segment_q: Any, prefix_q: Any, place_q: Any, segment_k: Any, place_k: Any) -> Any:
-    """Whether a token at `place_q`, of a branch and its prefix, attends to the one at `place_k`.
+def attends(segment_q: Any, prefix_q: Any, slot_q: Any, segment_k: Any, slot_k: Any) -> Any:
+    """Whether a token at `slot_q`, of a branch and its prefix, attends to the one at `slot_k`.
 
-    It is the rule of training for places that have room between them. Takes numbers or tensors.
+    It is the rule of training for slots that have room between them. Takes numbers or tensors.
     """
-    return (place_k <= place_q) & ((segment_k == segment_q) | (segment_k == prefix_q))
+    return (slot_k <= slot_q) & ((segment_k == segment_q) | (segment_k == prefix_q))
 
 
 @dataclass
@@ -106,8 +106,8 @@ class Queries:
     segment: torch.Tensor
     prefix: torch.Tensor
     """Each one's segment, and the segment that is its prefix, `[N]`."""
-    place: torch.Tensor
-    """The place where the pass writes its keys and values, `[N]`."""
+    slot: torch.Tensor
+    """The slot where the pass writes its keys and values, `[N]`."""
     position: torch.Tensor
     """Its position, on all three axes, `[N]`."""
     token: torch.Tensor
@@ -117,9 +117,9 @@ class Queries:
         """Some of them, by their indices or by a mask `[N]`; those of a slice share their tensors with these."""
         return type(self)(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
 
-    def padded(self, length: int, place: int) -> Queries:
-        """These and tokens that belong to nothing, `length` altogether; `place` is one for padding."""
-        unused = {"segment": UNUSED, "prefix": UNUSED, "place": place, "position": 0, "token": 0}
+    def padded(self, length: int, slot: int) -> Queries:
+        """These and tokens that belong to nothing, `length` altogether; `slot` is one for padding."""
+        unused = {"segment": UNUSED, "prefix": UNUSED, "slot": slot, "position": 0, "token": 0}
         missing = length - len(self.token)
         return Queries(
             **{name: F.pad(getattr(self, name), (0, missing), value=value) for name, value in unused.items()}
@@ -140,8 +140,8 @@ class Branches(Queries):
     """The log-probability of each token, and 0 behind the end token, `[N, max_new_tokens]`."""
 
     @classmethod
-    def unused(cls, number: int, place: int, max_new_tokens: int, end_token_id: int, device: torch.device) -> Branches:
-        """Branches that belong to no question, and have ended; `place` is one for padding, where they write."""
+    def unused(cls, number: int, slot: int, max_new_tokens: int, end_token_id: int, device: torch.device) -> Branches:
+        """Branches that belong to no question, and have ended; `slot` is one for padding, where they write."""
 
         def column(value: int) -> torch.Tensor:
             return torch.full((number,), value, device=device)
@@ -149,7 +149,7 @@ class Branches(Queries):
         return cls(
             segment=column(UNUSED),
             prefix=column(UNUSED),
-            place=column(place),
+            slot=column(slot),
             position=column(0),
             token=column(end_token_id),
             examples=column(UNUSED),
@@ -180,14 +180,14 @@ class Branches(Queries):
         self.ended |= token == end_token_id
 
     def advance(self) -> None:
-        """Move on to the place and the position of the token that is added next."""
-        self.place += ~self.ended
+        """Move on to the slot and the position of the token that is added next."""
+        self.slot += ~self.ended
         self.position += ~self.ended
 
     def ahead(self, distances: Sequence[int]) -> dict[str, torch.Tensor]:
         """For `answering`: the columns of the same branches, each some tokens further on."""
-        ahead = torch.tensor(distances, device=self.place.device)
-        columns = {"place": self.place + ahead, "position": self.position + ahead}
+        ahead = torch.tensor(distances, device=self.slot.device)
+        columns = {"slot": self.slot + ahead, "position": self.position + ahead}
         return columns | {"examples": self.examples, "segment": self.segment, "prefix": self.prefix}
 
     def load(self, others: Branches) -> None:
@@ -198,7 +198,7 @@ class Branches(Queries):
 
 
 PADDING = 0
-"""The place where passes write the keys and values of their padding, and the row for its states."""
+"""The slot where passes write the keys and values of their padding, and the row for its states."""
 Numbers = TypeVar("Numbers", int, torch.Tensor)
 
 
@@ -209,13 +209,13 @@ def state_rows(numbers: Numbers) -> Numbers:
 
 @dataclass(frozen=True)
 class Spans:
-    """The places that each branch attends to, `[N]`."""
+    """The slots that each branch attends to, `[N]`."""
 
     prefix: NDArray[np.int64]
     """The segment of its prefix."""
     first: NDArray[np.int64]
     end: NDArray[np.int64]
-    """The first place of its prefix, and the place behind its own room."""
+    """The first slot of its prefix, and the slot behind its own room."""
 
     def subset(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Spans:
         """Those of some branches, by a mask or by their indices, which may repeat."""
@@ -224,25 +224,25 @@ class Spans:
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """Where the tokens of a batch lie in the buffer: its packs, one behind another, after the place of padding.
+    """Where the tokens of a batch lie in the buffer: its packs, one behind another, after the slot of padding.
 
     A segment is a prefix, or a branch with the room behind it. `N` branches.
     """
 
     dialogues: Sequence[Dialogue]
     packs: list[Pack]
-    places: list[NDArray[np.int64]]
-    """The place of each token of each pack."""
+    slots: list[NDArray[np.int64]]
+    """The slot of each token of each pack."""
     last: list[NDArray[np.int64]]
     """The indices in each pack of the last tokens of its branches."""
     segments: NDArray[np.int64]
-    """The segment of each place; that of padding is unused."""
+    """The segment of each slot; that of padding is unused."""
     examples: NDArray[np.int64]
     """The number of each branch's question, `[N]`."""
     branch: NDArray[np.int64]
     """The segment of each branch, `[N]`."""
     begin: NDArray[np.int64]
-    """The place of each first answer, `[N]`."""
+    """The slot of each first answer, `[N]`."""
     spans: Spans
 
     @classmethod
@@ -254,34 +254,34 @@ class BatchLayout:
 
     @classmethod
     def of_packs(cls, batch: Sequence[Dialogue], packs: list[Pack], room_behind: Sequence[int]) -> BatchLayout:
-        """`room_behind` has the places behind the prompt of each question of the batch."""
+        """`room_behind` has the slots behind the prompt of each question of the batch."""
         lengths, rooms, examples = [], [], []
         for group in (group for pack in packs for group in pack.groups):
             lengths += [group.num_prefix_tokens, *group.branch_tokens]
             rooms += [0, *(room_behind[number] for number in group.examples)]
             examples += [UNUSED, *group.examples]
         of_segment, num_tokens = np.array(examples), np.array(lengths)
-        num_places, numbers, is_branch = num_tokens + np.array(rooms), np.arange(len(lengths)), of_segment != UNUSED
+        num_slots, numbers, is_branch = num_tokens + np.array(rooms), np.arange(len(lengths)), of_segment != UNUSED
         prefix = np.maximum.accumulate(np.where(is_branch, 0, numbers))
-        starts, ends = PADDING + 1 + np.cumsum(num_places) - num_places, np.cumsum(num_tokens)
-        places = np.repeat(starts - (ends - num_tokens), num_tokens) + np.arange(ends[-1])
+        starts, ends = PADDING + 1 + np.cumsum(num_slots) - num_slots, np.cumsum(num_tokens)
+        slots = np.repeat(starts - (ends - num_tokens), num_tokens) + np.arange(ends[-1])
         sizes, branches = ([pack.num_tokens for pack in packs], [pack.num_samples for pack in packs])
         first_token = np.repeat(np.cumsum(sizes) - sizes, branches)
         return cls(
             dialogues=batch,
             packs=packs,
-            places=np.split(places, np.cumsum(sizes)[:-1]),
+            slots=np.split(slots, np.cumsum(sizes)[:-1]),
             last=np.split(ends[is_branch] - 1 - first_token, np.cumsum(branches)[:-1]),
-            segments=np.concatenate([[UNUSED], np.repeat(numbers, num_places)]),
+            segments=np.concatenate([[UNUSED], np.repeat(numbers, num_slots)]),
             examples=of_segment[is_branch],
             branch=numbers[is_branch],
             begin=(starts + num_tokens)[is_branch],
-            spans=Spans(prefix[is_branch], starts[prefix][is_branch], (starts + num_places)[is_branch]),
+            spans=Spans(prefix[is_branch], starts[prefix][is_branch], (starts + num_slots)[is_branch]),
         )
 
     def starts(self, device: torch.device) -> dict[str, torch.Tensor]:
         """For `Branches`: where the first answer of each dialogue begins, and its segments."""
-        columns = {"examples": self.examples, "segment": self.branch, "prefix": self.spans.prefix, "place": self.begin}
+        columns = {"examples": self.examples, "segment": self.branch, "prefix": self.spans.prefix, "slot": self.begin}
         return {name: torch.from_numpy(column).to(device) for name, column in columns.items()}
 
     @property
@@ -293,4 +293,4 @@ class BatchLayout:
     def copies(self) -> dict[int, int]:
         """The second row of each dialogue that has one, by its number."""
         several = [number for number, dialogue in enumerate(self.dialogues) if dialogue.num_states > 1]
-        return {number: PADDING + 1 + len(self.dialogues) + place for place, number in enumerate(several)}
+        return {number: PADDING + 1 + len(self.dialogues) + index for index, number in enumerate(several)}

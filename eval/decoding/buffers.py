@@ -1,14 +1,14 @@
 """What passes know of many conversations: keys and values in a buffer for each layer, or states of linear attention.
 
-Design: each token has a place in the buffer, and attention writes the keys and values of a pass to their places. Unlike
+Design: each token has a slot in the buffer, and attention writes the keys and values of a pass to their slots. Unlike
 transformers' caches (https://huggingface.co/docs/transformers/cache_explanation) it has no rows, so the tokens of an
 image are there once, however many answers attend to them. While passes run, the buffers are attributes of the layers'
 attention modules: a cache that is asked by a layer's number would be compiled again for each layer. The cost is that a
-mask over all places decides what belongs together.
+mask over all slots decides what belongs together.
 
 A layer of linear attention keeps no keys and values. What it knows of a conversation is a state of fixed size and the
 last inputs of its convolution (train/model/linear_attention.py). Passes read and write states by their row, as
-attention does keys and values by their place. The pass of the prompts computes the state of a prefix once for all of
+attention does keys and values by their slot. The pass of the prompts computes the state of a prefix once for all of
 its questions, and leaves that of each question in its row. Later passes continue each row by one token of its answer,
 or by all tokens of a later question. A state cannot be taken back to an earlier token, so questions that others follow
 have a second row, for a copy. The cost of rows is that a pass gathers and scatters the states that it continues.
@@ -115,7 +115,7 @@ class Continued(Sequences):
     """`[N]`."""
     rows: torch.Tensor
     """The row of each conversation, `[N]`."""
-    places: torch.Tensor
+    index: torch.Tensor
     """Where a token's result is among those of `tokens` laid end to end, `[L]`."""
 
     @classmethod
@@ -135,12 +135,12 @@ class Continued(Sequences):
         num_tokens = np.diff(first, append=len(branch))
         within = np.arange(num_tokens.max())
         tokens = np.where(within < num_tokens[:, None], first[:, None] + within, length)
-        places = np.zeros(length, dtype=np.int64)
+        index = np.zeros(length, dtype=np.int64)
         own = np.flatnonzero(tokens.ravel() < length)
-        places[: len(own)] = own
-        columns = (torch.from_numpy(one).to(rows.device) for one in (tokens, num_tokens, branch[first], places))
-        tokens_of, lengths, chosen, places_of = columns
-        return cls(tokens_of, lengths, rows[chosen], places_of)
+        index[: len(own)] = own
+        columns = (torch.from_numpy(one).to(rows.device) for one in (tokens, num_tokens, branch[first], index))
+        tokens_of, lengths, chosen, index_of = columns
+        return cls(tokens_of, lengths, rows[chosen], index_of)
 
     def results(self, layer: Any, kernels: Kernels, columns: Columns) -> torch.Tensor:
         own, decay, beta = columns.of(self.tokens)
@@ -149,7 +149,7 @@ class Continued(Sequences):
         result, final = kernels.run(layer, mixed, decay, beta, states, by_token=one)
         end = self.num_tokens[:, None] + torch.arange(num_before(layer), device=mixed.device)
         _keep(layer, self.rows, final, mixed.gather(1, end[..., None].expand(-1, -1, mixed.shape[2])))
-        return result.flatten(0, 1)[self.places]
+        return result.flatten(0, 1)[self.index]
 
 
 def bytes_per_state(config: Any, dtype: torch.dtype, num_more: int = 0) -> int:
@@ -180,20 +180,20 @@ def _keep(layer: Any, rows: torch.Tensor, states: torch.Tensor, inputs: torch.Te
 
 
 class KeyValues:
-    """The buffers of a model's layers of full attention, `[1, heads, num_places, size]` each, and states of others."""
+    """The buffers of a model's layers of full attention, `[1, heads, num_slots, size]` each, and states of others."""
 
-    def __init__(self, model: Any, num_places: int, dtype: torch.dtype, states: States) -> None:
+    def __init__(self, model: Any, num_slots: int, dtype: torch.dtype, states: States) -> None:
         """Allocate the buffers. `dtype` is that of the passes."""
-        self.num_places, self.states = num_places, states
+        self.num_slots, self.states = num_slots, states
         config = text_model(model).config
-        shape = (1, config.num_key_value_heads, num_places, head_size(config))
+        shape = (1, config.num_key_value_heads, num_slots, head_size(config))
         self._modules = [layer.self_attn for layer in text_model(model).layers if hasattr(layer, "self_attn")]
         zeros = partial(torch.zeros, shape, dtype=dtype, device=model.device)
         self._buffers = [(zeros(), zeros()) for _ in self._modules]
 
-    def has_room(self, num_places: int, num_states: int) -> bool:
-        """Whether there are as many places and rows of states."""
-        return num_places <= self.num_places and self.states.has_room(num_states)
+    def has_room(self, num_slots: int, num_states: int) -> bool:
+        """Whether there are as many slots and rows of states."""
+        return num_slots <= self.num_slots and self.states.has_room(num_states)
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
@@ -208,13 +208,13 @@ class KeyValues:
                 del module.kept_keys, module.kept_values
 
 
-def keep(module: Any, key: torch.Tensor, value: torch.Tensor, places: torch.Tensor) -> None:
-    """Write the keys and values `[1, heads, L, size]` of a pass to their places `[L]`.
+def keep(module: Any, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+    """Write the keys and values `[1, heads, L, size]` of a pass to their slots `[L]`.
 
     With trained embeddings in float32 they may have more precision than the buffers. Attention under autocast has not.
     """
-    module.kept_keys.index_copy_(2, places, key.to(module.kept_keys.dtype))
-    module.kept_values.index_copy_(2, places, value.to(module.kept_values.dtype))
+    module.kept_keys.index_copy_(2, slots, key.to(module.kept_keys.dtype))
+    module.kept_values.index_copy_(2, slots, value.to(module.kept_values.dtype))
 
 
 def bytes_per_token(config: Any, dtype: torch.dtype) -> int:

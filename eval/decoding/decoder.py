@@ -1,7 +1,7 @@
 """Answer questions: prompts in packs, then one token of every answer in each pass, then later questions.
 
 Design: which token attends to which is the rule of training (`train.model.attention.attends`), in packs by their
-indices and in the buffer by places. The positions of an answer continue from its prompt. So each answer has the tokens
+indices and in the buffer by slots. The positions of an answer continue from its prompt. So each answer has the tokens
 that `generate` gives in a conversation of its own, apart from rounding, while the tokens of an image are computed once.
 A later question continues in the keys and values of its conversation, so nothing of it is computed twice. Layers of
 linear attention have a state for each conversation instead.
@@ -128,7 +128,7 @@ class Decoder:
         segments, spans = torch.from_numpy(layout.segments).to(self.device), layout.spans
         with self._passes(keys):
             while True:
-                begun = replace(branches, place=branches.place.clone(), position=branches.position.clone())
+                begun = replace(branches, slot=branches.slot.clone(), position=branches.position.clone())
                 # The states before the answers that others may follow; they are taken back where an answer is replaced.
                 saved = [one for one in begun.examples.tolist() if one in layout.copies] if layout.copies else []
                 keys.states.copy([*map(state_rows, saved)], [layout.copies[number] for number in saved])
@@ -152,7 +152,7 @@ class Decoder:
     ) -> Iterator[tuple[int, Grown]]:
         """Let answers grow from their first token to their end; yields each by the number of its question.
 
-        `branches` have their first token; `segments` are those of all places in the buffer.
+        `branches` have their first token; `segments` are those of all slots in the buffer.
         """
         grow = self._in_rows(branches, spans, segments, keys) if self._by_rows else self._by_branch(branches, segments)
         for some in [*grow]:
@@ -197,7 +197,7 @@ class Decoder:
                 return steps
         num_branches, num_blocks = capacity(num_branches), num_blocks + num_blocks // 4
         unused = Branches.unused(num_branches, PADDING, self.room.max_new_tokens, self.end_token_id, self.model.device)
-        steps = RowSteps(self.model, keys.num_places, self.end_token_id, unused, num_blocks, self._capture)
+        steps = RowSteps(self.model, keys.num_slots, self.end_token_id, unused, num_blocks, self._capture)
         self._steps.append(steps)
         return steps
 
@@ -217,15 +217,15 @@ class Decoder:
     def _answering(self, logits: torch.Tensor, **columns: torch.Tensor) -> Branches:
         return Branches.answering(logits, self.room.max_new_tokens, self.end_token_id, **columns)
 
-    def _buffer(self, num_places: int, num_states: int) -> KeyValues:
+    def _buffer(self, num_slots: int, num_states: int) -> KeyValues:
         """The buffers of a batch: some of its own, or those of all batches, in whole blocks."""
         if not self._by_rows:
-            return self._allocated(num_places, num_states)
-        if self._keys is None or not self._keys.has_room(num_places, num_states):
+            return self._allocated(num_slots, num_states)
+        if self._keys is None or not self._keys.has_room(num_slots, num_states):
             self._steps.clear()  # their tensors are of no use for another buffer
-            num_places = -(-max(num_places, self.room.num_places + 1) // BLOCK) * BLOCK
-            self._keys = self._allocated(num_places, max(num_states, (self.room.num_states or 0) + 1))
+            num_slots = -(-max(num_slots, self.room.num_slots + 1) // BLOCK) * BLOCK
+            self._keys = self._allocated(num_slots, max(num_states, (self.room.num_states or 0) + 1))
         return self._keys
 
-    def _allocated(self, num_places: int, num_states: int) -> KeyValues:
-        return KeyValues(self.model, num_places, self.dtype, States(self.model, num_states, self.dtype))
+    def _allocated(self, num_slots: int, num_states: int) -> KeyValues:
+        return KeyValues(self.model, num_slots, self.dtype, States(self.model, num_states, self.dtype))

@@ -99,7 +99,7 @@ class Dialogue:
         return 1 + bool(self.later)
 
     def room(self, max_new_tokens: int) -> int:
-        """Places behind the first prompt for the answers and the later questions."""
+        """Slots behind the first prompt for the answers and the later questions."""
         shown = max(max_new_tokens, len(self.not_answered))
         return max_new_tokens + sum(shown + len(piece) for piece in self.later)
 

@@ -6,7 +6,7 @@ attends to itself alone, as in training. Packs are made on a thread, ahead of th
 features are read while the GPU computes.
 
 One token of each growing answer attends to the whole buffer, where the mask leaves it the tokens of its own prompt and
-answer, by the rule of training with places in the buffer as positions. The mask is dense and computed for each pass,
+answer, by the rule of training with slots in the buffer as positions. The mask is dense and computed for each pass,
 and answers that have ended leave the batch: that suits a CPU and small batches.
 
 On a GPU the mask is by rows (FlexAttention). The branches of an image are spread over rows of their own, in blocks, so
@@ -71,18 +71,18 @@ OPTIONS = WHOLE_BLOCKS | {"BACKEND": "TRITON", "BLOCK_M": QUERIES, "BLOCK_N": 64
 
 
 def prompt_attention(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, *, places: Any, **options: Any
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, *, slots: Any, **options: Any
 ) -> tuple[torch.Tensor, None]:
-    """For AttentionInterface: a pack of prompts attends to itself; its tokens have `places` `[L]`."""
-    keep(module, key, value, places)
+    """For AttentionInterface: a pack of prompts attends to itself; its tokens have `slots` `[L]`."""
+    keep(module, key, value, slots)
     return shared_prefix_attention(module, query, key, value, mask, **options)
 
 
 def step_attention(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, *, places: Any, **options: Any
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, *, slots: Any, **options: Any
 ) -> tuple[torch.Tensor, None]:
-    """For AttentionInterface: a token of each answer attends to the buffers; the tokens have `places` `[N]`."""
-    keep(module, key, value, places)
+    """For AttentionInterface: a token of each answer attends to the buffers; the tokens have `slots` `[N]`."""
+    keep(module, key, value, slots)
     attend = row_attention if isinstance(mask, BlockMask) else shared_prefix_attention
     return attend(module, query, module.kept_keys, module.kept_values, mask, **options)
 
@@ -160,7 +160,7 @@ STATE_ROWS = "state_rows"
 
 
 class Prompts:
-    """Computes the prompts of batches with a model, whose attention writes keys and values to their places."""
+    """Computes the prompts of batches with a model, whose attention writes keys and values to their slots."""
 
     def __init__(
         self, model: Any, chat: ChatTokenizer, source: FeatureSource, room: Room, *, flex: bool = False
@@ -212,24 +212,24 @@ class Prompts:
         """The inputs of a pack of a batch, by its number."""
         layout, number = pack_of_batch
         prompts = [dialogue.first for dialogue in layout.dialogues]
-        pack, of_pack = layout.packs[number], torch.from_numpy(layout.places[number])
+        pack, of_pack = layout.packs[number], torch.from_numpy(layout.slots[number])
         length = padded_length(pack.num_tokens) if self._flex else pack.num_tokens
         batch = self._collate(pack.groups, prompts, [0.0] * pack.num_samples, length)
-        places = torch.full((length,), PADDING)
-        places[: len(of_pack)] = of_pack
+        slots = torch.full((length,), PADDING)
+        slots[: len(of_pack)] = of_pack
         text = {name: batch[name] for name in KEPT}
         rows = state_rows(torch.tensor([number for group in pack.groups for number in group.examples]))
-        text |= {"places": places, "logits_to_keep": torch.from_numpy(layout.last[number]), STATE_ROWS: rows}
+        text |= {"slots": slots, "logits_to_keep": torch.from_numpy(layout.last[number]), STATE_ROWS: rows}
         shown = [key for group in pack.groups for key in prompts[group.examples[0]].image_keys]
         on_device = {name: tensor.to(self._device, non_blocking=True) for name, tensor in text.items()}
         return on_device | image_inputs(self._source, shown, self._device)
 
 
 def dense_mask(queries: Queries, segments: torch.Tensor) -> torch.Tensor:
-    """`[1, 1, N, num_places]`, true where a token attends to a place; `segments` are those of all places."""
-    segment, prefix, place = (column[:, None] for column in (queries.segment, queries.prefix, queries.place))
-    places = torch.arange(len(segments), device=segments.device)
-    allowed: torch.Tensor = attends(segment, prefix, place, segments[None], places[None])
+    """`[1, 1, N, num_slots]`, true where a token attends to a slot; `segments` are those of all slots."""
+    segment, prefix, slot = (column[:, None] for column in (queries.segment, queries.prefix, queries.slot))
+    slots = torch.arange(len(segments), device=segments.device)
+    allowed: torch.Tensor = attends(segment, prefix, slot, segments[None], slots[None])
     return allowed[None, None]
 
 
@@ -239,7 +239,7 @@ def forward(model: Any, queries: Queries, **options: Any) -> torch.Tensor:
         logits: torch.Tensor = model(
             input_ids=queries.token[None],
             position_ids=queries.position.expand(3, 1, -1),
-            places=queries.place,
+            slots=queries.slot,
             use_cache=False,
             **options,
         ).logits
@@ -291,39 +291,39 @@ class Rows:
 class RowMask:
     """Masks of passes over the same number of tokens, one after another, in the same tensors."""
 
-    def __init__(self, num_tokens: int, num_blocks: int, rows_of_block: int, num_places: int, device: torch.device):
+    def __init__(self, num_tokens: int, num_blocks: int, rows_of_block: int, num_slots: int, device: torch.device):
         """Allocate tensors for `num_tokens` tokens in `num_blocks` blocks of rows.
 
-        `num_places` is the length of the buffer.
+        `num_slots` is the length of the buffer.
         """
-        self.rows_of_block, self.num_places = rows_of_block, num_places
+        self.rows_of_block, self.num_slots = rows_of_block, num_slots
         self._num_rows = rows_of_block * (num_blocks + 1)  # the last block is for tokens that are not used
 
         def column(length: int, value: int = UNUSED) -> torch.Tensor:
             return torch.full((length,), value, dtype=torch.int32, device=device)
 
-        self._segments = column(num_places)
+        self._segments = column(num_slots)
         self.rows = column(num_tokens, self._num_rows - 1).long()
         """The row of each token, `[num_tokens]`."""
-        self._segment, self._prefix, self._place = (column(self._num_rows) for _ in range(3))
+        self._segment, self._prefix, self._slot = (column(self._num_rows) for _ in range(3))
         self._num_keys = column(num_blocks + 1, 0)[None, None]
-        self._keys_of_rows = column((num_blocks + 1) * (num_places // BLOCK), 0).view(1, 1, num_blocks + 1, -1)
+        self._keys_of_rows = column((num_blocks + 1) * (num_slots // BLOCK), 0).view(1, 1, num_blocks + 1, -1)
         self.blocks = self._blocks()
         """The model's `attention_mask`."""
 
     def _blocks(self) -> BlockMask:
-        segments, segment, prefix, place = self._segments, self._segment, self._prefix, self._place
+        segments, segment, prefix, slot = self._segments, self._segment, self._prefix, self._slot
         heads = QUERIES // self.rows_of_block
 
         def row_attends(batch: Any, head: Any, query: Any, key: Any) -> Any:
             row = query // heads
-            return attends(segment[row], prefix[row], place[row], segments[key], key)
+            return attends(segment[row], prefix[row], slot[row], segments[key], key)
 
         lengths = (self._num_rows * heads, len(segments))
         return _block_mask(lengths, self._num_keys, self._keys_of_rows, row_attends)
 
     def set(self, queries: Queries, segments: torch.Tensor, rows: Rows) -> None:
-        """The mask for these tokens, at most `num_tokens`; `segments` are those of the places that are used."""
+        """The mask for these tokens, at most `num_tokens`; `segments` are those of the slots that are used."""
         self._segments.fill_(UNUSED)
         self._segments[: len(segments)].copy_(segments)
         self.rows.fill_(self._num_rows - 1)
@@ -340,9 +340,9 @@ class RowMask:
         last = self._keys_of_rows.shape[-1] - 1
         self._keys_of_rows[0, 0, : len(indices)].copy_(wanted.clamp(max=last).to(segments.device))
 
-    def set_places(self, places: torch.Tensor) -> None:
-        """The place of each token, `[num_tokens]`, which may differ from pass to pass."""
-        self._place.index_copy_(0, self.rows, places.int())
+    def set_slots(self, slots: torch.Tensor) -> None:
+        """The slot of each token, `[num_tokens]`, which may differ from pass to pass."""
+        self._slot.index_copy_(0, self.rows, slots.int())
 
 
 class RowSteps:
@@ -351,7 +351,7 @@ class RowSteps:
     def __init__(
         self,
         model: Any,
-        num_places: int,
+        num_slots: int,
         end_token_id: int,
         branches: Branches,
         num_blocks: int,
@@ -359,25 +359,25 @@ class RowSteps:
     ) -> None:
         """Allocate tensors for as many branches as there are in `branches`, and `num_blocks` blocks of rows.
 
-        `num_places` is the length of the buffer. Without `capture` each pass is launched.
+        `num_slots` is the length of the buffer. Without `capture` each pass is launched.
         """
-        self.branches, self.num_branches, self.num_blocks = branches, len(branches.place), num_blocks
+        self.branches, self.num_branches, self.num_blocks = branches, len(branches.slot), num_blocks
         self._model, self._end_token_id, self._capture = model, end_token_id, capture
-        device, rows = branches.place.device, rows_of_block(text_model(model).config)
-        self._mask = RowMask(self.num_branches, num_blocks, rows, num_places, device)
+        device, rows = branches.slot.device, rows_of_block(text_model(model).config)
+        self._mask = RowMask(self.num_branches, num_blocks, rows, num_slots, device)
         self._number = torch.zeros(1, dtype=torch.long, device=device)
         self._replay: Callable[[], torch.Tensor] | None = None
 
     def start(self, branches: Branches, segments: torch.Tensor, rows: Rows) -> Branches:
         """Take over some branches; returns them in the tensors of the passes.
 
-        `segments` are those of the places that are used.
+        `segments` are those of the slots that are used.
         """
         self.branches.ended.fill_(True)
-        self.branches.place.fill_(PADDING)
+        self.branches.slot.fill_(PADDING)
         self.branches.load(branches)
         self._mask.set(branches, segments, rows)
-        return self.branches.subset(slice(len(branches.place)))
+        return self.branches.subset(slice(len(branches.slot)))
 
     def run(self, number: int) -> None:
         """Add token `number` to each answer."""
@@ -392,7 +392,7 @@ class RowSteps:
 
     def _pass(self) -> torch.Tensor:
         branches = self.branches
-        self._mask.set_places(branches.place)
+        self._mask.set_slots(branches.slot)
         mask = self._mask
         add_token(self._model, branches, self._number, self._end_token_id, mask.blocks, rows=mask.rows)
         return branches.ended
@@ -425,7 +425,7 @@ class FollowUp:
 
 
 class FollowUps:
-    """Computes later questions with a model, whose attention writes keys and values to their places."""
+    """Computes later questions with a model, whose attention writes keys and values to their slots."""
 
     def __init__(self, model: Any, *, by_rows: bool) -> None:
         self._model, self._by_rows = model, by_rows
@@ -436,7 +436,7 @@ class FollowUps:
     ) -> torch.Tensor:
         """The logits of the first token of each answer `[N, vocabulary]`.
 
-        `begun` has each branch at the first token of its last answer; `segments` are those of all places.
+        `begun` has each branch at the first token of its last answer; `segments` are those of all slots.
         """
         num_tokens = [len(one.token_ids) for one in follow_ups]
         branch = np.repeat(np.arange(len(follow_ups)), num_tokens)
@@ -446,7 +446,7 @@ class FollowUps:
         queries = Queries(
             segment=begun.segment[of_token],
             prefix=begun.prefix[of_token],
-            place=begun.place[of_token] + ahead,
+            slot=begun.slot[of_token] + ahead,
             position=begun.position[of_token] + ahead,
             token=torch.from_numpy(np.concatenate([one.token_ids for one in follow_ups])).to(device).long(),
         )
@@ -470,10 +470,10 @@ class FollowUps:
         self, queries: Queries, spans: Spans, segments: torch.Tensor, keys: KeyValues
     ) -> tuple[Queries, BlockMask, dict[str, Any]]:
         """The tokens of a pass of `LATER_TOKENS` tokens, of which the last may be padding, its mask and its options."""
-        if self._mask is None or self._mask.num_places != keys.num_places:
+        if self._mask is None or self._mask.num_slots != keys.num_slots:
             rows_of = rows_of_block(text_model(self._model).config)
-            self._mask = RowMask(LATER_TOKENS, LATER_TOKENS, rows_of, keys.num_places, segments.device)
+            self._mask = RowMask(LATER_TOKENS, LATER_TOKENS, rows_of, keys.num_slots, segments.device)
         mask, padded = self._mask, queries.padded(LATER_TOKENS, PADDING)
         mask.set(queries, segments, Rows.of(spans, mask.rows_of_block))
-        mask.set_places(padded.place)
+        mask.set_slots(padded.slot)
         return padded, mask.blocks, {"rows": mask.rows}

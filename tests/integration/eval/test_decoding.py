@@ -124,8 +124,8 @@ def assert_stock_answers(asked: Asked, chosen: list[int], room: Room, end: int, 
 @AS_GENERATE
 def test_all_answers_are_those_of_generate_in_one_batch_and_in_many(asked):
     every = list(range(len(asked.examples)))
-    for num_places, tokens_per_pack in ((100_000, 100_000), (1000, 300), (1, 1)):
-        assert_stock_answers(asked, every, Room(num_places, tokens_per_pack, NEW_TOKENS), asked.never)
+    for num_slots, tokens_per_pack in ((100_000, 100_000), (1000, 300), (1, 1)):
+        assert_stock_answers(asked, every, Room(num_slots, tokens_per_pack, NEW_TOKENS), asked.never)
 
 
 @AS_GENERATE

@@ -73,7 +73,7 @@ def test_out_of_memory_halves_the_batch_and_all_questions_are_answered_in_order(
     tried, notes = fits(2), []
     found = engine.answers(torch.nn.Linear(1, 1), QUESTIONS, notes.append)
     assert found == origins(QUESTIONS)
-    assert tried == [7, 3, *[1] * 7] and engine.room.num_places == 29
+    assert tried == [7, 3, *[1] * 7] and engine.room.num_slots == 29
     assert notes[0] == "out of memory; answering 59 tokens at a time; set a lower `eval.tokens_per_batch`"
 
 

@@ -68,10 +68,10 @@ def test_each_dialogue_is_in_one_batch_and_batches_fit_unless_one_dialogue_does_
     for batch in batches:
         chosen = [dialogues[number] for number in batch]
         num_tokens = sum(group.num_tokens for group in groups_of(chosen, IMAGE))
-        num_places = num_tokens + sum(one.room(room.max_new_tokens) for one in chosen)
+        num_slots = num_tokens + sum(one.room(room.max_new_tokens) for one in chosen)
         num_states = sum(1 + bool(one.later) for one in chosen)
-        assert room.needed(num_tokens, chosen).tolist() == [num_places, num_states]
-        assert (num_places <= room.num_places and num_states <= (room.num_states or 99)) or len(batch) == 1
+        assert room.needed(num_tokens, chosen).tolist() == [num_slots, num_states]
+        assert (num_slots <= room.num_slots and num_states <= (room.num_states or 99)) or len(batch) == 1
 
 
 @quick
@@ -81,14 +81,14 @@ def test_tokens_and_the_room_behind_them_have_places_of_their_own(dialogues, roo
     whole = BatchLayout.of(dialogues, IMAGE, room)
     prefix_of = dict(zip(whole.branch.tolist(), whole.spans.prefix.tolist(), strict=True))
     used, branches = set(), 0
-    for pack, own, last in zip(whole.packs, whole.places, whole.last, strict=True):
+    for pack, own, last in zip(whole.packs, whole.slots, whole.last, strict=True):
         batch = PackCollator(IMAGE, 0, 2, SimpleNamespace(grid_thw=GRIDS.__getitem__, kept=lambda key: None))(
             pack.groups, examples, [0.0] * pack.num_samples, pack.num_tokens
         )
         segments = torch.from_numpy(whole.segments[own])
         prefixes = torch.tensor([prefix_of.get(segment, segment) for segment in segments.tolist()])
-        places = torch.from_numpy(own)
-        found = attends(segments[:, None], prefixes[:, None], places[:, None], segments[None], places[None])
+        slots = torch.from_numpy(own)
+        found = attends(segments[:, None], prefixes[:, None], slots[:, None], segments[None], slots[None])
         assert torch.equal(found, dense_mask(batch["seen_until"])[0, 0]), "each token attends to what it does in a pack"
         chosen = slice(branches, branches := branches + len(last))
         assert (whole.branch[chosen] == segments.numpy()[last]).all() and (whole.begin[chosen] == own[last] + 1).all()
@@ -169,7 +169,7 @@ def test_a_subset_has_the_state_of_its_branches(branches):
 def test_only_branches_that_go_on_advance(branches):
     add(branches, 0, torch.eye(3)[[0, 2, 1]])
     branches.advance()
-    assert branches.place.tolist() == [10, 9, 10] and branches.position.tolist() == [1, 0, 1]
+    assert branches.slot.tolist() == [10, 9, 10] and branches.position.tolist() == [1, 0, 1]
 
 
 def test_others_are_loaded_into_the_same_tensors(branches):
