@@ -16,7 +16,7 @@ from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.errors import UsageError
 from lookonce.eval.answers.accuracy import Accuracy
 from lookonce.eval.answers.engines import engine_of
-from lookonce.eval.answers.questions import BlankImages, Dialogues, Questions, as_asked
+from lookonce.eval.answers.questions import Dialogues
 from lookonce.eval.run import evaluate_run
 from lookonce.eval.scores.prediction import Prediction, read_predictions
 from lookonce.run.config import RunFile
@@ -27,7 +27,7 @@ from lookonce.workflow import train
 
 QUIET = {"notify": lambda note: None}
 MAP = "datasets/kvasir-vqa.stages/reasoning.yaml"
-EVERY = ("val-blank", "val-none", "val-reference", "val-shuffled", "val-untuned", "val")
+EVERY = ("val-none", "val-reference", "val-shuffled", "val-untuned", "val")
 
 
 @pytest.fixture(scope="module")
@@ -130,15 +130,9 @@ def test_true_answers_and_none_stand_beside_the_own(run):
     evaluate_run(run.output, baselines="all", notify=notes.append)
     assert [note for note in notes if "on disk" in note] == [
         f"the answers of {name} are on disk"
-        for name in ("val-untuned", "val-shuffled", "val-blank", "val-reference", "val-none", "val")
+        for name in ("val-untuned", "val-shuffled", "val-reference", "val-none", "val")
     ]
     assert rows(run) == own
-
-
-def test_images_are_grey_in_every_stage_of_the_blank_baseline(run):
-    blank = as_asked(Questions.of(open_run(run, FROM_CACHE), "val"), "blank")
-    engines = [blank.at_stage(stage, {}).engine for stage in range(len(blank.stages))]
-    assert len(engines) == 3 and all(isinstance(engine._source, BlankImages) for engine in engines)
 
 
 @pytest.mark.guarantee(
@@ -193,7 +187,7 @@ def test_the_key_says_what_the_run_itself_answers(run):
     own = rows(run, "val-reference")
     evaluate_run(run.output, assignments=["eval.staged=reference"], **QUIET)
     assert [(row.predicted, row.context) for row in rows(run)] == [(row.predicted, row.context) for row in own]
-    with pytest.raises(UsageError, match="`eval.staged` is true, so these are the answers of the run itself"):
+    with pytest.raises(UsageError, match="`eval.staged` is reference, so these are the answers of the run itself"):
         evaluate_run(run.output, baselines=("reference",), assignments=["eval.staged=reference"], **QUIET)
 
 

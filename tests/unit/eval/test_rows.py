@@ -63,13 +63,6 @@ def test_rows_are_written_as_json_lines_and_as_a_table(tmp_path):
     assert (second["right"], second["logprob"], third["images"], third["ended"]) == ("true", "-0.5", "", "length")
 
 
-def test_a_lone_carriage_return_does_not_begin_a_row(tmp_path):
-    write_rows(tmp_path / "answers.csv", [row("yes", "/a.jpg") | {"question": "a\r=1+1"}])
-    with (tmp_path / "answers.csv").open(newline="") as file:
-        [written] = csv.DictReader(file)
-    assert written["question"] == "a\r=1+1"
-
-
 def test_an_output_file_must_be_new_and_of_a_known_type(tmp_path):
     (tmp_path / "a.jsonl").write_text("{}")
     for name, message in (("b.xlsx", "the suffix decides"), ("a.jsonl", "exists; name another file, or replace it")):

@@ -83,14 +83,6 @@ def test_the_command_that_is_named_allows_it(file, with_mode, name):
     function(file)
 
 
-def test_a_path_of_another_user_is_not_changed_by_chmod(file, with_mode, monkeypatch):
-    with_mode(file, 0o000)
-    monkeypatch.setattr(os, "geteuid", lambda: file.stat().st_uid + 1000)
-    monkeypatch.setattr("lookonce.errors._may", lambda path, right: path != file)
-    message = refusal_of(file.read_text)
-    assert re.search(r"file.json belongs to \w+; ask for permission, or use another path$", message)
-
-
 def test_a_read_only_disk_is_not_allowed_by_chmod(file):
     error = OSError(errno.EROFS, os.strerror(errno.EROFS), str(file.with_name("b.tmp-host-1-2")))
     assert explain_os_error(error).endswith("Read-only file system; choose a folder on another disk")

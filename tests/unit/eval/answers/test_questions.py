@@ -120,7 +120,7 @@ def test_a_later_question_is_told_what_the_model_answered(given, shown):
     assert everything[:2] == found and not any(one.context for one, _ in everything[2:])
 
 
-@pytest.mark.parametrize("num_images", [2, 3, 10])
+@pytest.mark.parametrize("num_images", [2, 10])
 def test_every_shuffled_image_has_other_content(num_images):
     """Also where two files have the same bytes."""
     key_of = {Path(f"{number}{suffix}.jpg"): str(number) for number in range(num_images) for suffix in ("", "-copy")}

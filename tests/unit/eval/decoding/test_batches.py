@@ -159,25 +159,10 @@ def test_the_first_of_equally_likely_tokens_is_taken_as_by_generate(branches):
     assert branches.tokens[:, 0].tolist() == torch.zeros(3, 3).argmax(-1).tolist()
 
 
-def test_a_subset_has_the_state_of_its_branches(branches):
-    add(branches, 0, torch.eye(3))
-    some = branches.subset(torch.tensor([2, 0]))
-    assert some.examples.tolist() == [2, 0] and some.tokens[:, 0].tolist() == [2, 0]
-    assert some.ended.tolist() == [True, False] and some.logprobs.shape == (2, 4)
-
-
 def test_only_branches_that_go_on_advance(branches):
     add(branches, 0, torch.eye(3)[[0, 2, 1]])
     branches.advance()
     assert branches.slot.tolist() == [10, 9, 10] and branches.position.tolist() == [1, 0, 1]
-
-
-def test_others_are_loaded_into_the_same_tensors(branches):
-    static = Branches.unused(5, 9, 4, END_TOKEN, torch.device("cpu"))
-    pointers = [column.data_ptr() for column in vars(static).values()]
-    static.load(branches)
-    assert [column.data_ptr() for column in vars(static).values()] == pointers
-    assert static.examples.tolist() == [0, 1, 2, -1, -1] and static.ended.tolist() == [False] * 3 + [True] * 2
 
 
 NEW_TOKENS, ROWS = 7, 16

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -78,8 +77,3 @@ def test_a_template_that_changes_earlier_turns_is_refused(chat_tokenizer):
         ModelError, match=r"val.jsonl:3: the chat template changes earlier turns .*eval.turns: reference"
     ):
         Dialogue.of([first, changed], chat_tokenizer)
-
-
-def test_one_question_is_a_dialogue_by_itself():
-    alone = SimpleNamespace(token_ids=np.arange(4))
-    assert Dialogue(alone).num_questions == 1 and Dialogue(alone).room(9) == 9
