@@ -175,7 +175,7 @@ def _whole_path(engine: Engine, opened: OpenRun, model: Any, records: Sequence[R
 def _limits(engine: SharedPrefixes, opened: OpenRun, model: Any, records: Sequence[Record]) -> tuple[float, float]:
     """Milliseconds a question: of the prompts alone, and of reading the weights once for each token of each batch."""
     dialogues = _dialogues(opened, records)
-    batches = [[dialogues.each[number] for number in batch] for batch in dialogues.plan(engine)]
+    batches = [[dialogues.each[number].first for number in batch] for batch in dialogues.plan(engine)]
     decoder, num_questions = engine.decoder_of(model), len(dialogues.asked)
     prompts = _seconds(lambda: [*decoder.first_tokens(batches)])
     num_bytes = sum(weight.nbytes for weight in text_model(model).parameters())

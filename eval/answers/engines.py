@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,13 +22,14 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import TrainingError
-from lookonce.eval.decoding.batches import Room, groups_of, plan_batches
+from lookonce.eval.decoding.batches import Room, plan_batches
 from lookonce.eval.decoding.buffers import WORKING, bytes_per_state, bytes_per_token
 from lookonce.eval.decoding.decoder import Decoder
 from lookonce.eval.decoding.dialogue import Answer, Dialogue
 from lookonce.run.open import OpenRun
 from lookonce.text import Notify, quiet
 from lookonce.train.data.batches import RowCollator
+from lookonce.train.data.packing import group_examples
 from lookonce.train.data.tokenize import Example
 from lookonce.train.model.linear_attention import LINEAR
 from lookonce.train.model.load import PRECISIONS, base_model
@@ -185,16 +186,20 @@ class Generate(Engine):
         return [order[start : start + BATCH_SIZE] for start in range(0, len(order), BATCH_SIZE)]
 
     def stream(self, model: Any, batches: Sequence[Sequence[Dialogue]], notify: Notify = quiet) -> Iterator[Answers]:
-        run, tokenizer = self.opened.run, self.opened.chat_tokenizer.tokenizer
+        run, tokenizer, collator = self.opened.run, self.opened.chat_tokenizer.tokenizer, self.opened.row_collator()
+        limits = run.eval.max_new_tokens, run.train.precision
         for batch in batches:
-            answers: Answers = [[] for _ in batch]
-            while asked := [one for one, found in enumerate(answers) if len(found) < batch[one].num_questions]:
-                prompts = [batch[number].prompt(answers[number]) for number in asked]
-                limits = run.eval.max_new_tokens, run.train.precision
-                given = greedy_answers(model, tokenizer, self.opened.row_collator(), prompts, *limits)
-                for number, answer in zip(asked, given, strict=True):
-                    answers[number].append(answer)
-            yield answers
+            yield in_turns(batch, lambda prompts: greedy_answers(model, tokenizer, collator, prompts, *limits))
+
+
+def in_turns(dialogues: Sequence[Dialogue], answer: Callable[[list[Example]], list[Answer]]) -> Answers:
+    """The answers to dialogues that are answered together: their first questions, then those that follow, and so on."""
+    answers: Answers = [[] for _ in dialogues]
+    while asked := [number for number, one in enumerate(dialogues) if len(answers[number]) < one.num_questions]:
+        given = answer([dialogues[number].prompt(answers[number]) for number in asked])
+        for number, found in zip(asked, given, strict=True):
+            answers[number].append(found)
+    return answers
 
 
 class SharedPrefixes(Engine):
@@ -221,20 +226,33 @@ class SharedPrefixes(Engine):
 
     def plan(self, dialogues: Sequence[Dialogue]) -> list[list[int]]:
         self._num_planned += sum(dialogue.num_questions for dialogue in dialogues)
-        return plan_batches(dialogues, self._chat.image_token_id, self.room)
+        behind = [dialogue.room(self.room.max_new_tokens) for dialogue in dialogues]
+        return plan_batches([dialogue.first for dialogue in dialogues], behind, self._chat.image_token_id, self.room)
+
+    def _parts(self, prompts: Sequence[Example]) -> list[list[int]]:
+        """The numbers of the questions that fit together, mostly all of a batch."""
+        behind = [self.room.max_new_tokens] * len(prompts)
+        return plan_batches(prompts, behind, self._chat.image_token_id, self.room)
 
     def stream(self, model: Any, batches: Sequence[Sequence[Dialogue]], notify: Notify = quiet) -> Iterator[Answers]:
-        """The greedy answers to each batch; to parts of half its size if the GPU is out of memory.
+        """The greedy answers to each batch of dialogues. Batches overlap, unless answers are part of later prompts.
 
         Raises:
             TrainingError: one question does not fit.
         """
+        if any(one.later for batch in batches for one in batch):
+            for batch in batches:
+                yield in_turns(batch, lambda prompts: next(self._answers(model, [prompts], notify)))
+        else:
+            for answers in self._answers(model, [[one.first for one in batch] for batch in batches], notify):
+                yield [[answer] for answer in answers]
+
+    def _answers(self, model: Any, batches: Sequence[Sequence[Example]], notify: Notify) -> Iterator[list[Answer]]:
+        """The answers to each batch of prompts; to parts of half its size if the GPU is out of memory."""
         left = deque(batches)
         while left:
-            parts = [plan_batches(batch, self._chat.image_token_id, self.room) for batch in left]  # mostly one of each
-            fitting = [
-                [batch[number] for number in part] for batch, some in zip(left, parts, strict=True) for part in some
-            ]
+            parts = [self._parts(batch) for batch in left]
+            fitting = [[batch[n] for n in part] for batch, some in zip(left, parts, strict=True) for part in some]
             answers = self.decoder_of(model).answers(fitting)
             try:
                 for some in parts:
@@ -246,16 +264,16 @@ class SharedPrefixes(Engine):
                 answers.close()
                 self._make_less_room(left[0], notify)
 
-    def _make_less_room(self, batch: Sequence[Dialogue], notify: Notify) -> None:
+    def _make_less_room(self, prompts: Sequence[Example], notify: Notify) -> None:
         """Leave room for at most half of a batch from now on."""
-        if all(len(part) == 1 for part in plan_batches(batch, self._chat.image_token_id, self.room)):
-            longest = max((dialogue.first for dialogue in batch), key=lambda example: example.num_tokens)
+        if all(len(part) == 1 for part in self._parts(prompts)):
+            longest = max(prompts, key=lambda example: example.num_tokens)
             raise TrainingError(
                 f"the GPU is out of memory for one question of {longest.num_tokens:,} tokens "
                 f"({longest.origin}); lower `eval.max_new_tokens` or use a larger GPU"
             ) from None
-        groups = groups_of(batch, self._chat.image_token_id)
-        num_slots = int(self.room.needed(sum(group.num_tokens for group in groups), batch)[0])
+        groups = group_examples(prompts, self._chat.image_token_id)
+        num_slots = sum(group.num_tokens for group in groups) + len(prompts) * self.room.max_new_tokens
         num_slots = min(num_slots, self.room.num_slots) // 2
         notify(f"out of memory; answering {num_slots:,} tokens at a time; set a lower `eval.tokens_per_batch`")
         self.room, self._decoder = replace(self.room, num_slots=num_slots), None

@@ -2,10 +2,10 @@
 
 Design: a *batch* is as many questions as the buffer of keys and values has slots for, and in models with linear
 attention as there are rows for their states. Questions are grouped by their images as in training, each group's prefix
-gets its slots once, and behind each question there is room for the longest answer, and for the later questions of its
-dialogue. Groups are taken in the order of the records, so that a batch is the same whenever it is planned, and the
-answers of an interrupted evaluation have the bits of an uninterrupted one. A group with more questions than there is
-room for is split, and its prefix computed again. The prompts are computed in packs of training, one after another.
+gets its slots once, and behind each question there is room for the longest answer. Groups are taken in the order of
+the records, so that a batch is the same whenever it is planned, and the answers of an interrupted evaluation have the
+bits of an uninterrupted one. A group with more questions than there is room for is split, and its prefix computed
+again. The prompts are computed in packs of training, one after another.
 
 The answers of a batch while they grow are columns of tensors, one entry for each branch. All columns stay on the
 device and are changed in place, and nothing is read back. So a pass can be captured as a CUDA graph, and the CPU asks
@@ -16,18 +16,16 @@ until it leaves the batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from lookonce.eval.decoding.dialogue import Dialogue
 from lookonce.train.data.packing import Group, Pack, group_examples, pack_step
+from lookonce.train.data.tokenize import Example
 
 
 @dataclass(frozen=True)
@@ -47,43 +45,41 @@ class Room:
         """The slots and states of a batch."""
         return np.array([self.num_slots, self.num_states or math.inf])
 
-    def needed(self, num_tokens: int, dialogues: Iterable[Dialogue]) -> NDArray[np.float64]:
-        """The slots and states of some dialogues, whose first prompts have `num_tokens`, with what follows them."""
-        rooms, states = zip(*((one.room(self.max_new_tokens), one.num_states) for one in dialogues), strict=True)
-        return np.array([num_tokens + sum(rooms), sum(states)])
+
+def needed(num_tokens: int, behind: Sequence[int]) -> NDArray[np.int64]:
+    """The slots and states of questions whose prompts have `num_tokens`, each with some slots behind it."""
+    return np.array([num_tokens + sum(behind), len(behind)])
 
 
-def groups_of(dialogues: Sequence[Dialogue], image_token_id: int) -> list[Group]:
-    """The first prompts of dialogues in groups that share their prefixes."""
-    return group_examples([dialogue.first for dialogue in dialogues], image_token_id)
+def plan_batches(prompts: Sequence[Example], behind: Sequence[int], image_token_id: int, room: Room) -> list[list[int]]:
+    """The numbers of the questions of each batch; one with more tokens than there are slots is a batch by itself.
 
-
-def plan_batches(dialogues: Sequence[Dialogue], image_token_id: int, room: Room) -> list[list[int]]:
-    """The numbers of the dialogues of each batch; one with more tokens than there are slots is a batch by itself."""
+    `behind` has the slots that each question needs behind its prompt.
+    """
     batches: list[list[int]] = []
     free = room.free
-    for group in groups_of(dialogues, image_token_id):
-        for part in _split(group, dialogues, room):
-            needed = room.needed(part.num_tokens, [dialogues[number] for number in part.examples])
-            if (needed > free).any() or not batches:
+    for group in group_examples(prompts, image_token_id):
+        for part in _split(group, behind, room):
+            wanted = needed(part.num_tokens, [behind[number] for number in part.examples])
+            if (wanted > free).any() or not batches:
                 batches.append([])
                 free = room.free
             batches[-1] += part.examples
-            free = free - needed
+            free = free - wanted
     return batches
 
 
-def _split(group: Group, dialogues: Sequence[Dialogue], room: Room) -> list[Group]:
-    """The group in parts that each have room, or have one dialogue."""
+def _split(group: Group, behind: Sequence[int], room: Room) -> list[Group]:
+    """The group in parts that each have room, or have one question."""
     parts: list[list[int]] = [[]]
     free = empty = room.free - [group.num_prefix_tokens, 0]
     for member, num_tokens in enumerate(group.branch_tokens):
-        needed = room.needed(num_tokens, [dialogues[group.examples[member]]])
-        if (needed > free).any() and parts[-1]:
+        wanted = needed(num_tokens, [behind[group.examples[member]]])
+        if (wanted > free).any() and parts[-1]:
             parts.append([])
             free = empty
         parts[-1].append(member)
-        free = free - needed
+        free = free - wanted
     return [group.subset(members) for members in parts]
 
 
@@ -100,36 +96,18 @@ def attends(segment_q: Any, prefix_q: Any, slot_q: Any, segment_k: Any, slot_k: 
 
 
 @dataclass
-class Queries:
-    """Tokens that a pass computes; `N` of them."""
+class Branches:
+    """Branches that are being answered; `N` of them. The next pass computes the latest token of each."""
 
     segment: torch.Tensor
     prefix: torch.Tensor
     """Each one's segment, and the segment that is its prefix, `[N]`."""
     slot: torch.Tensor
-    """The slot where the pass writes its keys and values, `[N]`."""
+    """The slot where the pass writes the keys and values of the token, `[N]`."""
     position: torch.Tensor
-    """Its position, on all three axes, `[N]`."""
+    """The token's position, on all three axes, `[N]`."""
     token: torch.Tensor
-    """The token, `[N]`."""
-
-    def subset(self, chosen: torch.Tensor | slice) -> Self:
-        """Some of them, by their indices or by a mask `[N]`; those of a slice share their tensors with these."""
-        return type(self)(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
-
-    def padded(self, length: int, slot: int) -> Queries:
-        """These and tokens that belong to nothing, `length` altogether; `slot` is one for padding."""
-        unused = {"segment": UNUSED, "prefix": UNUSED, "slot": slot, "position": 0, "token": 0}
-        missing = length - len(self.token)
-        return Queries(
-            **{name: F.pad(getattr(self, name), (0, missing), value=value) for name, value in unused.items()}
-        )
-
-
-@dataclass
-class Branches(Queries):
-    """Branches that are being answered; `N` of them. The next pass computes the latest token of each."""
-
+    """The latest token, `[N]`."""
     examples: torch.Tensor
     """The number of each one's question, `[N]`."""
     ended: torch.Tensor
@@ -138,6 +116,10 @@ class Branches(Queries):
     """The answers so far, filled up with the end token, `[N, max_new_tokens]`."""
     logprobs: torch.Tensor
     """The log-probability of each token, and 0 behind the end token, `[N, max_new_tokens]`."""
+
+    def subset(self, chosen: torch.Tensor | slice) -> Branches:
+        """Some of them, by their indices or by a mask `[N]`; those of a slice share their tensors with these."""
+        return Branches(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
 
     @classmethod
     def unused(cls, number: int, slot: int, max_new_tokens: int, end_token_id: int, device: torch.device) -> Branches:
@@ -184,12 +166,6 @@ class Branches(Queries):
         self.slot += ~self.ended
         self.position += ~self.ended
 
-    def ahead(self, distances: Sequence[int]) -> dict[str, torch.Tensor]:
-        """For `answering`: the columns of the same branches, each some tokens further on."""
-        ahead = torch.tensor(distances, device=self.slot.device)
-        columns = {"slot": self.slot + ahead, "position": self.position + ahead}
-        return columns | {"examples": self.examples, "segment": self.segment, "prefix": self.prefix}
-
     def load(self, others: Branches) -> None:
         """Overwrite the first branches with others, in the same tensors."""
         for field in fields(self):
@@ -203,7 +179,7 @@ Numbers = TypeVar("Numbers", int, torch.Tensor)
 
 
 def state_rows(numbers: Numbers) -> Numbers:
-    """The rows of states for the numbers of dialogues; `UNUSED` has that of padding."""
+    """The rows of states for the numbers of questions; `UNUSED` has that of padding."""
     return numbers - UNUSED
 
 
@@ -217,8 +193,8 @@ class Spans:
     end: NDArray[np.int64]
     """The first slot of its prefix, and the slot behind its own room."""
 
-    def subset(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Spans:
-        """Those of some branches, by a mask or by their indices, which may repeat."""
+    def subset(self, chosen: NDArray[np.bool_]) -> Spans:
+        """Those of some branches, by a mask."""
         return Spans(self.prefix[chosen], self.first[chosen], self.end[chosen])
 
 
@@ -229,7 +205,7 @@ class BatchLayout:
     A segment is a prefix, or a branch with the room behind it. `N` branches.
     """
 
-    dialogues: Sequence[Dialogue]
+    prompts: Sequence[Example]
     packs: list[Pack]
     slots: list[NDArray[np.int64]]
     """The slot of each token of each pack."""
@@ -242,23 +218,23 @@ class BatchLayout:
     branch: NDArray[np.int64]
     """The segment of each branch, `[N]`."""
     begin: NDArray[np.int64]
-    """The slot of each first answer, `[N]`."""
+    """The first slot of each answer, `[N]`."""
     spans: Spans
 
     @classmethod
-    def of(cls, batch: Sequence[Dialogue], image_token_id: int, room: Room) -> BatchLayout:
+    def of(cls, prompts: Sequence[Example], image_token_id: int, room: Room) -> BatchLayout:
         """The layout of a batch, in packs of `room.tokens_per_pack`, or longer ones if a question is."""
-        longest = max(dialogue.first.num_tokens for dialogue in batch)
-        [packs] = pack_step(groups_of(batch, image_token_id), max(room.tokens_per_pack, longest))
-        return cls.of_packs(batch, packs, [dialogue.room(room.max_new_tokens) for dialogue in batch])
+        longest = max(prompt.num_tokens for prompt in prompts)
+        [packs] = pack_step(group_examples(prompts, image_token_id), max(room.tokens_per_pack, longest))
+        return cls.of_packs(prompts, packs, room.max_new_tokens)
 
     @classmethod
-    def of_packs(cls, batch: Sequence[Dialogue], packs: list[Pack], room_behind: Sequence[int]) -> BatchLayout:
-        """`room_behind` has the slots behind the prompt of each question of the batch."""
+    def of_packs(cls, prompts: Sequence[Example], packs: list[Pack], max_new_tokens: int) -> BatchLayout:
+        """The layout of packs that are made already."""
         lengths, rooms, examples = [], [], []
         for group in (group for pack in packs for group in pack.groups):
             lengths += [group.num_prefix_tokens, *group.branch_tokens]
-            rooms += [0, *(room_behind[number] for number in group.examples)]
+            rooms += [0, *[max_new_tokens] * len(group.examples)]
             examples += [UNUSED, *group.examples]
         of_segment, num_tokens = np.array(examples), np.array(lengths)
         num_slots, numbers, is_branch = num_tokens + np.array(rooms), np.arange(len(lengths)), of_segment != UNUSED
@@ -268,7 +244,7 @@ class BatchLayout:
         sizes, branches = ([pack.num_tokens for pack in packs], [pack.num_samples for pack in packs])
         first_token = np.repeat(np.cumsum(sizes) - sizes, branches)
         return cls(
-            dialogues=batch,
+            prompts=prompts,
             packs=packs,
             slots=np.split(slots, np.cumsum(sizes)[:-1]),
             last=np.split(ends[is_branch] - 1 - first_token, np.cumsum(branches)[:-1]),
@@ -280,17 +256,6 @@ class BatchLayout:
         )
 
     def starts(self, device: torch.device) -> dict[str, torch.Tensor]:
-        """For `Branches`: where the first answer of each dialogue begins, and its segments."""
+        """For `Branches`: where each answer begins, and its segments."""
         columns = {"examples": self.examples, "segment": self.branch, "prefix": self.spans.prefix, "slot": self.begin}
         return {name: torch.from_numpy(column).to(device) for name, column in columns.items()}
-
-    @property
-    def num_states(self) -> int:
-        """The rows of states, with that of padding."""
-        return PADDING + 1 + sum(dialogue.num_states for dialogue in self.dialogues)
-
-    @cached_property
-    def copies(self) -> dict[int, int]:
-        """The second row of each dialogue that has one, by its number."""
-        several = [number for number, dialogue in enumerate(self.dialogues) if dialogue.num_states > 1]
-        return {number: PADDING + 1 + len(self.dialogues) + index for index, number in enumerate(several)}

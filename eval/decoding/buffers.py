@@ -9,9 +9,8 @@ mask over all slots decides what belongs together.
 A layer of linear attention keeps no keys and values. What it knows of a conversation is a state of fixed size and the
 last inputs of its convolution (train/model/linear_attention.py). Passes read and write states by their row, as
 attention does keys and values by their slot. The pass of the prompts computes the state of a prefix once for all of
-its questions, and leaves that of each question in its row. Later passes continue each row by one token of its answer,
-or by all tokens of a later question. A state cannot be taken back to an earlier token, so questions that others follow
-have a second row, for a copy. The cost of rows is that a pass gathers and scatters the states that it continues.
+its questions, and leaves that of each question in its row. Later passes continue each row by one token of its answer.
+The cost of rows is that a pass gathers and scatters the states that it continues.
 
 Shapes: `R` rows, `N` conversations that a pass continues, `L` tokens of the pass, `B` inputs of the convolution before
 a token, `C` channels.
@@ -20,14 +19,12 @@ a token, `C` channels.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from lookonce.eval.decoding.batches import PADDING, Branches, state_rows
 from lookonce.train.model.linear_attention import (
@@ -67,15 +64,6 @@ class States:
         """Whether there are as many rows, or none are needed."""
         return not self._layers or num_rows <= self.num_rows
 
-    def copy(self, rows: Sequence[int], to: Sequence[int]) -> None:
-        """Overwrite some rows with others."""
-        if not rows or not self._layers:
-            return
-        chosen, others = (torch.tensor(one, device=self._buffers[0][0].device) for one in (rows, to))
-        for buffers in self._buffers:
-            for buffer in buffers:
-                buffer.index_copy_(0, others, buffer[chosen])
-
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
         """Give each layer its buffers."""
@@ -107,49 +95,25 @@ class OfPrompts(Sequences):
 
 @dataclass(frozen=True)
 class Continued(Sequences):
-    """Tokens that continue the states of conversations."""
+    """Conversations that continue their states by a token each."""
 
     tokens: torch.Tensor
-    """The tokens of each conversation, then padding, `[N, longest]`; `L` is no token."""
-    num_tokens: torch.Tensor
-    """`[N]`."""
+    """The index of each conversation's token, `[N, 1]`."""
     rows: torch.Tensor
     """The row of each conversation, `[N]`."""
-    index: torch.Tensor
-    """Where a token's result is among those of `tokens` laid end to end, `[L]`."""
 
     @classmethod
-    def by_a_token(cls, branches: Branches) -> Continued:
+    def of(cls, branches: Branches) -> Continued:
         """Each branch by its latest token. Branches that have ended write to the padding."""
         order = torch.arange(len(branches.token), device=branches.token.device)
-        rows = torch.where(branches.ended, PADDING, state_rows(branches.examples))
-        return cls(order[:, None], torch.ones_like(order), rows, order)
-
-    @classmethod
-    def by_tokens(cls, branch: NDArray[np.int64], rows: torch.Tensor, length: int) -> Continued:
-        """Branches by one or several tokens, `length` altogether with padding.
-
-        `branch` has the branch of each token, one branch after another, and `rows` the row of each branch.
-        """
-        first = np.flatnonzero(np.diff(branch, prepend=-1))
-        num_tokens = np.diff(first, append=len(branch))
-        within = np.arange(num_tokens.max())
-        tokens = np.where(within < num_tokens[:, None], first[:, None] + within, length)
-        index = np.zeros(length, dtype=np.int64)
-        own = np.flatnonzero(tokens.ravel() < length)
-        index[: len(own)] = own
-        columns = (torch.from_numpy(one).to(rows.device) for one in (tokens, num_tokens, branch[first], index))
-        tokens_of, lengths, chosen, index_of = columns
-        return cls(tokens_of, lengths, rows[chosen], index_of)
+        return cls(order[:, None], torch.where(branches.ended, PADDING, state_rows(branches.examples)))
 
     def results(self, layer: Any, kernels: Kernels, columns: Columns) -> torch.Tensor:
         own, decay, beta = columns.of(self.tokens)
         mixed = torch.cat([layer.kept_inputs[self.rows].to(own.dtype), own], dim=1)
-        states, one = layer.kept_states[self.rows], self.tokens.shape[1] == 1
-        result, final = kernels.run(layer, mixed, decay, beta, states, by_token=one)
-        end = self.num_tokens[:, None] + torch.arange(num_before(layer), device=mixed.device)
-        _keep(layer, self.rows, final, mixed.gather(1, end[..., None].expand(-1, -1, mixed.shape[2])))
-        return result.flatten(0, 1)[self.index]
+        result, final = kernels.run(layer, mixed, decay, beta, layer.kept_states[self.rows], by_token=True)
+        _keep(layer, self.rows, final, mixed[:, 1:])
+        return result.flatten(0, 1)
 
 
 def bytes_per_state(config: Any, dtype: torch.dtype, num_more: int = 0) -> int:

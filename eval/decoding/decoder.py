@@ -1,10 +1,9 @@
-"""Answer questions: prompts in packs, then one token of every answer in each pass, then later questions.
+"""Answer questions: prompts in packs, then one token of every answer in each pass.
 
 Design: which token attends to which is the rule of training (`train.model.attention.attends`), in packs by their
 indices and in the buffer by slots. The positions of an answer continue from its prompt. So each answer has the tokens
-that `generate` gives in a conversation of its own, apart from rounding, while the tokens of an image are computed once.
-A later question continues in the keys and values of its conversation, so nothing of it is computed twice. Layers of
-linear attention have a state for each conversation instead.
+that `generate` gives to its prompt, apart from rounding, while the tokens of an image are computed once. Layers of
+linear attention have a state for each question instead of keys and values.
 
 `Decoder` answers batches of questions. Answers that have ended leave the batch, which makes the later passes smaller.
 On a GPU passes have a few sizes, each with tensors of its own that serve all batches, and the CPU asks only now and
@@ -16,18 +15,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
-from lookonce.eval.decoding.batches import PADDING, BatchLayout, Branches, Room, Spans, state_rows
+from lookonce.eval.decoding.batches import PADDING, BatchLayout, Branches, Room, Spans
 from lookonce.eval.decoding.buffers import KeyValues, States
-from lookonce.eval.decoding.dialogue import Answer, Dialogue
+from lookonce.eval.decoding.dialogue import Answer
 from lookonce.eval.decoding.passes import (
-    FollowUp,
-    FollowUps,
     Prompts,
     Rows,
     RowSteps,
@@ -38,7 +33,7 @@ from lookonce.eval.decoding.passes import (
 )
 from lookonce.train.data.batches import FeatureSource
 from lookonce.train.data.packing import BLOCK
-from lookonce.train.data.tokenize import ChatTokenizer
+from lookonce.train.data.tokenize import ChatTokenizer, Example
 from lookonce.train.model.linear_attention import linear_layers
 from lookonce.train.model.load import text_model
 from lookonce.train.model.packs import cuda_graph_capture
@@ -85,21 +80,20 @@ class Decoder:
         self._capture = cuda_graph_capture() if captures else None
         self._steps: list[RowSteps] = []
         self._prompts = Prompts(model, chat, source, room, flex=by_rows)
-        self._follow_ups = FollowUps(model, by_rows=by_rows)
         self._keys: KeyValues | None = None
 
-    def answers(self, batches: Iterable[Sequence[Dialogue]]) -> Generator[list[list[Answer]]]:
-        """The answers to the questions of each dialogue of each batch, in order.
+    def answers(self, batches: Iterable[Sequence[Example]]) -> Generator[list[Answer]]:
+        """The answers to the questions of each batch, in order; their prompts are given.
 
         Texts are decoded, and used by the caller, while the GPU computes the prompts of the next batch.
         """
-        done: list[list[Grown]] = []
+        done: list[Grown] = []
         try:
             for layout, branches, keys in self._begun(batches):
                 if done:
                     yield self._read(done)
                 done = []
-                done = self._finished(layout, branches, keys)
+                done = self._grown(layout, branches, keys)
         except torch.OutOfMemoryError:
             if done:
                 yield self._read(done)
@@ -107,58 +101,31 @@ class Decoder:
         if done:
             yield self._read(done)
 
-    def first_tokens(self, batches: Iterable[Sequence[Dialogue]]) -> Iterator[torch.Tensor]:
-        """The first token of each first answer, which is known when the prompts have been computed."""
+    def first_tokens(self, batches: Iterable[Sequence[Example]]) -> Iterator[torch.Tensor]:
+        """The first token of each answer, which is known when the prompts have been computed."""
         for _, branches, _ in self._begun(batches):
             yield branches.token
 
-    def _begun(self, batches: Iterable[Sequence[Dialogue]]) -> Generator[tuple[BatchLayout, Branches, KeyValues]]:
-        """Compute the first prompts of each batch."""
+    def _begun(self, batches: Iterable[Sequence[Example]]) -> Generator[tuple[BatchLayout, Branches, KeyValues]]:
+        """Compute the prompts of each batch."""
         with contextlib.closing(self._prompts.ahead(batches)) as ahead:
             for layout, packs in ahead:
-                keys = self._buffer(len(layout.segments), layout.num_states)
+                keys = self._buffer(len(layout.segments), PADDING + 1 + len(layout.prompts))
                 with self._passes(keys):
                     logits, positions = self._prompts.run(packs)
-                    branches = self._answering(logits, position=positions, **layout.starts(self.device))
+                    starts = layout.starts(self.device) | {"position": positions}
+                    branches = Branches.answering(logits, self.room.max_new_tokens, self.end_token_id, **starts)
                 yield layout, branches, keys
 
-    def _finished(self, layout: BatchLayout, branches: Branches, keys: KeyValues) -> list[list[Grown]]:
-        """Let the answers of a batch grow to their end, question after question; in the order of its dialogues."""
-        answers: list[list[Grown]] = [[] for _ in layout.dialogues]
-        segments, spans = torch.from_numpy(layout.segments).to(self.device), layout.spans
+    def _grown(self, layout: BatchLayout, branches: Branches, keys: KeyValues) -> list[Grown]:
+        """Let the answers of a batch grow from their first token to their end; in the order of its questions."""
+        segments, answers = torch.from_numpy(layout.segments).to(self.device), dict[int, Grown]()
         with self._passes(keys):
-            while True:
-                begun = replace(branches, slot=branches.slot.clone(), position=branches.position.clone())
-                # The states before the answers that others may follow; they are taken back where an answer is replaced.
-                saved = [one for one in begun.examples.tolist() if one in layout.copies] if layout.copies else []
-                keys.states.copy([*map(state_rows, saved)], [layout.copies[number] for number in saved])
-                for number, grown in self._grown(branches, spans, segments, keys):
-                    answers[number].append(grown)
-                numbers = begun.examples.tolist()
-                next_ones = [self._follow_up(layout.dialogues[number], answers[number]) for number in numbers]
-                if not any(next_ones):
-                    return answers
-                goes_on = np.array([one is not None for one in next_ones])
-                begun, spans = begun.subset(torch.from_numpy(goes_on).to(self.device)), spans.subset(goes_on)
-                follow_ups = [one for one in next_ones if one]
-                pairs = zip(begun.examples.tolist(), follow_ups, strict=True)
-                replaced = [number for number, follow_up in pairs if not follow_up.offset]
-                keys.states.copy([layout.copies[number] for number in replaced], [*map(state_rows, replaced)])
-                logits = self._follow_ups.run(begun, follow_ups, spans, segments, keys)
-                branches = self._answering(logits, **begun.ahead([one.end for one in follow_ups]))
-
-    def _grown(
-        self, branches: Branches, spans: Spans, segments: torch.Tensor, keys: KeyValues
-    ) -> Iterator[tuple[int, Grown]]:
-        """Let answers grow from their first token to their end; yields each by the number of its question.
-
-        `branches` have their first token; `segments` are those of all slots in the buffer.
-        """
-        grow = self._in_rows(branches, spans, segments, keys) if self._by_rows else self._by_branch(branches, segments)
-        for some in [*grow]:
-            columns = (some.examples.tolist(), some.tokens.tolist(), some.logprobs.tolist())
-            for number, tokens, logprobs in zip(*columns, strict=True):
-                yield number, (tokens, logprobs)
+            by_rows = self._in_rows(branches, layout.spans, segments, keys) if self._by_rows else None
+            for some in [*(by_rows or self._by_branch(branches, segments))]:
+                columns = (some.examples.tolist(), some.tokens.tolist(), some.logprobs.tolist())
+                answers |= {number: (tokens, logprobs) for number, tokens, logprobs in zip(*columns, strict=True)}
+        return [answers[number] for number in range(len(answers))]
 
     def _by_branch(self, branches: Branches, segments: torch.Tensor) -> Iterator[Branches]:
         """Let answers grow with dense masks; yields branches when they have ended and leave the batch."""
@@ -201,21 +168,12 @@ class Decoder:
         self._steps.append(steps)
         return steps
 
-    def _follow_up(self, dialogue: Dialogue, answers: Sequence[Grown]) -> FollowUp | None:
-        """What is asked after some answers; None if that was all."""
-        if len(answers) == dialogue.num_questions:
-            return None
-        return FollowUp.of(dialogue, len(answers) - 1, Answer.of(*answers[-1], self.chat.tokenizer))
-
-    def _read(self, done: Sequence[Sequence[Grown]]) -> list[list[Answer]]:
-        return [[Answer.of(*grown, self.chat.tokenizer) for grown in some] for some in done]
+    def _read(self, done: Sequence[Grown]) -> list[Answer]:
+        return [Answer.of(*grown, self.chat.tokenizer) for grown in done]
 
     def _passes(self, keys: KeyValues) -> AbstractContextManager[None]:
         """Passes of the model, whose attention has these buffers."""
         return inference(self.model, self.dtype, keys, compiled=self._compiled)
-
-    def _answering(self, logits: torch.Tensor, **columns: torch.Tensor) -> Branches:
-        return Branches.answering(logits, self.room.max_new_tokens, self.end_token_id, **columns)
 
     def _buffer(self, num_slots: int, num_states: int) -> KeyValues:
         """The buffers of a batch: some of its own, or those of all batches, in whole blocks."""

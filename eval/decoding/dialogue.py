@@ -2,7 +2,7 @@
 
 Design: only tokens are put together. What the chat template writes between an answer and the next one begins with the
 end token, a special one, so it has the same tokens whatever the answer is. The answer itself keeps the tokens that the
-model gave, whose keys and values are known then. An answer that is empty or was cut off, or that has special tokens,
+model gave. An answer that is empty or was cut off, or that has special tokens,
 which could begin a message or stand for an image, is replaced by a text.
 """
 
@@ -92,11 +92,6 @@ class Dialogue:
     @property
     def num_questions(self) -> int:
         return 1 + len(self.later)
-
-    @property
-    def num_states(self) -> int:
-        """States of linear attention that are in memory: a later question may need the one before an answer."""
-        return 1 + bool(self.later)
 
     def room(self, max_new_tokens: int) -> int:
         """Slots behind the first prompt for the answers and the later questions."""

@@ -1,4 +1,4 @@
-"""Passes of the model over prompts, later questions and growing answers, which share a buffer of keys and values.
+"""Passes of the model over prompts and growing answers, which share a buffer of keys and values.
 
 Design: transformers' layers are used unchanged; its AttentionInterface
 (https://huggingface.co/docs/transformers/attention_interface) calls the functions of this module. A pack of prompts
@@ -15,10 +15,6 @@ that read the same key head lie side by side in a block, which reads its keys on
 model computes the tokens as they are. The cost is rows that stay empty. All tensors have one size for all batches, so a
 pass is captured once as a CUDA graph and replayed for every token; launching its thousands of kernels would take the
 CPU longer than the GPU needs for them. Branches that have ended are computed until the batch ends.
-
-What is computed of a later question is its own tokens; the image, the earlier questions and the model's answers to them
-are in the buffer. Each token is a row of a pass, with the same masks, and several rows have the same branch. On a GPU
-all passes have one size, so that they are compiled once.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -43,17 +39,15 @@ from lookonce.eval.decoding.batches import (
     UNUSED,
     BatchLayout,
     Branches,
-    Queries,
     Room,
     Spans,
     attends,
     state_rows,
 )
 from lookonce.eval.decoding.buffers import Continued, KeyValues, OfPrompts, keep
-from lookonce.eval.decoding.dialogue import Answer, Dialogue
 from lookonce.train.data.batches import Batch, FeatureSource, PackCollator, Prefetcher, image_inputs
 from lookonce.train.data.packing import BLOCK, padded_length
-from lookonce.train.data.tokenize import ChatTokenizer
+from lookonce.train.data.tokenize import ChatTokenizer, Example
 from lookonce.train.model.attention import WHOLE_BLOCKS, PackMask, shared_prefix_attention
 from lookonce.train.model.compile import other_attention, training_on_packs
 from lookonce.train.model.linear_attention import InPack, masks_with
@@ -173,7 +167,7 @@ class Prompts:
         self._mask = PackMask(padded_length(1), self._device, flex=flex)
         self._longest = 0
 
-    def ahead(self, batches: Iterable[Sequence[Dialogue]]) -> Generator[tuple[BatchLayout, Iterator[Batch]]]:
+    def ahead(self, batches: Iterable[Sequence[Example]]) -> Generator[tuple[BatchLayout, Iterator[Batch]]]:
         """The layout of each batch, and the model's inputs for its packs."""
         layouts: deque[BatchLayout] = deque()
 
@@ -211,35 +205,34 @@ class Prompts:
     def _make(self, pack_of_batch: tuple[BatchLayout, int]) -> Batch:
         """The inputs of a pack of a batch, by its number."""
         layout, number = pack_of_batch
-        prompts = [dialogue.first for dialogue in layout.dialogues]
         pack, of_pack = layout.packs[number], torch.from_numpy(layout.slots[number])
         length = padded_length(pack.num_tokens) if self._flex else pack.num_tokens
-        batch = self._collate(pack.groups, prompts, [0.0] * pack.num_samples, length)
+        batch = self._collate(pack.groups, layout.prompts, [0.0] * pack.num_samples, length)
         slots = torch.full((length,), PADDING)
         slots[: len(of_pack)] = of_pack
         text = {name: batch[name] for name in KEPT}
         rows = state_rows(torch.tensor([number for group in pack.groups for number in group.examples]))
         text |= {"slots": slots, "logits_to_keep": torch.from_numpy(layout.last[number]), STATE_ROWS: rows}
-        shown = [key for group in pack.groups for key in prompts[group.examples[0]].image_keys]
+        shown = [key for group in pack.groups for key in layout.prompts[group.examples[0]].image_keys]
         on_device = {name: tensor.to(self._device, non_blocking=True) for name, tensor in text.items()}
         return on_device | image_inputs(self._source, shown, self._device)
 
 
-def dense_mask(queries: Queries, segments: torch.Tensor) -> torch.Tensor:
+def dense_mask(branches: Branches, segments: torch.Tensor) -> torch.Tensor:
     """`[1, 1, N, num_slots]`, true where a token attends to a slot; `segments` are those of all slots."""
-    segment, prefix, slot = (column[:, None] for column in (queries.segment, queries.prefix, queries.slot))
+    segment, prefix, slot = (column[:, None] for column in (branches.segment, branches.prefix, branches.slot))
     slots = torch.arange(len(segments), device=segments.device)
     allowed: torch.Tensor = attends(segment, prefix, slot, segments[None], slots[None])
     return allowed[None, None]
 
 
-def forward(model: Any, queries: Queries, **options: Any) -> torch.Tensor:
+def forward(model: Any, branches: Branches, **options: Any) -> torch.Tensor:
     """The logits `[N, vocabulary]` after each token."""
     with other_attention(model, STEPS):
         logits: torch.Tensor = model(
-            input_ids=queries.token[None],
-            position_ids=queries.position.expand(3, 1, -1),
-            slots=queries.slot,
+            input_ids=branches.token[None],
+            position_ids=branches.position.expand(3, 1, -1),
+            slots=branches.slot,
             use_cache=False,
             **options,
         ).logits
@@ -255,7 +248,7 @@ def add_token(
     **options: Any,
 ) -> None:
     """Compute the latest token of each branch, and add token `number` `[1]` to its answer."""
-    masks = masks_with(model, mask, lambda: Continued.by_a_token(branches))
+    masks = masks_with(model, mask, lambda: Continued.of(branches))
     logits = forward(model, branches, attention_mask=masks, **options)
     branches.advance()
     branches.add(number, logits, end_token_id)
@@ -322,14 +315,14 @@ class RowMask:
         lengths = (self._num_rows * heads, len(segments))
         return _block_mask(lengths, self._num_keys, self._keys_of_rows, row_attends)
 
-    def set(self, queries: Queries, segments: torch.Tensor, rows: Rows) -> None:
+    def set(self, branches: Branches, segments: torch.Tensor, rows: Rows) -> None:
         """The mask for these tokens, at most `num_tokens`; `segments` are those of the slots that are used."""
         self._segments.fill_(UNUSED)
         self._segments[: len(segments)].copy_(segments)
         self.rows.fill_(self._num_rows - 1)
         self.rows[: len(rows.of_token)].copy_(torch.from_numpy(rows.of_token))
-        used = self.rows[: len(queries.segment)]
-        for column, values in ((self._segment, queries.segment), (self._prefix, queries.prefix)):
+        used = self.rows[: len(branches.segment)]
+        for column, values in ((self._segment, branches.segment), (self._prefix, branches.prefix)):
             column.fill_(UNUSED)
             column[used] = values.int()
         numbers, indices = torch.from_numpy(rows.end - rows.first), torch.from_numpy(rows.first)
@@ -396,84 +389,3 @@ class RowSteps:
         mask = self._mask
         add_token(self._model, branches, self._number, self._end_token_id, mask.blocks, rows=mask.rows)
         return branches.ended
-
-
-LATER_TOKENS = 512
-"""Tokens of a pass over later questions. The mask of more has more empty rows."""
-
-
-@dataclass(frozen=True)
-class FollowUp:
-    """The tokens of a branch's next question that are not in the buffer."""
-
-    token_ids: NDArray[np.int32]
-    offset: int
-    """Where they begin, counted from the first token of the answer before."""
-
-    @classmethod
-    def of(cls, dialogue: Dialogue, number: int, answer: Answer) -> FollowUp:
-        """What follows the answer to question `number`, counted from 0."""
-        shown, piece = dialogue.shown(answer), dialogue.later[number]
-        if shown == answer.token_ids[:-1]:
-            return cls(piece, len(shown))
-        return cls(np.concatenate([np.array(shown, piece.dtype), piece]), 0)
-
-    @property
-    def end(self) -> int:
-        """Where the answer begins, counted likewise."""
-        return self.offset + len(self.token_ids)
-
-
-class FollowUps:
-    """Computes later questions with a model, whose attention writes keys and values to their slots."""
-
-    def __init__(self, model: Any, *, by_rows: bool) -> None:
-        self._model, self._by_rows = model, by_rows
-        self._mask: RowMask | None = None
-
-    def run(
-        self, begun: Branches, follow_ups: Sequence[FollowUp], spans: Spans, segments: torch.Tensor, keys: KeyValues
-    ) -> torch.Tensor:
-        """The logits of the first token of each answer `[N, vocabulary]`.
-
-        `begun` has each branch at the first token of its last answer; `segments` are those of all slots.
-        """
-        num_tokens = [len(one.token_ids) for one in follow_ups]
-        branch = np.repeat(np.arange(len(follow_ups)), num_tokens)
-        steps = np.concatenate([one.offset + np.arange(len(one.token_ids)) for one in follow_ups])
-        device = segments.device
-        ahead, of_token = torch.from_numpy(steps).to(device), torch.from_numpy(branch).to(device)
-        queries = Queries(
-            segment=begun.segment[of_token],
-            prefix=begun.prefix[of_token],
-            slot=begun.slot[of_token] + ahead,
-            position=begun.position[of_token] + ahead,
-            token=torch.from_numpy(np.concatenate([one.token_ids for one in follow_ups])).to(device).long(),
-        )
-        is_last, states = np.diff(branch, append=len(follow_ups)) > 0, state_rows(begun.examples)
-        logits = []
-        for start in range(0, len(branch), LATER_TOKENS):
-            chosen = slice(start, start + LATER_TOKENS)
-            kept = torch.from_numpy(np.flatnonzero(is_last[chosen])).to(device)  # a pass may have none
-            some, of_some = queries.subset(chosen), branch[chosen]
-            options: dict[str, Any] = {}
-            mask: torch.Tensor | BlockMask
-            if self._by_rows:
-                some, mask, options = self._rows(some, spans.subset(of_some), segments, keys)
-            else:
-                mask = dense_mask(some, segments)
-            masks = masks_with(self._model, mask, partial(Continued.by_tokens, of_some, states, len(some.token)))
-            logits.append(forward(self._model, some, attention_mask=masks, logits_to_keep=kept, **options))
-        return torch.cat(logits)
-
-    def _rows(
-        self, queries: Queries, spans: Spans, segments: torch.Tensor, keys: KeyValues
-    ) -> tuple[Queries, BlockMask, dict[str, Any]]:
-        """The tokens of a pass of `LATER_TOKENS` tokens, of which the last may be padding, its mask and its options."""
-        if self._mask is None or self._mask.num_slots != keys.num_slots:
-            rows_of = rows_of_block(text_model(self._model).config)
-            self._mask = RowMask(LATER_TOKENS, LATER_TOKENS, rows_of, keys.num_slots, segments.device)
-        mask, padded = self._mask, queries.padded(LATER_TOKENS, PADDING)
-        mask.set(queries, segments, Rows.of(spans, mask.rows_of_block))
-        mask.set_slots(padded.slot)
-        return padded, mask.blocks, {"rows": mask.rows}

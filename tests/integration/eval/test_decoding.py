@@ -18,7 +18,7 @@ from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.datasets.sample.model import write_model
 from lookonce.eval.decoding.batches import Room, plan_batches
 from lookonce.eval.decoding.decoder import Decoder
-from lookonce.eval.decoding.dialogue import Answer, Dialogue
+from lookonce.eval.decoding.dialogue import Answer
 from lookonce.families.qwen3_5 import QWEN3_5
 from lookonce.families.qwen3_vl import QWEN3_VL
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
@@ -64,12 +64,12 @@ class Asked:
         tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=end, decode=lambda ids, **_: " ".join(map(str, ids)))
         ending = SimpleNamespace(image_token_id=chat.image_token_id, merge_size=chat.merge_size, tokenizer=tokenizer)
         decoder = Decoder(self.model, ending, self.session.features, room, torch.float32, **options)
-        questions = [Dialogue(self.examples[number]) for number in chosen]
+        questions = [self.examples[number] for number in chosen]
         found: dict[int, Answer] = {}
-        batches = plan_batches(questions, chat.image_token_id, room)
+        batches = plan_batches(questions, [room.max_new_tokens] * len(questions), chat.image_token_id, room)
         answers = decoder.answers([questions[number] for number in batch] for batch in batches)
         for batch, of_batch in zip(batches, answers, strict=True):
-            found |= {chosen[number]: answer for number, [answer] in zip(batch, of_batch, strict=True)}
+            found |= {chosen[number]: answer for number, answer in zip(batch, of_batch, strict=True)}
         return found
 
     @property

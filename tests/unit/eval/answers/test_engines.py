@@ -60,7 +60,7 @@ def fits(monkeypatch):
                     tried.append(len(batch))
                     if len(batch) > most:
                         raise torch.OutOfMemoryError
-                    yield origins(batch)
+                    yield [prompt.origin for prompt in batch]
 
         tried: list[int] = []
         monkeypatch.setattr(engines, "Decoder", Memory)
@@ -72,7 +72,7 @@ def fits(monkeypatch):
 def test_out_of_memory_halves_the_batch_and_all_questions_are_answered_in_order(engine, fits):
     tried, notes = fits(2), []
     found = engine.answers(torch.nn.Linear(1, 1), QUESTIONS, notes.append)
-    assert found == origins(QUESTIONS)
+    assert found == [[one] for one in origins(QUESTIONS)]
     assert tried == [7, 3, *[1] * 7] and engine.room.num_slots == 29
     assert notes[0] == "out of memory; answering 59 tokens at a time; set a lower `eval.tokens_per_batch`"
 
@@ -80,7 +80,7 @@ def test_out_of_memory_halves_the_batch_and_all_questions_are_answered_in_order(
 def test_batches_that_fit_are_answered_once_and_those_after_one_that_does_not_in_order(engine, fits):
     tried, batches = fits(3), [QUESTIONS[:3], QUESTIONS[3:], QUESTIONS[:2]]
     found = list(engine.stream(torch.nn.Linear(1, 1), batches))
-    assert found == [origins(batch) for batch in batches] and tried == [3, 4, 2, 2, 2]
+    assert found == [[[one] for one in origins(batch)] for batch in batches] and tried == [3, 4, 2, 2, 2]
 
 
 def test_a_question_that_does_not_fit_is_named(engine, fits):

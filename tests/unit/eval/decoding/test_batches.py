@@ -12,19 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookonce.eval.decoding.batches import (
-    PADDING,
     BatchLayout,
     Branches,
     Room,
     attends,
-    groups_of,
     plan_batches,
-    state_rows,
 )
-from lookonce.eval.decoding.dialogue import Dialogue
 from lookonce.eval.decoding.passes import Rows
 from lookonce.train.data.batches import PackCollator
-from lookonce.train.data.packing import BLOCK, Group, Pack
+from lookonce.train.data.packing import BLOCK, Group, Pack, group_examples
 from lookonce.train.data.tokenize import Example
 from lookonce.train.model.attention import dense_mask
 
@@ -41,17 +37,8 @@ def question(image: str, words: list[int]) -> Example:
     )
 
 
-def dialogue(first: Example, lengths: list[int]) -> Dialogue:
-    """Later questions of these lengths; the text for an answer that is not shown has three tokens."""
-    return Dialogue(first, tuple(np.zeros(length, np.int32) for length in lengths), (1, 2, 3))
-
-
-DIALOGUES = st.lists(
-    st.builds(
-        dialogue,
-        st.builds(question, st.sampled_from(["", "a", "b"]), st.lists(st.integers(1, 3), max_size=5)),
-        st.lists(st.integers(1, 4), max_size=2),
-    ),
+PROMPTS = st.lists(
+    st.builds(question, st.sampled_from(["", "a", "b"]), st.lists(st.integers(1, 3), max_size=5)),
     min_size=1,
     max_size=12,
 )
@@ -61,24 +48,21 @@ ROOMS = st.builds(
 
 
 @quick
-@given(DIALOGUES, ROOMS)
-def test_each_dialogue_is_in_one_batch_and_batches_fit_unless_one_dialogue_does_not(dialogues, room):
-    batches = plan_batches(dialogues, IMAGE, room)
-    assert sorted(number for batch in batches for number in batch) == list(range(len(dialogues)))
+@given(PROMPTS, ROOMS, st.data())
+def test_each_question_is_in_one_batch_and_batches_fit_unless_one_question_does_not(prompts, room, data):
+    behind = data.draw(st.lists(st.integers(1, 9), min_size=len(prompts), max_size=len(prompts)))
+    batches = plan_batches(prompts, behind, IMAGE, room)
+    assert sorted(number for batch in batches for number in batch) == list(range(len(prompts)))
     for batch in batches:
-        chosen = [dialogues[number] for number in batch]
-        num_tokens = sum(group.num_tokens for group in groups_of(chosen, IMAGE))
-        num_slots = num_tokens + sum(one.room(room.max_new_tokens) for one in chosen)
-        num_states = sum(1 + bool(one.later) for one in chosen)
-        assert room.needed(num_tokens, chosen).tolist() == [num_slots, num_states]
-        assert (num_slots <= room.num_slots and num_states <= (room.num_states or 99)) or len(batch) == 1
+        groups = group_examples([prompts[number] for number in batch], IMAGE)
+        num_slots = sum(group.num_tokens for group in groups) + sum(behind[number] for number in batch)
+        assert (num_slots <= room.num_slots and len(batch) <= (room.num_states or 99)) or len(batch) == 1
 
 
 @quick
-@given(DIALOGUES, ROOMS)
-def test_tokens_and_the_room_behind_them_have_places_of_their_own(dialogues, room):
-    examples = [dialogue.first for dialogue in dialogues]
-    whole = BatchLayout.of(dialogues, IMAGE, room)
+@given(PROMPTS, ROOMS)
+def test_tokens_and_the_room_behind_them_have_slots_of_their_own(examples, room):
+    whole = BatchLayout.of(examples, IMAGE, room)
     prefix_of = dict(zip(whole.branch.tolist(), whole.spans.prefix.tolist(), strict=True))
     used, branches = set(), 0
     for pack, own, last in zip(whole.packs, whole.slots, whole.last, strict=True):
@@ -94,29 +78,19 @@ def test_tokens_and_the_room_behind_them_have_places_of_their_own(dialogues, roo
         assert (whole.branch[chosen] == segments.numpy()[last]).all() and (whole.begin[chosen] == own[last] + 1).all()
         assert len(set(own)) == len(own) == pack.num_tokens and not used & set(own)
         used |= set(own)
-    for begin, branch, number in zip(whole.begin, whole.branch, whole.examples, strict=True):
-        longest = sum(max(room.max_new_tokens, 3) + len(piece) for piece in dialogues[number].later)
-        room_behind = np.arange(begin, begin + room.max_new_tokens + longest)
+    for begin, branch in zip(whole.begin, whole.branch, strict=True):
+        room_behind = np.arange(begin, begin + room.max_new_tokens)
         assert (whole.segments[room_behind] == branch).all() and not used & set(room_behind)
         used |= set(room_behind)
     assert sorted(whole.examples) == list(range(len(examples))) and used == set(range(1, len(whole.segments)))
 
 
-@quick
-@given(DIALOGUES, ROOMS)
-def test_each_dialogue_has_a_row_for_its_state_and_one_for_a_copy_if_others_follow(dialogues, room):
-    batch = BatchLayout.of(dialogues, IMAGE, room)
-    own = state_rows(torch.from_numpy(batch.examples)).tolist()
-    assert sorted([PADDING, *own, *batch.copies.values()]) == list(range(batch.num_states))
-    assert {*batch.copies} == {number for number, one in enumerate(dialogues) if one.later}
-
-
 def test_a_batch_does_not_depend_on_the_batches_after_it():
-    dialogues = [dialogue(question("a", [1, word, 2]), []) for word in range(9)]
-    room = Room(40, 100, 4)
-    batches = plan_batches(dialogues, IMAGE, room)
+    prompts, room = [question("a", [1, word, 2]) for word in range(9)], Room(40, 100, 4)
+    batches = plan_batches(prompts, [4] * 9, IMAGE, room)
     assert len(batches) > 2
-    assert plan_batches(dialogues[: len(batches[0])], IMAGE, room) == batches[:1]
+    few = prompts[: len(batches[0])]
+    assert plan_batches(few, [4] * len(few), IMAGE, room) == batches[:1]
 
 
 END_TOKEN = 2
@@ -182,7 +156,7 @@ PACKS = (
 
 @pytest.fixture
 def layout() -> BatchLayout:
-    return BatchLayout.of_packs([], [*PACKS], [NEW_TOKENS] * 99)
+    return BatchLayout.of_packs([], [*PACKS], NEW_TOKENS)
 
 
 def test_branches_have_rows_of_their_own_in_blocks_of_one_image(layout):
