@@ -226,30 +226,20 @@ def dense_mask(branches: Branches, segments: torch.Tensor) -> torch.Tensor:
     return allowed[None, None]
 
 
-def forward(model: Any, branches: Branches, **options: Any) -> torch.Tensor:
-    """The logits `[N, vocabulary]` after each token."""
+def add_token(
+    model: Any, branches: Branches, number: torch.Tensor, end_token_id: int, mask: Any, **options: Any
+) -> None:
+    """Compute the latest token of each branch, and add token `number` `[1]` to its answer."""
+    masks = masks_with(model, mask, lambda: Continued.of(branches))
     with other_attention(model, STEPS):
-        logits: torch.Tensor = model(
+        logits = model(
             input_ids=branches.token[None],
             position_ids=branches.position.expand(3, 1, -1),
             slots=branches.slot,
             use_cache=False,
+            attention_mask=masks,
             **options,
-        ).logits
-    return logits[0]
-
-
-def add_token(
-    model: Any,
-    branches: Branches,
-    number: torch.Tensor,
-    end_token_id: int,
-    mask: torch.Tensor | BlockMask,
-    **options: Any,
-) -> None:
-    """Compute the latest token of each branch, and add token `number` `[1]` to its answer."""
-    masks = masks_with(model, mask, lambda: Continued.of(branches))
-    logits = forward(model, branches, attention_mask=masks, **options)
+        ).logits[0]
     branches.advance()
     branches.add(number, logits, end_token_id)
 
@@ -281,65 +271,8 @@ class Rows:
         return cls(rows, np.array(firsts), np.array(ends))
 
 
-class RowMask:
-    """Masks of passes over the same number of tokens, one after another, in the same tensors."""
-
-    def __init__(self, num_tokens: int, num_blocks: int, rows_of_block: int, num_slots: int, device: torch.device):
-        """Allocate tensors for `num_tokens` tokens in `num_blocks` blocks of rows.
-
-        `num_slots` is the length of the buffer.
-        """
-        self.rows_of_block, self.num_slots = rows_of_block, num_slots
-        self._num_rows = rows_of_block * (num_blocks + 1)  # the last block is for tokens that are not used
-
-        def column(length: int, value: int = UNUSED) -> torch.Tensor:
-            return torch.full((length,), value, dtype=torch.int32, device=device)
-
-        self._segments = column(num_slots)
-        self.rows = column(num_tokens, self._num_rows - 1).long()
-        """The row of each token, `[num_tokens]`."""
-        self._segment, self._prefix, self._slot = (column(self._num_rows) for _ in range(3))
-        self._num_keys = column(num_blocks + 1, 0)[None, None]
-        self._keys_of_rows = column((num_blocks + 1) * (num_slots // BLOCK), 0).view(1, 1, num_blocks + 1, -1)
-        self.blocks = self._blocks()
-        """The model's `attention_mask`."""
-
-    def _blocks(self) -> BlockMask:
-        segments, segment, prefix, slot = self._segments, self._segment, self._prefix, self._slot
-        heads = QUERIES // self.rows_of_block
-
-        def row_attends(batch: Any, head: Any, query: Any, key: Any) -> Any:
-            row = query // heads
-            return attends(segment[row], prefix[row], slot[row], segments[key], key)
-
-        lengths = (self._num_rows * heads, len(segments))
-        return _block_mask(lengths, self._num_keys, self._keys_of_rows, row_attends)
-
-    def set(self, branches: Branches, segments: torch.Tensor, rows: Rows) -> None:
-        """The mask for these tokens, at most `num_tokens`; `segments` are those of the slots that are used."""
-        self._segments.fill_(UNUSED)
-        self._segments[: len(segments)].copy_(segments)
-        self.rows.fill_(self._num_rows - 1)
-        self.rows[: len(rows.of_token)].copy_(torch.from_numpy(rows.of_token))
-        used = self.rows[: len(branches.segment)]
-        for column, values in ((self._segment, branches.segment), (self._prefix, branches.prefix)):
-            column.fill_(UNUSED)
-            column[used] = values.int()
-        numbers, indices = torch.from_numpy(rows.end - rows.first), torch.from_numpy(rows.first)
-        self._num_keys.zero_()[..., -1] = 1  # unused tokens attend to the padding: a row without keys may be NaN
-        self._keys_of_rows[..., -1, 0] = PADDING // BLOCK
-        self._num_keys[0, 0, : len(numbers)].copy_(numbers)
-        wanted = indices[:, None] + torch.arange(self._keys_of_rows.shape[-1])
-        last = self._keys_of_rows.shape[-1] - 1
-        self._keys_of_rows[0, 0, : len(indices)].copy_(wanted.clamp(max=last).to(segments.device))
-
-    def set_slots(self, slots: torch.Tensor) -> None:
-        """The slot of each token, `[num_tokens]`, which may differ from pass to pass."""
-        self._slot.index_copy_(0, self.rows, slots.int())
-
-
 class RowSteps:
-    """Passes over the same tensors in all batches."""
+    """Passes over the same tensors in all batches, whose mask is by rows."""
 
     def __init__(
         self,
@@ -356,10 +289,30 @@ class RowSteps:
         """
         self.branches, self.num_branches, self.num_blocks = branches, len(branches.slot), num_blocks
         self._model, self._end_token_id, self._capture = model, end_token_id, capture
-        device, rows = branches.slot.device, rows_of_block(text_model(model).config)
-        self._mask = RowMask(self.num_branches, num_blocks, rows, num_slots, device)
+        device, rows_of = branches.slot.device, rows_of_block(text_model(model).config)
+        self._num_rows = rows_of * (num_blocks + 1)  # the last block is for branches that are not used
+
+        def column(length: int, value: int = UNUSED) -> torch.Tensor:
+            return torch.full((length,), value, dtype=torch.int32, device=device)
+
+        self._rows = column(self.num_branches, self._num_rows - 1).long()
+        """The row of each branch, `[num_branches]`."""
+        self._segments, self._num_keys = column(num_slots), column(num_blocks + 1, 0)[None, None]
+        self._segment, self._prefix, self._slot = (column(self._num_rows) for _ in range(3))
+        self._keys_of_rows = column((num_blocks + 1) * (num_slots // BLOCK), 0).view(1, 1, num_blocks + 1, -1)
+        self._mask = self._block_mask(QUERIES // rows_of)
         self._number = torch.zeros(1, dtype=torch.long, device=device)
         self._replay: Callable[[], torch.Tensor] | None = None
+
+    def _block_mask(self, heads: int) -> BlockMask:
+        segments, segment, prefix, slot = self._segments, self._segment, self._prefix, self._slot
+
+        def row_attends(batch: Any, head: Any, query: Any, key: Any) -> Any:
+            row = query // heads
+            return attends(segment[row], prefix[row], slot[row], segments[key], key)
+
+        lengths = (self._num_rows * heads, len(segments))
+        return _block_mask(lengths, self._num_keys, self._keys_of_rows, row_attends)
 
     def start(self, branches: Branches, segments: torch.Tensor, rows: Rows) -> Branches:
         """Take over some branches; returns them in the tensors of the passes.
@@ -369,7 +322,21 @@ class RowSteps:
         self.branches.ended.fill_(True)
         self.branches.slot.fill_(PADDING)
         self.branches.load(branches)
-        self._mask.set(branches, segments, rows)
+        self._segments.fill_(UNUSED)
+        self._segments[: len(segments)].copy_(segments)
+        self._rows.fill_(self._num_rows - 1)
+        self._rows[: len(rows.of_token)].copy_(torch.from_numpy(rows.of_token))
+        used = self._rows[: len(branches.segment)]
+        for column, values in ((self._segment, branches.segment), (self._prefix, branches.prefix)):
+            column.fill_(UNUSED)
+            column[used] = values.int()
+        numbers, indices = torch.from_numpy(rows.end - rows.first), torch.from_numpy(rows.first)
+        self._num_keys.zero_()[..., -1] = 1  # unused branches attend to the padding: a row without keys may be NaN
+        self._keys_of_rows[..., -1, 0] = PADDING // BLOCK
+        self._num_keys[0, 0, : len(numbers)].copy_(numbers)
+        wanted = indices[:, None] + torch.arange(self._keys_of_rows.shape[-1])
+        last = self._keys_of_rows.shape[-1] - 1
+        self._keys_of_rows[0, 0, : len(indices)].copy_(wanted.clamp(max=last).to(segments.device))
         return self.branches.subset(slice(len(branches.slot)))
 
     def run(self, number: int) -> None:
@@ -384,8 +351,6 @@ class RowSteps:
             self._replay = self._capture(self._pass)
 
     def _pass(self) -> torch.Tensor:
-        branches = self.branches
-        self._mask.set_slots(branches.slot)
-        mask = self._mask
-        add_token(self._model, branches, self._number, self._end_token_id, mask.blocks, rows=mask.rows)
-        return branches.ended
+        self._slot.index_copy_(0, self._rows, self.branches.slot.int())
+        add_token(self._model, self.branches, self._number, self._end_token_id, self._mask, rows=self._rows)
+        return self.branches.ended

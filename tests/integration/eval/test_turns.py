@@ -263,7 +263,9 @@ def test_answers_follow_the_models_own_answers_and_images_are_encoded_once(run_f
     assert [row["question"] for row in found] == [FIRST, SECOND, SECOND, FIRST]
     assert len(encoded) == 2
     first = Record((one,), (Turn(FIRST, "x"), Turn(SECOND, "x")), system="Be brief.")
-    again = Answerer.open(run_file, untuned=True).answer_records([first, replace(first, images=(other, one), turns=first.turns[:1])])
+    again = Answerer.open(run_file, untuned=True).answer_records(
+        [first, replace(first, images=(other, one), turns=first.turns[:1])]
+    )
     assert [answer.text for answer in again] == [found[number]["answer"] for number in (0, 1, 3)]
     assert found[1]["answer"] != found[2]["answer"], "the first turn is part of the prompt"
 
