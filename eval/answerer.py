@@ -73,7 +73,7 @@ Keys = tuple[str, ...]
 
 
 def read_questions(path: Path, image_root: Path | None = None) -> tuple[list[Asked], dict[str, RecordsError]]:
-    """All questions of a records file, and the errors of malformed records by their places.
+    """All questions of a records file, and the errors of malformed records by their locations.
 
     The last question of a record may lack its answer.
 
@@ -271,12 +271,12 @@ class Answerer:
         Raises:
             LookonceError: there is no such run or model, or the model has changed since training.
         """
-        place = Path(run)
+        path = Path(run)
         if untuned:
             needs = replace(TO_ANSWER, adapter=False)
-            is_run = place.is_file() or (place / RECORD).exists()
-            return cls(open_run(place if is_run else without_run(place), needs), None)
-        opened = open_run(place, TO_ANSWER)
+            is_run = path.is_file() or (path / RECORD).exists()
+            return cls(open_run(path if is_run else without_run(path), needs), None)
+        opened = open_run(path, TO_ANSWER)
         opened.folder.check_inputs(opened.model_identity() | {"cache": opened.fingerprint.sha256})
         return cls(opened, opened.folder.adapter)
 
@@ -385,7 +385,7 @@ class Answerer:
                         yield dict.fromkeys(numbers[first], error)
                 firsts = list(dialogues)
                 for batch in self._engine.plan(list(dialogues.values())):
-                    chosen = {firsts[place]: dialogues[firsts[place]] for place in batch}
+                    chosen = {firsts[index]: dialogues[firsts[index]] for index in batch}
                     if not known >= {one for first in chosen for one in numbers[first]}:
                         answers = self._answers(chosen, notify)
                         yield dict(pair for one in chosen for pair in zip(numbers[one], answers[one], strict=True))

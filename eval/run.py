@@ -69,7 +69,7 @@ def evaluate(
             unfinished.append(PartialAnswers(folder, part.name, here, ranks.rank))
             answered = _answered(part, unfinished[-1], cost, model, ranks)
             found = once(partial(part.of_questions, answered))
-            answers |= {stage[place]: answer for place, answer in found.items()}
+            answers |= {stage[index]: answer for index, answer in found.items()}
     if not ranks.is_first:
         return None
     evaluation = questions.save(questions.after_all(answers).predictions(answers))

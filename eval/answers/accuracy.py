@@ -63,9 +63,9 @@ class Accuracy:
             dialogues = Dialogues.of(self._opened, in_context(self._opened, self._asked, stage, known))
         mine = dialogues.plan(engine)[self._ranks.rank :: self._ranks.num_ranks]
         found = {
-            stage[place]: answer
+            stage[index]: answer
             for batch, answers in zip(mine, dialogues.answer(engine, model, mine, self._opened.notify), strict=True)
-            for place, answer in zip(dialogues.questions(batch), answers, strict=True)
+            for index, answer in zip(dialogues.questions(batch), answers, strict=True)
         }
         del engine
         if model.device.type == "cuda":

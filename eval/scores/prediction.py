@@ -160,18 +160,18 @@ def read_predictions(path: Path) -> list[Prediction]:
     Raises:
         RecordsError: the file is missing or empty; a line is damaged, has another form, or is there twice; it is named.
     """
-    places: dict[tuple[Any, ...], str] = {}
+    locations: dict[tuple[Any, ...], str] = {}
     found = []
     try:
-        for place, row in read_jsonl(path, broken=_refuse_damaged):
-            prediction = _read_row(row, place)
+        for location, row in read_jsonl(path, broken=_refuse_damaged):
+            prediction = _read_row(row, location)
             key = (prediction.origin, prediction.turn)
-            if key in places:
+            if key in locations:
                 raise RecordsError(
-                    f"{place} answers {quoted(prediction.question)} of {prediction.origin} a second time, after "
-                    f"{places[key]}; remove the file and write it again with: lookonce eval RUN"
+                    f"{location} answers {quoted(prediction.question)} of {prediction.origin} a second time, after "
+                    f"{locations[key]}; remove the file and write it again with: lookonce eval RUN"
                 )
-            places[key] = place
+            locations[key] = location
             found.append(prediction)
     except FileNotFoundError:
         raise RecordsError(f"no predictions at {located(path)}; write them with: lookonce eval RUN") from None
@@ -180,15 +180,15 @@ def read_predictions(path: Path) -> list[Prediction]:
     return found
 
 
-def _refuse_damaged(place: str, error: RecordsError) -> NoReturn:
+def _refuse_damaged(location: str, error: RecordsError) -> NoReturn:
     raise RecordsError(f"{error}; the line is damaged: write the file again with: lookonce eval RUN") from None
 
 
-def _read_row(row: Any, place: str) -> Prediction:
+def _read_row(row: Any, location: str) -> Prediction:
     version = row.get("version") if isinstance(row, dict) else None
     if isinstance(version, int) and version > VERSION:
         raise RecordsError(
-            f"{place} has version {version} of predictions, and this lookonce reads up to {VERSION}; update lookonce"
+            f"{location} has version {version} of predictions, and this lookonce reads up to {VERSION}; update lookonce"
         )
     try:
         prediction = ROW.validate_python(row)
@@ -200,7 +200,7 @@ def _read_row(row: Any, place: str) -> Prediction:
     if not problem and not is_utf8(json.dumps(row, ensure_ascii=False)):
         problem = "it holds half a character (a lone surrogate)"
     if problem:
-        raise RecordsError(f"{place} is not a prediction: {problem}; expected rows as `lookonce eval` writes them")
+        raise RecordsError(f"{location} is not a prediction: {problem}; expected rows as `lookonce eval` writes them")
     return prediction
 
 

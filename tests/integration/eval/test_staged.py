@@ -51,8 +51,13 @@ def trained(make_run_in, sample, built, root, tmp_path_factory) -> RunFile:
     return run
 
 
+@pytest.fixture(scope="module")
+def run(trained) -> RunFile:
+    return trained
+
+
 @pytest.fixture(scope="module", params=["summary", "turns"])
-def run(request, trained, tmp_path_factory) -> RunFile:
+def each(request, trained, tmp_path_factory) -> RunFile:
     """The run, or a copy that asks with turns; to train it with turns would take longer than all else."""
     if request.param == "summary":
         return trained
@@ -89,8 +94,8 @@ def by_hand(row: Prediction, form: str) -> Record:
     "With predicted answers as context, prompts have the answers that the model gave, and the answers to them "
     "are those to the same prompts written by hand."
 )
-def test_contexts_have_the_answers_of_earlier_stages_and_answers_are_those_to_prompts_written_by_hand(run):
-    found = rows(run)
+def test_contexts_have_the_answers_of_earlier_stages_and_answers_are_those_to_prompts_written_by_hand(each):
+    run, found = each, rows(each)
     assert {row.ended for row in found} == {"stop"} and {row.stage for row in found} == {"1", "2", "3"}
     assert [row.context for row in found] == [earlier(found, row, False) for row in found]
     assert {row.context_answers for row in found if row.context} == {"predicted"}
