@@ -168,11 +168,9 @@ class Engine(ABC):
         return found
 
 
-def engine_of(opened: OpenRun, tokens_per_batch: int | None = None) -> Engine:
-    """The engine of `eval.engine`, perhaps with batches of another size."""
-    if opened.run.eval.engine == "generate":
-        return Generate(opened)
-    return SharedPrefixes(opened, tokens_per_batch)
+def engine_of(opened: OpenRun) -> Engine:
+    """The engine of `eval.engine`."""
+    return Generate(opened) if opened.run.eval.engine == "generate" else SharedPrefixes(opened)
 
 
 @dataclass(frozen=True)
@@ -205,20 +203,14 @@ def in_turns(dialogues: Sequence[Dialogue], answer: Callable[[list[Example]], li
 class SharedPrefixes(Engine):
     """Each image's tokens once for all its questions, whose answers grow together."""
 
-    def __init__(
-        self,
-        opened: OpenRun,
-        tokens_per_batch: int | None = None,
-        *,
-        min_compiled: int = MIN_COMPILED,
-    ) -> None:
+    def __init__(self, opened: OpenRun, *, min_compiled: int = MIN_COMPILED) -> None:
         """With `min_compiled` questions or more, passes are compiled and captured, if there is a GPU."""
         self._source, self._chat, self._min_compiled = opened.features, opened.chat_tokenizer, min_compiled
         run, model = opened.run, opened.model_folder
         self._dtype = PRECISIONS[run.train.precision]
         on_gpu = torch.cuda.is_available()
         tokens_per_pack = run.batch.tokens_per_pack if on_gpu else min(run.batch.tokens_per_pack, CPU_PACK)
-        num_slots = tokens_per_batch or run.eval.tokens_per_batch or largest_batch(model, self._dtype)
+        num_slots = run.eval.tokens_per_batch or largest_batch(model, self._dtype)
         self.room = Room(num_slots, tokens_per_pack, run.eval.max_new_tokens, states_per_batch(model, num_slots))
         self._on_gpu, self._can_compile = on_gpu, run.train.compile
         self._num_planned = 0
