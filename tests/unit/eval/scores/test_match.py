@@ -155,16 +155,7 @@ def test_the_edge_of_a_box_is_inside(given, is_inside):
     assert match.is_inside(given, ["[30, 40, 10, 20]"]) is is_inside
 
 
-def test_any_of_several_boxes_counts():
-    assert match.is_inside("(1, 1)", ["[8, 8, 9, 9]", "[0, 0, 2, 2]"])
-
-
 def test_the_distance_is_to_the_nearest_reference():
     assert match.distance("(3, 4)", ["(0, 0)"]) == 5
     assert match.distance("(3, 4)", ["(0, 0)", "(3, 5)"]) == 1
     assert match.distance("nowhere", ["(0, 0)"]) is None
-
-
-def test_references_of_both_kinds_are_neither():
-    mixed = ["(1, 2)", "[1, 2, 3, 4]"]
-    assert match.reference_boxes(mixed) == match.reference_points(mixed) == []

@@ -67,13 +67,6 @@ def test_the_report_has_one_line_per_question_and_one_for_all():
     assert "interval  none, because the questions are about fewer than 5 images" in text
 
 
-def test_of_many_question_texts_those_that_are_asked_most_are_shown():
-    rows = [prediction("yes", "yes", question=f"q{number:02}") for number in range(60)]
-    lines = Evaluation.of([*rows, *rows[30:]]).text().split("\n\n")[0].splitlines()
-    assert [line.split()[0] for line in lines[1:3]] == ["q00", "q01"] and lines[40].split()[0] == "q59"
-    assert lines[41] == "20 other question texts" and lines[42].split()[:2] == ["all", "90"] and len(lines) == 43
-
-
 def test_the_other_metrics_of_baselines_stand_beside_those_of_the_model():
     rows = [prediction("yes", "yes"), prediction("2", "1", "2", "how many")]
     untuned = Evaluation.of([prediction("yes", "yes"), prediction("2", "2", "2", "how many")]).to_json()
