@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,6 +68,13 @@ def fits(monkeypatch):
         return tried
 
     return set_memory
+
+
+def test_a_batch_has_room_for_all_answers_and_later_questions(engine):
+    engine.room = replace(engine.room, num_slots=40)
+    assert engine.plan(QUESTIONS) == [[0, 1], [2, 3], [4, 5], [6]]  # 9 + 8 slots each
+    later = replace(QUESTIONS[1], later=(np.zeros(5, np.int32),))  # 8 + 5 more
+    assert engine.plan([QUESTIONS[0], later, QUESTIONS[2]]) == [[0], [1], [2]]
 
 
 def test_out_of_memory_halves_the_batch_and_all_questions_are_answered_in_order(engine, fits):

@@ -139,7 +139,7 @@ def test_only_branches_that_go_on_advance(branches):
     assert branches.slot.tolist() == [10, 9, 10] and branches.position.tolist() == [1, 0, 1]
 
 
-NEW_TOKENS, ROWS = 7, 16
+NEW_TOKENS, ROWS = 40, 16
 
 
 def group(first: int, num_prefix_tokens: int, *branch_tokens: int) -> Group:
