@@ -135,7 +135,7 @@ Staged = Literal["predicted", "reference", "none"]
 
 
 def questions_of(opened: OpenRun, records: Iterable[Record], staged: Staged) -> list[Asked]:
-    """The questions of some records, with reference answers as context if `staged` says so, otherwise without any."""
+    """The questions of some records, with reference answers as context if `staged` asks for them, else without any."""
     records = [replace(record, context=None) if record.context else record for record in records]
     if staged == "reference" and (form := opened.run.data.context):
         records = with_context(records, form, opened.images.keys_of)
