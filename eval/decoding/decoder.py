@@ -121,8 +121,11 @@ class Decoder:
         """Let the answers of a batch grow from their first token to their end; in the order of its questions."""
         segments, answers = torch.from_numpy(layout.segments).to(self.device), dict[int, Grown]()
         with self._passes(keys):
-            by_rows = self._in_rows(branches, layout.spans, segments, keys) if self._by_rows else None
-            for some in [*(by_rows or self._by_branch(branches, segments))]:
+            if self._by_rows:
+                ended = [*self._in_rows(branches, layout.spans, segments, keys)]
+            else:
+                ended = [*self._by_branch(branches, segments)]
+            for some in ended:
                 columns = (some.examples.tolist(), some.tokens.tolist(), some.logprobs.tolist())
                 answers |= {number: (tokens, logprobs) for number, tokens, logprobs in zip(*columns, strict=True)}
         return [answers[number] for number in range(len(answers))]
