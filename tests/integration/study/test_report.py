@@ -222,7 +222,11 @@ def test_an_arm_with_context_has_a_table_of_own_true_and_no_answers(study, tmp_p
     with table.open() as file:
         rows = list(csv.DictReader(file))
     found = one["differences"]["reference - predicted"]["stage 1"]
-    ends = [rows[1]["true_less_own"], rows[1]["true_less_own_low"], rows[1]["true_less_own_high"]]
+    ends = [
+        rows[1]["reference_less_predicted"],
+        rows[1]["reference_less_predicted_low"],
+        rows[1]["reference_less_predicted_high"],
+    ]
     assert list(map(float, ends)) == [found["value"], *found["interval"]] and rows[1]["none"] == ""
     assert r"stage 2 & 10.0\% [" in latex.read_text() and " & not asked & " in latex.read_text()
     lines = (
