@@ -15,11 +15,13 @@ from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.errors import RunFolderError, UsageError
 from lookonce.eval import run as evaluation
 from lookonce.eval.answers.files import AnsweringCost
+from lookonce.eval.answers.questions import Questions, as_asked
 from lookonce.eval.run import evaluate_run
+from lookonce.eval.scores.metrics import BASELINES
 from lookonce.eval.scores.prediction import read_predictions
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
-from lookonce.run.open import TO_BUILD, open_run
+from lookonce.run.open import FROM_CACHE, TO_BUILD, open_run
 from lookonce.run.records import HELD_OUT
 from lookonce.workflow import train
 
@@ -175,3 +177,10 @@ def test_baselines_before_and_after_the_training(run, monkeypatch):
     run_file.write_text(changed.to_yaml())
     evaluate_run(run_file, baselines="all", **QUIET)
     assert len(loaded) == num_loaded + 1 and max(len(text.split()) for text in predicted(folder, "val-shuffled")) == 1
+
+
+def test_each_baseline_has_an_engine_of_its_own(run):
+    """An engine keeps passes that were recorded with the adapter."""
+    questions = Questions.of(open_run(run, FROM_CACHE), "val")
+    engines = [as_asked(questions, baseline).engine for baseline in (None, *BASELINES)]
+    assert len(set(map(id, engines))) == len(engines)
