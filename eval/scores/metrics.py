@@ -92,9 +92,7 @@ class Headline:
         """The headline of some predictions, with the baselines that `answers` has beside the majority."""
         if not predictions:
             return cls()
-        texts_of = {"majority": [one.majority for one in predictions]} | {
-            str(key): [*texts] for key, texts in answers.items()
-        }
+        majority: dict[str, Sequence[str]] = {"majority": [one.majority for one in predictions]}
         right_Q = np.array([one.is_right for one in predictions], dtype=np.float64)
         clusters = clusters_of([one.sources for one in predictions])
 
@@ -108,7 +106,7 @@ class Headline:
 
         return cls(
             share_interval(right_Q, clusters),
-            {key: baseline(texts) for key, texts in texts_of.items()},
+            {key: baseline(texts) for key, texts in (majority | dict(answers)).items()},
         )
 
 
@@ -396,5 +394,6 @@ def read_metrics(folder: RunFolder, name: str) -> dict[str, Any]:
     advice = f"write it again with: {again}"
     read_form(path, WrittenMetrics, advice)
     value = read_form(path, dict[str, Any], advice)
-    known = {key: one for key, one in value.get("baselines", {}).items() if key in NAMES}  # earlier versions had others
-    return value | ({"baselines": known} if "baselines" in value else {})
+    if "baselines" in value:  # earlier versions had another one
+        value["baselines"] = {key: score for key, score in value["baselines"].items() if key in NAMES}
+    return value

@@ -42,7 +42,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lookonce.cache.format import Grid
-from lookonce.datasets.curriculum import LessonOrder
+from lookonce.datasets.curriculum import StageOrder
 from lookonce.datasets.records import Record, Turn
 from lookonce.environment import without_garbage_collection
 from lookonce.errors import RecordsError
@@ -335,11 +335,11 @@ def make_examples(
     max_tokens: int,
     split: str = "train",
     limiting_key: str = "batch.max_tokens",
-    order: LessonOrder | None = None,
+    order: StageOrder | None = None,
 ) -> tuple[list[Example], int]:
     """Examples of the records of at most `max_tokens` tokens, and how many longer records were left out.
 
-    `limiting_key` is the key of the run file that sets `max_tokens`. With an `order`, they have its lessons.
+    `limiting_key` is the key of the run file that sets `max_tokens`. With an `order`, they have its stages.
 
     Raises:
         RecordsError: no supervised token is left, so there is nothing to learn.
@@ -361,7 +361,7 @@ def _each_example(
     records: Iterable[Record],
     key_of: Callable[[Path], str],
     grid_of: Callable[[str], Grid],
-    order: LessonOrder | None,
+    order: StageOrder | None,
 ) -> Iterator[Example]:
     @cache
     def shown(images: tuple[Path, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -369,8 +369,8 @@ def _each_example(
         return keys, tuple(chat_tokenizer.num_image_tokens(grid_of(key)) for key in keys)
 
     for record, tokens in _with_tokens(ConversationTokenizer(chat_tokenizer), iter(records)):
-        lesson = order.lesson_of(record) if order else 0
-        yield Example(*tokens, *shown(record.images), record.origin, lesson)
+        stage = order.stage_of(record) if order else 0
+        yield Example(*tokens, *shown(record.images), record.origin, stage)
 
 
 def _with_tokens(tokenizer: ConversationTokenizer, records: Iterator[Record]) -> Iterator[tuple[Record, Tokens]]:

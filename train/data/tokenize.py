@@ -206,8 +206,8 @@ class Example:
     image_keys: tuple[str, ...]
     num_image_tokens: tuple[int, ...]
     origin: str
-    lesson: int = 0
-    """In which lesson of an epoch it is, if `batch.order` has several."""
+    stage: int = 0
+    """In which stage of an epoch it is, if `batch.order` has several."""
 
     @property
     def num_tokens(self) -> int:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from lookonce.datasets.records import Record, Turn
 from lookonce.eval.scores import match
-from lookonce.eval.scores.metrics import BASELINES, IN_CONTEXT, NAMES, Evaluation, Headline
+from lookonce.eval.scores.metrics import BASELINES, IN_CONTEXT, NAMES, Evaluation, Headline, read_metrics
 from lookonce.eval.scores.prediction import Prediction
+from lookonce.run.folder import RunFolder
 
 
 def prediction(answer: str, predicted: str, majority: str = "no", question: str = "q") -> Prediction:
@@ -150,6 +152,15 @@ def test_a_baseline_is_compared_question_by_question():
     same = headline.baselines["shuffled"]
     assert (same.exact_match, same.difference) == (0.75, 0.0)
     assert 0 < same.interval.high < 0.1  # the same answers are no certainty
+
+
+def test_a_baseline_of_an_earlier_version_is_not_read(tmp_path):
+    folder = RunFolder(tmp_path)
+    value = Evaluation.of(ROWS).to_json()
+    value["baselines"]["majority_in_context"] = value["baselines"]["majority"]
+    folder.metrics("test").parent.mkdir(parents=True)
+    folder.metrics("test").write_text(json.dumps(value))
+    assert read_metrics(folder, "test")["baselines"].keys() == {"majority"}
 
 
 def test_the_table_of_all_baselines_fits_80_columns():

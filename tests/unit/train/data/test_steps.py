@@ -18,18 +18,18 @@ SIZES = st.lists(st.integers(1, 20), max_size=30)
 SAMPLES = st.integers(1, 20)
 QUESTIONS = st.none() | st.integers(1, 20)
 SHUFFLE = st.booleans()
-LESSONS = st.integers(1, 4)
+NUM_STAGES = st.integers(1, 4)
 
 
-def groups_of(sizes: list[int], num_lessons: int = 1) -> list[Group]:
-    """Groups of these sizes, in turn in each lesson.
+def groups_of(sizes: list[int], num_stages: int = 1) -> list[Group]:
+    """Groups of these sizes, in turn in each stage.
 
     Examples are numbered consecutively, and the length of a branch identifies its example.
     """
     numbers = count()
     examples = [tuple(next(numbers) for _ in range(size)) for size in sizes]
     return [
-        Group(of, 5, 100 + n, tuple(1000 + number for number in of), n % num_lessons) for n, of in enumerate(examples)
+        Group(of, 5, 100 + n, tuple(1000 + number for number in of), n % num_stages) for n, of in enumerate(examples)
     ]
 
 
@@ -46,11 +46,11 @@ def num_prefixes(steps: list[list[Group]]) -> int:
 
 
 @pytest.mark.guarantee("Every record is trained on once an epoch.")
-@given(SIZES, SAMPLES, QUESTIONS, SHUFFLE, LESSONS)
+@given(SIZES, SAMPLES, QUESTIONS, SHUFFLE, NUM_STAGES)
 def test_every_example_comes_once_an_epoch_with_its_own_prefix_and_branch(
-    of_sizes, samples, questions, shuffle, num_lessons
+    of_sizes, samples, questions, shuffle, num_stages
 ):
-    groups = groups_of(of_sizes, num_lessons)
+    groups = groups_of(of_sizes, num_stages)
     whole = {number: group for group in groups for number in group.examples}
     steps = epoch_steps(groups, samples, questions, 0, 0, shuffle=shuffle)
     assert sorted(order(steps)) == sorted(whole)
@@ -60,9 +60,9 @@ def test_every_example_comes_once_an_epoch_with_its_own_prefix_and_branch(
 
 
 @pytest.mark.guarantee("Every step has exactly the configured number of samples, except for the last one of an epoch.")
-@given(SIZES, SAMPLES, QUESTIONS, SHUFFLE, LESSONS)
-def test_every_step_but_the_last_has_equally_many_samples(of_sizes, samples, questions, shuffle, num_lessons):
-    steps = epoch_steps(groups_of(of_sizes, num_lessons), samples, questions, 0, 0, shuffle=shuffle)
+@given(SIZES, SAMPLES, QUESTIONS, SHUFFLE, NUM_STAGES)
+def test_every_step_but_the_last_has_equally_many_samples(of_sizes, samples, questions, shuffle, num_stages):
+    steps = epoch_steps(groups_of(of_sizes, num_stages), samples, questions, 0, 0, shuffle=shuffle)
     num_samples = sum(of_sizes)
     assert len(steps) == num_steps(num_samples, samples)
     assert sizes(steps)[:-1] == [samples] * (len(steps) - 1)
@@ -109,24 +109,24 @@ def test_without_shuffling_each_step_has_the_next_examples_whatever_their_images
     "With `batch.order` by a metadata field, an epoch goes through the values of the field in order, in every "
     "batch mode."
 )
-@given(SIZES, SAMPLES, QUESTIONS, LESSONS)
-def test_an_epoch_goes_through_its_lessons_in_order(of_sizes, samples, questions, num_lessons):
-    """Also where the next chunk does not fit and one of the next lesson would."""
-    steps = epoch_steps(groups_of(of_sizes, num_lessons), samples, questions, 0, 0)
-    lessons = [group.lesson for step in steps for group in step]
-    assert lessons == sorted(lessons)
+@given(SIZES, SAMPLES, QUESTIONS, NUM_STAGES)
+def test_an_epoch_goes_through_its_stages_in_order(of_sizes, samples, questions, num_stages):
+    """Also where the next chunk does not fit and one of the next stage would."""
+    steps = epoch_steps(groups_of(of_sizes, num_stages), samples, questions, 0, 0)
+    stages = [group.stage for step in steps for group in step]
+    assert stages == sorted(stages)
 
 
-def test_a_step_may_hold_the_end_of_a_lesson_and_the_beginning_of_the_next():
+def test_a_step_may_hold_the_end_of_a_stage_and_the_beginning_of_the_next():
     steps = epoch_steps(groups_of([5, 5], 2), 4, None, 0, 0)
-    assert [[(group.lesson, len(group.examples)) for group in step] for step in steps] == [
+    assert [[(group.stage, len(group.examples)) for group in step] for step in steps] == [
         [(0, 4)],
         [(0, 1), (1, 3)],
         [(1, 2)],
     ]
 
 
-def test_a_lesson_is_shuffled_by_seed_and_epoch():
+def test_a_stage_is_shuffled_by_seed_and_epoch():
     groups = groups_of([2] * 20, 2)
     orders = [order(epoch_steps(groups, 8, None, seed, epoch)) for seed, epoch in [(0, 0), (0, 1), (1, 0)]]
     assert len(set(map(tuple, orders))) == 3 and order(epoch_steps(groups, 8, None, 0, 1)) == orders[1]
