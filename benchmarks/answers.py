@@ -9,7 +9,7 @@ random weights, which are written to `bench` and kept. The first engine is the b
 Design: each engine runs its whole path, from records to a file of answers: tokenizing, reading features, computing,
 detokenizing, writing. Its first batch is timed apart, since it compiles and captures. Two limits are measured beside
 them: the prompts alone, which are the forward pass over the packs of training, and reading the weights once for each
-token of a wave. Random weights seldom give an end token, so nearly all answers have the largest number of tokens.
+token of a batch. Random weights seldom give an end token, so nearly all answers have the largest number of tokens.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class AnswersReport:
     prompts_ms: float | None = None
     """Milliseconds a question of the prompts alone, in packs."""
     weights_ms: float | None = None
-    """Milliseconds a question of reading the weights once for each token of each wave."""
+    """Milliseconds a question of reading the weights once for each token of each batch."""
     same_answers: float | None = None
     """Share of the questions to which the engines gave the same tokens."""
 
@@ -173,13 +173,13 @@ def _whole_path(engine: Engine, opened: OpenRun, model: Any, records: Sequence[R
 
 
 def _limits(engine: SharedPrefixes, opened: OpenRun, model: Any, records: Sequence[Record]) -> tuple[float, float]:
-    """Milliseconds a question: of the prompts alone, and of reading the weights once for each token of each wave."""
+    """Milliseconds a question: of the prompts alone, and of reading the weights once for each token of each batch."""
     dialogues = _dialogues(opened, records)
-    waves = [[dialogues.each[number] for number in wave] for wave in dialogues.plan(engine)]
+    batches = [[dialogues.each[number].first for number in batch] for batch in dialogues.plan(engine)]
     decoder, num_questions = engine.decoder_of(model), len(dialogues.asked)
-    prompts = _seconds(lambda: [*decoder.first_tokens(waves)])
+    prompts = _seconds(lambda: [*decoder.first_tokens(batches)])
     num_bytes = sum(weight.nbytes for weight in text_model(model).parameters())
-    reads = num_bytes * len(waves) * engine.room.max_new_tokens / _bytes_per_second()
+    reads = num_bytes * len(batches) * engine.room.max_new_tokens / _bytes_per_second()
     return 1e3 * prompts / num_questions, 1e3 * reads / num_questions
 
 

@@ -48,7 +48,7 @@ from lookonce.cache.store.reader import VisionCache, find_cache
 from lookonce.datasets.context import NOT_ANSWERED
 from lookonce.datasets.formats.image_references import IMAGE_SUFFIX, SUFFIXES
 from lookonce.datasets.images import ImageIndex, index_images, read_bytes
-from lookonce.datasets.records import Record, RecordsFile, Turn, write_records
+from lookonce.datasets.records import Record, RecordsFile, Turn
 from lookonce.errors import ImageError, LookonceError, RecordsError, TrainingError, UsageError
 from lookonce.eval.answers.engines import engine_of, greedy_answers
 from lookonce.eval.answers.questions import Asked, dialogues_of, together, without_answers
@@ -73,7 +73,7 @@ Keys = tuple[str, ...]
 
 
 def read_questions(path: Path, image_root: Path | None = None) -> tuple[list[Asked], dict[str, RecordsError]]:
-    """All questions of a records file, and the errors of malformed records by their places.
+    """All questions of a records file, and the errors of malformed records by their locations.
 
     The last question of a record may lack its answer.
 
@@ -271,12 +271,12 @@ class Answerer:
         Raises:
             LookonceError: there is no such run or model, or the model has changed since training.
         """
-        place = Path(run)
+        path = Path(run)
         if untuned:
             needs = replace(TO_ANSWER, adapter=False)
-            is_run = place.is_file() or (place / RECORD).exists()
-            return cls(open_run(place if is_run else without_run(place), needs), None)
-        opened = open_run(place, TO_ANSWER)
+            is_run = path.is_file() or (path / RECORD).exists()
+            return cls(open_run(path if is_run else without_run(path), needs), None)
+        opened = open_run(path, TO_ANSWER)
         opened.folder.check_inputs(opened.model_identity() | {"cache": opened.fingerprint.sha256})
         return cls(opened, opened.folder.adapter)
 
@@ -302,7 +302,7 @@ class Answerer:
     def answer_records(self, records: Iterable[Record]) -> list[Answer]:
         """The greedy answers to all turns of some records, in order.
 
-        A later turn follows the model's own answers, or those of the record if the run's `eval.turns` is true.
+        A later turn follows the model's answers, or those of the record if the run's `eval.turns` is `reference`.
 
         Raises:
             LookonceError: a question cannot be answered.
@@ -385,7 +385,7 @@ class Answerer:
                         yield dict.fromkeys(numbers[first], error)
                 firsts = list(dialogues)
                 for batch in self._engine.plan(list(dialogues.values())):
-                    chosen = {firsts[place]: dialogues[firsts[place]] for place in batch}
+                    chosen = {firsts[index]: dialogues[firsts[index]] for index in batch}
                     if not known >= {one for first in chosen for one in numbers[first]}:
                         answers = self._answers(chosen, notify)
                         yield dict(pair for one in chosen for pair in zip(numbers[one], answers[one], strict=True))
@@ -479,18 +479,6 @@ class Conversation:
         self._turns += (Turn(question, answer.text),)
         self._answers += (answer,)
         return answer
-
-    def save(self, path: Path) -> None:
-        """Write the conversation as a record.
-
-        Raises:
-            LookonceError: there is none, or the file exists.
-        """
-        if not self._turns:
-            raise UsageError("there is nothing to save; ask a question first")
-        if path.exists():
-            raise UsageError(f"{path} exists; name another file")
-        write_records(path, [self._record(*self._turns)], absolute=True)
 
     def _record(self, *turns: Turn) -> Record:
         return Record(self._images, turns, self._system, origin="the conversation")

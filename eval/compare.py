@@ -18,13 +18,11 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
-from math import comb
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lookonce.errors import UsageError
 from lookonce.eval.join import Joined, Run, join
 from lookonce.eval.scores.prediction import FEW_RIGHT, METRICS, SENTENCE, Metric
 from lookonce.eval.statistics import (
@@ -32,15 +30,12 @@ from lookonce.eval.statistics import (
     Interval,
     difference_interval,
     holm,
-    mcnemar_p,
     share_interval,
     sign_flip_p,
     totals,
 )
 from lookonce.text import count, listed, shown_p, table, terminal_width
 
-MAX_PAIRS = 2000
-"""The most pairs that are compared; each takes 10,000 resamples."""
 LEVEL = 0.05
 """The largest p, after Holm's correction, of a difference that is called one."""
 
@@ -80,8 +75,6 @@ class Pair:
     only_first: int | None
     """Questions that only the first answers right; None for means over seeds, and if exact match is not compared."""
     only_second: int | None
-    p_mcnemar: float | None
-    """Exact, as if questions were independent."""
     spread: float | None
     """The larger spread of the two; None without seeds."""
     are_seeds: bool
@@ -112,7 +105,7 @@ class Comparison:
     candidates: list[Candidate]
     pairs: list[Pair]
     prompts: dict[str, str] = field(default_factory=dict)
-    """Whose answers stand in the prompts of each run, if runs differ in it."""
+    """Which answers stand in the prompts of each run, if runs differ in it."""
     metric: Metric = "exact_match"
     """What is compared."""
     is_exact_match_poor: bool = False
@@ -130,12 +123,6 @@ def compare(runs: Sequence[Run], *, with_first_only: bool = False, metric: Metri
     are_seeds = len(groups) == 1
     if are_seeds:
         groups = [[number] for number in range(len(runs))]
-    num_pairs = len(groups) - 1 if with_first_only else comb(len(groups), 2)
-    if num_pairs > MAX_PAIRS:
-        raise UsageError(
-            f"{len(groups):,} runs are {num_pairs:,} pairs; at most {MAX_PAIRS:,} are compared: compare fewer runs, or "
-            "all others with one (--baseline RUN; in a study file `compare.baseline`)"
-        )
     score_QC = np.stack([joined.score_QR[:, group].mean(axis=1) for group in groups], axis=1)
     chosen = [pair for pair in combinations(range(len(groups)), 2) if pair[0] == 0 or not with_first_only]
     differences_QP = np.stack([score_QC[:, second] - score_QC[:, first] for first, second in chosen], axis=1)
@@ -155,10 +142,10 @@ def compare(runs: Sequence[Run], *, with_first_only: bool = False, metric: Metri
 
 
 def _prompts(run: Run) -> str:
-    """Whose answers stand in the prompts of a run: its own, or true ones."""
+    """Which answers stand in the prompts of a run: predicted, reference or none."""
     rows = run.predictions
-    whose = {one.earlier_answers or "true" for one in rows if one.earlier}
-    whose |= {one.context_answers or "true" for one in rows if one.context}
+    whose = {one.earlier_answers or "reference" for one in rows if one.earlier}
+    whose |= {one.context_answers or "reference" for one in rows if one.context}
     return " and ".join(sorted(whose)) or "none"
 
 
@@ -196,10 +183,9 @@ def _pair(
     metric: Metric,
 ) -> Pair:
     (first, second), (p, p_holm) = both, ps
-    only_first = only_second = p_mcnemar = None
+    only_first = only_second = None
     if metric == "exact_match" and len(first.runs) == len(second.runs) == 1:
         only_first, only_second = (int(np.sum(score_Q2[:, one] > score_Q2[:, 1 - one])) for one in (0, 1))
-        p_mcnemar = mcnemar_p(only_first, only_second)
     return Pair(
         first=first.name,
         second=second.name,
@@ -209,7 +195,6 @@ def _pair(
         p_holm=p_holm,
         only_first=only_first,
         only_second=only_second,
-        p_mcnemar=p_mcnemar,
         spread=max((one.spread for one in both if one.spread is not None), default=None),
         are_seeds=are_seeds,
         metric=metric,
@@ -217,12 +202,8 @@ def _pair(
 
 
 WIDTH = 80
-PAIRS = ("pair", "points", "95% interval", "p (Holm)", "only one right", "McNemar p")
+PAIRS = ("pair", "points", "95% interval", "p (Holm)", "only one right")
 FEW_IMAGES = f"all questions are about fewer than {MIN_CLUSTERS} images, so there is no interval"
-INTERVAL_AND_MCNEMAR = (
-    "The interval and p take images as independent and McNemar's test takes questions, so it may find a difference "
-    "that they do not: the answers about one image are right or wrong together."
-)
 EXACT_MATCH_IS_POOR = (
     f"Only exact match was compared, which says little about these answers: half of the references have {SENTENCE} "
     f"words or more, or no run has {FEW_RIGHT:.0%} right. To compare the words of the answers: lookonce compare RUN "
@@ -238,7 +219,7 @@ def to_text(comparison: Comparison) -> str:
     width = terminal_width() or WIDTH
     header = ("run", METRICS[comparison.metric], "95% interval", "majority", "seeds differ by")
     runs = table(header, [_run_row(one, letters[one.name]) for one in comparison.candidates], width)
-    columns = len(PAIRS) if comparison.metric == "exact_match" else len(PAIRS) - 2
+    columns = len(PAIRS) if comparison.metric == "exact_match" else len(PAIRS) - 1
     pairs = table(PAIRS[:columns], [_pair_row(pair, letters)[:columns] for pair in comparison.pairs], width)
     asked = f"{count(comparison.num_questions, 'question')} about {count(comparison.num_images, 'image')}"
     sentences = [textwrap.fill(sentence(pair, comparison.num_questions), WIDTH) for pair in comparison.pairs]
@@ -300,9 +281,8 @@ def _run_row(one: Candidate, letter: str) -> tuple[str, ...]:
 
 def _pair_row(pair: Pair, letters: dict[str, str]) -> tuple[str, ...]:
     only = "" if pair.only_first is None else f"{pair.only_second:,} : {pair.only_first:,}"
-    mcnemar = "" if pair.p_mcnemar is None else shown_p(pair.p_mcnemar)
     name = f"{letters[pair.second]} - {letters[pair.first]}"
-    return name, f"{100 * pair.difference:+.1f}", _interval(pair.interval), shown_p(pair.p_holm), only, mcnemar
+    return name, f"{100 * pair.difference:+.1f}", _interval(pair.interval), shown_p(pair.p_holm), only
 
 
 def _interval(interval: Interval | None) -> str:
@@ -316,8 +296,6 @@ def _notes(comparison: Comparison) -> list[str]:
         f"flips by image; Holm's correction raises it, because {count(len(comparison.pairs), 'pair')} may differ by "
         "chance."
     ]
-    if comparison.metric == "exact_match":
-        notes.append(INTERVAL_AND_MCNEMAR)
     if comparison.is_exact_match_poor:
         notes.append(EXACT_MATCH_IS_POOR)
     if comparison.prompts:

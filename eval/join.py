@@ -234,7 +234,7 @@ def _by_key(predictions: Sequence[Prediction]) -> dict[Key, Prediction]:
     keys: dict[int, Key] = {}
     for asked, numbers in same.items():
         numbers.sort(key=told_apart.__getitem__)
-        keys |= {number: (*asked, place) for place, number in enumerate(numbers)}
+        keys |= {number: (*asked, index) for index, number in enumerate(numbers)}
     return {keys[number]: one for number, one in enumerate(predictions)}
 
 

@@ -1,9 +1,9 @@
 """Answer many questions about any images: rows in a file or on the screen, and a summary.
 
-Design: the answers of each wave are written as soon as they are there, beside the output file as those of an evaluation
-are, and the same command resumes from them with the same bits. The output file appears whole, in the order of the
-questions: lines of JSONL with the keys of a predictions file, or a table in CSV. What only an evaluation has is left
-out: majority answers, and without a reference also the reference and whether the answer is right. A question that
+Design: the answers of each batch are written as soon as they are there, beside the output file as those of an
+evaluation are, and the same command resumes from them with the same bits. The output file appears whole, in the order
+of the questions: lines of JSONL with the keys of a predictions file, or a table in CSV. What only an evaluation has is
+left out: majority answers, and without a reference also the reference and whether the answer is right. A question that
 cannot be answered is named with its reason, and all others are answered.
 """
 
@@ -111,7 +111,7 @@ class PredictReport:
             "num_images": self.num_images,
             "seconds": round(self.seconds, 3),
             "questions_per_second": round(self.num_now / self.seconds, 2),
-            "skipped": [{"reason": reason, "questions": places} for reason, places in self.skipped.items()],
+            "skipped": [{"reason": reason, "questions": locations} for reason, locations in self.skipped.items()],
         }
         return summary | ({"output": str(self.output)} if self.output else {"predictions": self.rows})
 
@@ -126,8 +126,8 @@ class PredictReport:
         """What was done, and what was left out."""
         speed = f"{duration(self.seconds)}, {self.num_now / self.seconds:,.1f} questions/s"
         yield f"{count(len(self.rows), 'question')} about {count(self.num_images, 'image')} answered in {speed}"
-        for reason, places in list(self.skipped.items())[:MAX_NAMED]:
-            yield f"skipped {count(len(places), 'question')} (the first is {places[0]}): {reason}"
+        for reason, locations in list(self.skipped.items())[:MAX_NAMED]:
+            yield f"skipped {count(len(locations), 'question')} (the first is {locations[0]}): {reason}"
         if len(self.skipped) > MAX_NAMED:
             yield f"and {count(len(self.skipped) - MAX_NAMED, 'other reason')}; --json has all"
 
@@ -189,10 +189,10 @@ def _rows(answerer: Answerer, asked: Sequence[Asked], images: ImageIndex, result
 
 
 def _by_reason(asked: Sequence[Asked], results: Results, broken: Mapping[str, LookonceError]) -> dict[str, list[str]]:
-    """The places of the questions without an answer, by the reason."""
+    """The locations of the questions without an answer, by the reason."""
     reasons: dict[str, list[str]] = {}
-    for place, error in broken.items():
-        reasons.setdefault(str(error), []).append(place)
+    for location, error in broken.items():
+        reasons.setdefault(str(error), []).append(location)
     for number, result in sorted(results.items()):
         if isinstance(result, LookonceError):
             reasons.setdefault(str(result), []).append(asked[number][0].origin)

@@ -2,8 +2,8 @@
 
 Design: a run's own answers and those of its baselines are evaluations of the same kind, in files of different names.
 With several of them in one go the model is loaded once, when the first answer is missing, and the untuned model is the
-same one with its adapter switched off. The run's own answers come last, when all baselines are known. With own answers
-as context each stage is a pass; all are interrupted and shared in the same way.
+same one with its adapter switched off. The run's own answers come last, when all baselines are known. With predicted
+answers as context each stage is a pass; all are interrupted and shared in the same way.
 
 Answers of an evaluation that has ended need not be given again: `answering/NAME.json` has the identity of what they
 depended on, apart from the machine, so that they are found again on another one. Only what the model gave is taken from
@@ -69,7 +69,7 @@ def evaluate(
             unfinished.append(PartialAnswers(folder, part.name, here, ranks.rank))
             answered = _answered(part, unfinished[-1], cost, model, ranks)
             found = once(partial(part.of_questions, answered))
-            answers |= {stage[place]: answer for place, answer in found.items()}
+            answers |= {stage[index]: answer for index, answer in found.items()}
     if not ranks.is_first:
         return None
     evaluation = questions.save(questions.after_all(answers).predictions(answers))

@@ -145,19 +145,6 @@ def sign_flip_p(differences_CK: Matrix, seed: int = 0) -> Vector:
     return p_K
 
 
-def mcnemar_p(only_one: int, only_other: int) -> float:
-    """McNemar's exact two-sided p for questions that only one of two runs answers right; as if they were independent.
-
-    Questions of one image are not: the p is too small where they are right or wrong together.
-    """
-    number = only_one + only_other
-    tail, ways = 0, 1  # numbers of outcomes, exact
-    for wins in range(min(only_one, only_other) + 1):
-        tail += ways
-        ways = ways * (number - wins) // (wins + 1)
-    return min(1.0, 2 * tail / (1 << number))
-
-
 def holm(p_values: Sequence[float]) -> list[float]:
     """The p values corrected for their number (Holm 1979), in the given order."""
     adjusted, largest = [0.0] * len(p_values), 0.0

@@ -2,23 +2,24 @@
 
 Design: answers are those that an evaluation of these weights would give. The model is taken out of its training for
 them: its attention and its layers are as they were loaded. Each time has an engine of its own, so buffers and recorded
-passes are gone when the training goes on. With own answers as context, all ranks end a stage before the next. On a GPU
-a wave is as large as the memory beside the training allows, on whichever rank has least. A part of the questions is all
-those about some images, which the seed draws.
+passes are gone when the training goes on. With predicted answers as context, all ranks end a stage before the next.
+On a GPU a batch is as large as the memory beside the training allows, on whichever rank has least. A part of the
+questions is all those about some images, which the seed draws.
 """
 
 from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from lookonce.datasets.records import Record
-from lookonce.eval.answers.engines import Engine, engine_of, tokens_beside_training
-from lookonce.eval.answers.questions import Dialogues, in_context, questions_of, row_of, stages_of
+from lookonce.eval.answers.engines import tokens_beside_training
+from lookonce.eval.answers.questions import Questions, row_of
 from lookonce.eval.decoding.dialogue import Answer
 from lookonce.eval.statistics import clusters_of
 from lookonce.run.open import OpenRun
@@ -34,57 +35,48 @@ class Accuracy:
         """Choose the questions and make their prompts."""
         self._opened, self._ranks = opened, ranks
         records, most = opened.records["val"], opened.run.eval.max_questions
-        images = [[opened.key_of(path) for path in record.images] for record in records]
         if most:
+            images = [[opened.key_of(path) for path in record.images] for record in records]
             records = draw(records, images, most, opened.run.train.seed)
-        staged = opened.run.eval.staged
-        self._asked = questions_of(opened, records, staged)
-        self._stages = stages_of(opened, self._asked, staged)
-        self._dialogues = Dialogues.of(opened, self._asked)
-        prompts = self._dialogues.prompts
-        self._rows = [row_of(*one, prompt.image_keys) for one, prompt in zip(self._asked, prompts, strict=True)]
+        self._questions = asked = Questions.of(opened.changed(records={**opened.records, "val": records}), "val")
+        self._rows = [row_of(*one, prompt.image_keys) for one, prompt in zip(asked.asked, asked.examples, strict=True)]
 
     def __call__(self, model: Any) -> dict[str, float]:
         """The numbers of this rank's `right` answers and `questions`."""
         known: dict[int, Answer] = {}
         right = num_questions = 0
+        stages = self._questions.stages
         with as_loaded(model, self._opened.run.model.attention):
-            for stage in self._stages:
-                mine = self._answered(model, stage, known)
+            for number, stage in enumerate(stages):
+                # With a new engine each time, whose batches fit beside the training.
+                part = replace(self._questions.at_stage(number, known), opened=self._beside_training(model))
+                batches = range(len(part.batches))[self._ranks.rank :: self._ranks.num_ranks]
+                given = part.answer(model, batches, shows_progress=False)
+                mine = {
+                    stage[n]: one for batch, some in given for n, one in zip(part.batches[batch], some, strict=True)
+                }
+                del part, given
+                if model.device.type == "cuda":
+                    torch.cuda.empty_cache()
                 right += sum(self._rows[number].accepts(answer.text) for number, answer in mine.items())
                 num_questions += len(mine)
-                known |= self._of_all(mine) if len(self._stages) > 1 else {}
+                known |= self._of_all(mine) if len(stages) > 1 else {}
         return {"right": right, "questions": num_questions}
-
-    def _answered(self, model: Any, stage: Sequence[int], known: Mapping[int, Answer]) -> dict[int, Answer]:
-        """This rank's answers to its share of the questions of a stage, after those that are `known`."""
-        dialogues, engine = self._dialogues, self._engine(model)
-        if len(self._stages) > 1:
-            dialogues = Dialogues.of(self._opened, in_context(self._opened, self._asked, stage, known))
-        mine = dialogues.plan(engine)[self._ranks.rank :: self._ranks.num_ranks]
-        found = {
-            stage[place]: answer
-            for wave, answers in zip(mine, dialogues.answer(engine, model, mine, self._opened.notify), strict=True)
-            for place, answer in zip(dialogues.questions(wave), answers, strict=True)
-        }
-        del engine
-        if model.device.type == "cuda":
-            torch.cuda.empty_cache()
-        return found
 
     def _of_all(self, mine: dict[int, Answer]) -> dict[int, Answer]:
         """The answers of all ranks."""
         gathered = self._ranks.gather(mine) or []
         return self._ranks.first_decides(lambda: {number: one for some in gathered for number, one in some.items()})
 
-    def _engine(self, model: Any) -> Engine:
-        """A new engine, whose waves fit beside the training."""
-        opened = self._opened
-        if model.device.type != "cuda" or opened.run.eval.tokens_per_wave:
-            return engine_of(opened)
+    def _beside_training(self, model: Any) -> OpenRun:
+        """The run, on a GPU with batches as large as the memory beside the training, of the rank that has least."""
+        opened, run = self._opened, self._opened.run
+        if model.device.type != "cuda" or run.eval.tokens_per_batch:
+            return opened
         torch.cuda.empty_cache()
-        free = tokens_beside_training(opened.model_folder, PRECISIONS[opened.run.train.precision])
-        return engine_of(opened, tokens_per_wave=-self._ranks.largest(-free))
+        free = tokens_beside_training(opened.model_folder, PRECISIONS[run.train.precision])
+        changed = run.eval.model_copy(update={"tokens_per_batch": int(-self._ranks.largest(-free))})
+        return opened.changed(run=run.model_copy(update={"eval": changed}))
 
 
 def draw(records: Sequence[Record], images: Sequence[Sequence[str]], most: int, seed: int) -> list[Record]:

@@ -2,10 +2,10 @@
 
 Design: an engine says which dialogues are answered together before the model is loaded. That depends on the questions
 and the settings alone, so that an answer has the same bits whichever rank gives it, and whether or not the evaluation
-was interrupted. So the size of a wave follows from the whole memory of the GPU and the model, not from what is free at
+was interrupted. So the size of a batch follows from the whole memory of the GPU and the model, not from what is free at
 the moment; only beside a training, which holds most of the memory, it follows from what is free. If the GPU is out of
-memory all the same, a wave is answered in parts. In models with linear attention each question has a state, which takes
-as much memory as hundreds or thousands of tokens, so their number has a limit of its own.
+memory all the same, a batch is answered in parts. In models with linear attention each question has a state, which
+takes as much memory as hundreds or thousands of tokens, so their number has a limit of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,31 +22,32 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import TrainingError
+from lookonce.eval.decoding.batches import Room, plan_batches
 from lookonce.eval.decoding.buffers import WORKING, bytes_per_state, bytes_per_token
 from lookonce.eval.decoding.decoder import Decoder
 from lookonce.eval.decoding.dialogue import Answer, Dialogue
-from lookonce.eval.decoding.waves import Room, groups_of, plan_waves
 from lookonce.run.open import OpenRun
 from lookonce.text import Notify, quiet
 from lookonce.train.data.batches import RowCollator
+from lookonce.train.data.packing import group_examples
 from lookonce.train.data.tokenize import Example
 from lookonce.train.model.linear_attention import LINEAR
 from lookonce.train.model.load import PRECISIONS, base_model
 
 ON_CPU = 8192
 SMALLEST, LARGEST = 4096, 65_536
-"""Tokens of a wave. With more than the largest a GPU is not faster, and the logits of a step take gigabytes."""
+"""Tokens of a batch. With more than the largest a GPU is not faster, and the logits of a step take gigabytes."""
 SPARE = 0.1
 """Share of the memory that stays free, for CUDA and for what PyTorch reserves without using it."""
 PROMPTS = 2e9
 """Bytes that passes over packs of prompts take."""
-PLACES_OF_BRANCH = 64
-"""About the number of tokens of a wave to a branch, each of which has logits, and at least that to a state."""
+SLOTS_OF_BRANCH = 64
+"""About the number of tokens of a batch to a branch, each of which has logits, and at least that to a state."""
 BYTES_OF_LOGIT = 14
 """A logit in bfloat16, and three times in float32."""
 
 
-def largest_wave(model_folder: ModelFolder, dtype: torch.dtype) -> int:
+def largest_batch(model_folder: ModelFolder, dtype: torch.dtype) -> int:
     """The largest power of 2 whose keys, values and logits fit beside the weights, within limits."""
     if not torch.cuda.is_available():
         return ON_CPU
@@ -60,16 +61,16 @@ def tokens_beside_training(model_folder: ModelFolder, dtype: torch.dtype) -> int
     return _tokens_in(free - total * SPARE, model_folder, dtype)
 
 
-def states_per_wave(model_folder: ModelFolder, num_tokens: int) -> int | None:
-    """The states of linear attention that a wave of `num_tokens` may have; None for models without them."""
+def states_per_batch(model_folder: ModelFolder, num_tokens: int) -> int | None:
+    """The states of linear attention that a batch of `num_tokens` may have; None for models without them."""
     has_states = LINEAR in model_folder.family.layer_types
-    return max(num_tokens // PLACES_OF_BRANCH, 1) if has_states else None
+    return max(num_tokens // SLOTS_OF_BRANCH, 1) if has_states else None
 
 
 def _tokens_in(num_bytes: float, model_folder: ModelFolder, dtype: torch.dtype) -> int:
     text = model_folder.config.get_text_config()
     of_branch = text.vocab_size * BYTES_OF_LOGIT + bytes_per_state(text, dtype, num_more=WORKING)
-    each = bytes_per_token(text, dtype) + of_branch // PLACES_OF_BRANCH
+    each = bytes_per_token(text, dtype) + of_branch // SLOTS_OF_BRANCH
     tokens = int((num_bytes - PROMPTS) // each)
     return min(1 << max(tokens, SMALLEST).bit_length() - 1, LARGEST)
 
@@ -167,11 +168,9 @@ class Engine(ABC):
         return found
 
 
-def engine_of(opened: OpenRun, tokens_per_wave: int | None = None) -> Engine:
-    """The engine of `eval.engine`, perhaps with waves of another size."""
-    if opened.run.eval.engine == "generate":
-        return Generate(opened)
-    return SharedPrefixes(opened, tokens_per_wave)
+def engine_of(opened: OpenRun) -> Engine:
+    """The engine of `eval.engine`."""
+    return Generate(opened) if opened.run.eval.engine == "generate" else SharedPrefixes(opened)
 
 
 @dataclass(frozen=True)
@@ -185,55 +184,68 @@ class Generate(Engine):
         return [order[start : start + BATCH_SIZE] for start in range(0, len(order), BATCH_SIZE)]
 
     def stream(self, model: Any, batches: Sequence[Sequence[Dialogue]], notify: Notify = quiet) -> Iterator[Answers]:
-        run, tokenizer = self.opened.run, self.opened.chat_tokenizer.tokenizer
+        run, tokenizer, collator = self.opened.run, self.opened.chat_tokenizer.tokenizer, self.opened.row_collator()
+        limits = run.eval.max_new_tokens, run.train.precision
         for batch in batches:
-            answers: Answers = [[] for _ in batch]
-            while asked := [one for one, found in enumerate(answers) if len(found) < batch[one].num_questions]:
-                prompts = [batch[number].prompt(answers[number]) for number in asked]
-                limits = run.eval.max_new_tokens, run.train.precision
-                given = greedy_answers(model, tokenizer, self.opened.row_collator(), prompts, *limits)
-                for number, answer in zip(asked, given, strict=True):
-                    answers[number].append(answer)
-            yield answers
+            yield in_turns(batch, lambda prompts: greedy_answers(model, tokenizer, collator, prompts, *limits))
+
+
+def in_turns(dialogues: Sequence[Dialogue], answer: Callable[[list[Example]], list[Answer]]) -> Answers:
+    """The answers to dialogues that are answered together: their first questions, then those that follow, and so on."""
+    answers: Answers = [[] for _ in dialogues]
+    while asked := [number for number, one in enumerate(dialogues) if len(answers[number]) < one.num_questions]:
+        given = answer([dialogues[number].prompt(answers[number]) for number in asked])
+        for number, found in zip(asked, given, strict=True):
+            answers[number].append(found)
+    return answers
 
 
 class SharedPrefixes(Engine):
     """Each image's tokens once for all its questions, whose answers grow together."""
 
-    def __init__(
-        self,
-        opened: OpenRun,
-        tokens_per_wave: int | None = None,
-        *,
-        min_compiled: int = MIN_COMPILED,
-    ) -> None:
+    def __init__(self, opened: OpenRun, *, min_compiled: int = MIN_COMPILED) -> None:
         """With `min_compiled` questions or more, passes are compiled and captured, if there is a GPU."""
         self._source, self._chat, self._min_compiled = opened.features, opened.chat_tokenizer, min_compiled
         run, model = opened.run, opened.model_folder
         self._dtype = PRECISIONS[run.train.precision]
         on_gpu = torch.cuda.is_available()
         tokens_per_pack = run.batch.tokens_per_pack if on_gpu else min(run.batch.tokens_per_pack, CPU_PACK)
-        num_places = tokens_per_wave or run.eval.tokens_per_wave or largest_wave(model, self._dtype)
-        self.room = Room(num_places, tokens_per_pack, run.eval.max_new_tokens, states_per_wave(model, num_places))
+        num_slots = run.eval.tokens_per_batch or largest_batch(model, self._dtype)
+        self.room = Room(num_slots, tokens_per_pack, run.eval.max_new_tokens, states_per_batch(model, num_slots))
         self._on_gpu, self._can_compile = on_gpu, run.train.compile
         self._num_planned = 0
         self._decoder: Decoder | None = None
 
     def plan(self, dialogues: Sequence[Dialogue]) -> list[list[int]]:
         self._num_planned += sum(dialogue.num_questions for dialogue in dialogues)
-        return plan_waves(dialogues, self._chat.image_token_id, self.room)
+        behind = [dialogue.room(self.room.max_new_tokens) for dialogue in dialogues]
+        return plan_batches([dialogue.first for dialogue in dialogues], behind, self._chat.image_token_id, self.room)
+
+    def _parts(self, prompts: Sequence[Example]) -> list[list[int]]:
+        """The numbers of the questions that fit together, mostly all of a batch."""
+        behind = [self.room.max_new_tokens] * len(prompts)
+        return plan_batches(prompts, behind, self._chat.image_token_id, self.room)
 
     def stream(self, model: Any, batches: Sequence[Sequence[Dialogue]], notify: Notify = quiet) -> Iterator[Answers]:
-        """The greedy answers to each wave; to parts of half its size if the GPU is out of memory.
+        """The greedy answers to each batch of dialogues. Batches overlap, unless answers are part of later prompts.
 
         Raises:
             TrainingError: one question does not fit.
         """
+        if any(one.later for batch in batches for one in batch):
+            for batch in batches:
+                yield in_turns(batch, lambda prompts: next(self._answers(model, [prompts], notify)))
+        else:
+            for answers in self._answers(model, [[one.first for one in batch] for batch in batches], notify):
+                yield [[answer] for answer in answers]
+
+    def _answers(self, model: Any, batches: Sequence[Sequence[Example]], notify: Notify) -> Iterator[list[Answer]]:
+        """The answers to each batch of prompts; to parts of half its size if the GPU is out of memory."""
         left = deque(batches)
         while left:
-            parts = [plan_waves(wave, self._chat.image_token_id, self.room) for wave in left]  # mostly one of each wave
-            waves = [[wave[number] for number in part] for wave, some in zip(left, parts, strict=True) for part in some]
-            answers = self.decoder_of(model).answers(waves)
+            parts = [self._parts(batch) for batch in left]
+            fitting = [[batch[n] for n in part] for batch, some in zip(left, parts, strict=True) for part in some]
+            answers = self.decoder_of(model).answers(fitting)
             try:
                 for some in parts:
                     found = dict(answer for part in some for answer in zip(part, next(answers), strict=True))
@@ -244,23 +256,23 @@ class SharedPrefixes(Engine):
                 answers.close()
                 self._make_less_room(left[0], notify)
 
-    def _make_less_room(self, wave: Sequence[Dialogue], notify: Notify) -> None:
-        """Leave room for at most half of a wave from now on."""
-        if all(len(part) == 1 for part in plan_waves(wave, self._chat.image_token_id, self.room)):
-            longest = max((dialogue.first for dialogue in wave), key=lambda example: example.num_tokens)
+    def _make_less_room(self, prompts: Sequence[Example], notify: Notify) -> None:
+        """Leave room for at most half of a batch from now on."""
+        if all(len(part) == 1 for part in self._parts(prompts)):
+            longest = max(prompts, key=lambda example: example.num_tokens)
             raise TrainingError(
                 f"the GPU is out of memory for one question of {longest.num_tokens:,} tokens "
                 f"({longest.origin}); lower `eval.max_new_tokens` or use a larger GPU"
             ) from None
-        groups = groups_of(wave, self._chat.image_token_id)
-        num_places = int(self.room.needed(sum(group.num_tokens for group in groups), wave)[0])
-        num_places = min(num_places, self.room.num_places) // 2
-        notify(f"out of memory; answering {num_places:,} tokens at a time; set a lower `eval.tokens_per_wave`")
-        self.room, self._decoder = replace(self.room, num_places=num_places), None
+        groups = group_examples(prompts, self._chat.image_token_id)
+        num_slots = sum(group.num_tokens for group in groups) + len(prompts) * self.room.max_new_tokens
+        num_slots = min(num_slots, self.room.num_slots) // 2
+        notify(f"out of memory; answering {num_slots:,} tokens at a time; set a lower `eval.tokens_per_batch`")
+        self.room, self._decoder = replace(self.room, num_slots=num_slots), None
         torch.cuda.empty_cache()
 
     def decoder_of(self, model: Any) -> Decoder:
-        """The decoder of a model, which keeps its buffers and captured passes from wave to wave."""
+        """The decoder of a model, which keeps its buffers and captured passes from batch to batch."""
         if self._decoder is None or self._decoder.model is not model:
             is_quick = self._on_gpu and self._num_planned >= self._min_compiled
             self._decoder = Decoder(

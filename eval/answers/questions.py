@@ -1,15 +1,14 @@
 """The questions of an evaluation: in dialogues, in stages, as the baselines are asked them, in batches; and their rows.
 
-Design: with `eval.turns: own` the questions of a record are one dialogue, and each follows the model's own answers;
-with `true` each is a dialogue of its own, whose prompt has the record's answers before it. The questions of a stage
-(`data.context`) are answered as any others. Their prompts follow from the answers before, so an interrupted evaluation
-asks the same ones again. An answer is shown to later questions as text, of which the tokenizer makes tokens again, as
-it would of a record that has this text.
+Design: with `eval.turns: predicted` the questions of a record are one dialogue, and each follows the model's answers;
+with `reference` each is a dialogue of its own, whose prompt has the record's answers before it. The questions of a
+stage (`data.context`) are answered as any others. Their prompts follow from the answers before, so an interrupted
+evaluation asks the same ones again. An answer is shown to later questions as text, of which the tokenizer makes tokens
+again, as it would of a record that has this text.
 
-Baselines are asked the run's own questions: without the adapter, with other images, with grey ones. The prompts keep
-their words, so nothing is tokenised again, and each answer is compared with the run's answer to the same question.
-Each baseline has an engine of its own, because an engine keeps recorded passes, and these are with or without the
-adapter. A grey image is encoded by the tower like any other, once for each size.
+Baselines are asked the run's own questions: without the adapter, or with other images. Each answer is compared with the
+run's answer to the same question. Each baseline has an engine of its own, because an engine keeps recorded passes, and
+these are with or without the adapter.
 """
 
 from __future__ import annotations
@@ -20,13 +19,10 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-import torch
 from tqdm import tqdm
 
-from lookonce.cache.build.encode import ImageFeatures, encode_patches
-from lookonce.cache.format import Grid
 from lookonce.datasets.context import NOT_ANSWERED, as_shown, with_context
 from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.majority import Majority
@@ -41,14 +37,13 @@ from lookonce.files import hash_file, write_json
 from lookonce.run.folder import Environment
 from lookonce.run.open import OpenRun
 from lookonce.text import Notify, quiet
-from lookonce.train.data.batches import CPU
 from lookonce.train.data.tokenize import ChatTokenizer, Example
 from lookonce.train.model.frozen import model_settings
 
 Asked = tuple[Record, int]
 """A record, and the number of the turn that is asked."""
-Turns = Literal["own", "true"]
-"""Whose answers the earlier turns of a prompt have: the model's own, or the record's."""
+Turns = Literal["predicted", "reference"]
+"""Which answers the earlier turns of a prompt have: the model's, or the record's."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +63,6 @@ class Dialogues:
         numbers = together(asked, opened.run.eval.turns)
         prompts = opened.prompts(without_answers(asked, numbers))
         return cls([*asked], numbers, prompts, dialogues_of(numbers, prompts, opened.chat_tokenizer))
-
-    def about(self, records: Sequence[Record], prompts: Sequence[Example], chat: ChatTokenizer) -> Dialogues:
-        """The same questions of other records with other images; `prompts` have the same words."""
-        asked = [(record, turn) for record, (_, turn) in zip(records, self.asked, strict=True)]
-        return Dialogues(asked, self.numbers, [*prompts], dialogues_of(self.numbers, prompts, chat))
 
     def plan(self, engine: Engine) -> list[list[int]]:
         """The numbers of the dialogues that an engine answers together."""
@@ -95,8 +85,8 @@ def together(asked: Sequence[Asked], turns: Turns) -> list[list[int]]:
     """The numbers of the questions of each dialogue; the questions of a record must follow one another."""
     numbers: list[list[int]] = []
     for number, (record, turn) in enumerate(asked):
-        follows = turns == "own" and number and asked[number - 1][0] is record and asked[number - 1][1] == turn - 1
-        if follows:
+        before = asked[number - 1] if number and turns == "predicted" else (None, 0)
+        if before[0] is record and before[1] == turn - 1:
             numbers[-1].append(number)
         else:
             numbers.append([number])
@@ -140,25 +130,26 @@ def turns_before(
     return found
 
 
-Staged = Literal["own", "true", "none"]
-"""Whose answers to earlier questions prompts have (`eval.staged`)."""
+Staged = Literal["predicted", "reference", "none"]
+"""Which answers to earlier questions prompts have (`eval.staged`)."""
 
 
 def questions_of(opened: OpenRun, records: Iterable[Record], staged: Staged) -> list[Asked]:
-    """The questions of some records, with true answers as context if `staged` is true, otherwise without any."""
+    """The questions of some records, with reference answers as context if `staged` asks for them, else without any."""
     records = [replace(record, context=None) if record.context else record for record in records]
-    if staged == "true" and (form := opened.run.data.context):
+    if staged == "reference" and (form := opened.run.data.context):
         records = with_context(records, form, opened.images.keys_of)
     return [(record, number) for record in records for number in range(len(record.turns))]
 
 
 def stages_of(opened: OpenRun, asked: Sequence[Asked], staged: Staged) -> list[list[int]]:
-    """The numbers of the questions that are answered together: those of a stage if contexts have own answers, or all.
+    """The numbers of the questions that are answered together: those of a stage if contexts have predicted answers, or
+    all.
 
     Questions that are in no stage are asked with the first.
     """
     form = opened.run.data.context
-    if form is None or staged != "own":
+    if form is None or staged != "predicted":
         return [[*range(len(asked))]]
     found: dict[int, list[int]] = {}
     for number, (record, _) in enumerate(asked):
@@ -218,40 +209,6 @@ def row_of(
     )
 
 
-GREY = 128
-"""The value of each pixel in each channel."""
-
-
-class BlankImages:
-    """The features of a grey image for each key."""
-
-    has_tower: ClassVar[bool] = False
-
-    def __init__(self, opened: OpenRun, grids: Mapping[str, Grid]) -> None:
-        """`grids` are those of the images that are replaced, by their keys."""
-        self._opened, self._grids = opened, grids
-
-    def grid_thw(self, key: str) -> Grid:
-        return self._grids[key]
-
-    def load(self, keys: Sequence[str], device: torch.device = CPU) -> torch.Tensor:
-        return torch.cat([self._of_grid[self._grids[key]].features for key in keys]).to(device)
-
-    @cached_property
-    def _of_grid(self) -> dict[Grid, ImageFeatures]:
-        """The features of a grey image of each grid."""
-        tower, fingerprint = self._opened.load_tower(), self._opened.fingerprint
-        patcher = self._opened.processor.patcher()
-
-        def encode(grid: Grid) -> ImageFeatures:
-            height, width = (number * patcher.patch_size for number in grid[1:])
-            pixels = torch.full((height, width, 3), GREY, dtype=torch.uint8)
-            return encode_patches(patcher([pixels]), grid, tower, fingerprint)
-
-        with torch.autocast(tower.device.type, enabled=False):  # answers are given under it, caches built without
-            return {grid: encode(grid) for grid in sorted(set(self._grids.values()))}
-
-
 NOT_OF_ANSWERS = {"split", "staged", "every", "max_questions"}
 """Keys of `eval` that answers do not depend on, or that their identity has in another form."""
 
@@ -263,11 +220,8 @@ class Questions:
     opened: OpenRun
     split: str
     dialogues: Dialogues
-    engine: Engine
-    waves: list[list[int]]
-    """The numbers of the dialogues that are answered together."""
     staged: Staged = "none"
-    """Whose answers the contexts have; the model's own are not in these prompts, but in those of each stage."""
+    """Which answers the contexts have; predicted ones are not in these prompts, but in those of each stage."""
     baseline: Baseline | None = None
     """The baseline that is asked them; None for the run itself."""
     stage: int = 0
@@ -286,29 +240,34 @@ class Questions:
         if not records:
             raise UsageError(f"the run file names no records for `data.{split}`; add them or choose another --split")
         staged = (staged or run.eval.staged) if run.data.context else "none"
-        dialogues, engine = Dialogues.of(opened, questions_of(opened, records, staged)), engine_of(opened)
-        return cls(opened, split, dialogues, engine, dialogues.plan(engine), staged)
+        return cls(opened, split, Dialogues.of(opened, questions_of(opened, records, staged)), staged)
+
+    @cached_property
+    def engine(self) -> Engine:
+        """What answers them. Each stage and each baseline has a new one, which has answered nothing before."""
+        return engine_of(self.opened)
+
+    @cached_property
+    def planned(self) -> list[list[int]]:
+        """The numbers of the dialogues that are answered together."""
+        return self.dialogues.plan(self.engine)
 
     @property
     def stages(self) -> list[list[int]]:
-        """The numbers of the questions of each stage; all are one unless contexts have own answers."""
+        """The numbers of the questions of each stage; all are one unless contexts have predicted answers."""
         return stages_of(self.opened, self.asked, self.staged)
 
     def at_stage(self, stage: int, answers: Mapping[int, Answer]) -> Questions:
-        """The questions of a stage, with the answers to those of earlier stages.
-
-        Their engine is a new one, so that answers do not depend on the stages that it has answered before.
-        """
+        """The questions of a stage, with the answers to those of earlier stages."""
         stages = self.stages
         if len(stages) == 1:
             return self
         asked = in_context(self.opened, self.asked, stages[stage], answers)
-        dialogues, engine = Dialogues.of(self.opened, asked), engine_of(self.opened)
-        return replace(self, dialogues=dialogues, engine=engine, waves=dialogues.plan(engine), stage=stage)
+        return replace(self, dialogues=Dialogues.of(self.opened, asked), stage=stage)
 
     def after_all(self, answers: Mapping[int, Answer]) -> Questions:
         """All questions with the prompts in which they were answered."""
-        if self.staged != "own":
+        if self.staged != "predicted":
             return self
         asked = in_context(self.opened, self.asked, range(len(self.asked)), answers)
         return replace(self, dialogues=Dialogues.of(self.opened, asked))
@@ -326,7 +285,7 @@ class Questions:
     @cached_property
     def batches(self) -> list[list[int]]:
         """The numbers of the questions that are answered together."""
-        return [self.dialogues.questions(wave) for wave in self.waves]
+        return [self.dialogues.questions(batch) for batch in self.planned]
 
     @property
     def name(self) -> str:
@@ -347,8 +306,8 @@ class Questions:
         """Answer some batches with a model, which may have an adapter; yields each one's number and answers."""
         bar = partial(tqdm, desc="answer questions", unit="question", leave=False)
         with bar(total=self.num_in(batches), disable=None if shows_progress else True) as progress:
-            waves = [self.waves[number] for number in batches]
-            given = self.dialogues.answer(self.engine, model, waves, self.opened.notify)
+            chosen = [self.planned[number] for number in batches]
+            given = self.dialogues.answer(self.engine, model, chosen, self.opened.notify)
             for number, answers in zip(batches, given, strict=True):
                 yield number, answers
                 progress.update(len(answers))
@@ -453,48 +412,29 @@ def as_asked(questions: Questions, baseline: Baseline | None) -> Questions:
     """A run's own questions as a baseline is asked; None is the run itself."""
     if baseline is None:
         return questions
-    if baseline == "true" or baseline == "none":
+    if baseline == "reference" or baseline == "none":
         return replace(Questions.of(questions.opened, questions.split, baseline), baseline=baseline)
-    engine = engine_of(questions.opened)
-    questions = replace(questions, baseline=baseline, engine=engine, waves=questions.dialogues.plan(engine))
-    if baseline == "untuned":
-        return questions
-    return _shuffled(questions) if baseline == "shuffled" else _blank(questions)
+    questions = replace(questions, baseline=baseline)
+    return _shuffled(questions) if baseline == "shuffled" else questions
 
 
 def why_not(questions: Questions, baseline: Baseline | None) -> str:
     """Why a baseline has no meaning for these questions; empty if it has one."""
     keys = {key for example in questions.examples for key in example.image_keys}
     if baseline in IN_CONTEXT and questions.opened.run.data.context is None:
-        return "--true-context and --no-context need `data.context` in the run file"
+        return "--reference-context and --no-context need `data.context` in the run file"
     if baseline in IN_CONTEXT and baseline == questions.staged:
         return f"`eval.staged` is {baseline}, so these are the answers of the run itself"
     if baseline == "shuffled" and len(keys) < 2:
         return f"--shuffle-images needs at least two distinct images, and these records have {len(keys)}"
-    if baseline == "blank" and not keys:
-        return "--blank-images needs images, and these records have none"
     return ""
 
 
 def _shuffled(questions: Questions) -> Questions:
-    opened = questions.opened
-    shown = shuffle_images([record for record, _ in questions.asked], opened.images)
-    examples = []
-    for example, record in zip(questions.examples, shown, strict=True):
-        keys = [opened.key_of(path) for path in record.images]
-        grids, tokens = [opened.cache.grid_thw(key) for key in keys], (example.token_ids, example.supervised)
-        examples.append(opened.chat_tokenizer.with_images(tokens, record, keys, grids))
-    dialogues = questions.dialogues.about(shown, examples, opened.chat_tokenizer)
-    return replace(questions, dialogues=dialogues, waves=dialogues.plan(questions.engine))
-
-
-def _blank(questions: Questions) -> Questions:
-    opened = questions.opened
-    keys = {key for example in questions.examples for key in example.image_keys}
-    source = BlankImages(opened, {key: opened.cache.grid_thw(key) for key in keys})
-    opened = opened.changed(features=source)
-    engine = engine_of(opened)
-    return replace(questions, opened=opened, engine=engine, waves=questions.dialogues.plan(engine))
+    opened, records = questions.opened, {id(record): record for record, _ in questions.asked}
+    shown = dict(zip(records, shuffle_images([*records.values()], opened.images), strict=True))
+    asked = [(shown[id(record)], turn) for record, turn in questions.asked]
+    return replace(questions, dialogues=Dialogues.of(opened, asked))
 
 
 def shuffle_images(records: Sequence[Record], images: ImageIndex, seed: int = 0) -> list[Record]:

@@ -1,8 +1,8 @@
 """Greedy answers, with each image's tokens computed once for all its questions.
 
 dialogue  questions of which each follows the answers before it, and their answers
-waves     which questions are answered together, where their tokens lie, and how far their answers are
+batches     which questions are answered together, where their tokens lie, and how far their answers are
 buffers   keys and values of many conversations, or their states of linear attention
 passes    passes of the model over prompts, later questions and growing answers
-decoder   the answers of waves (`Decoder`), and of one conversation, question by question (`Talk`)
+decoder   the answers of batches
 """

@@ -1,17 +1,16 @@
 """What passes know of many conversations: keys and values in a buffer for each layer, or states of linear attention.
 
-Design: each token has a place in the buffer, and attention writes the keys and values of a pass to their places. Unlike
+Design: each token has a slot in the buffer, and attention writes the keys and values of a pass to their slots. Unlike
 transformers' caches (https://huggingface.co/docs/transformers/cache_explanation) it has no rows, so the tokens of an
 image are there once, however many answers attend to them. While passes run, the buffers are attributes of the layers'
 attention modules: a cache that is asked by a layer's number would be compiled again for each layer. The cost is that a
-mask over all places decides what belongs together.
+mask over all slots decides what belongs together.
 
 A layer of linear attention keeps no keys and values. What it knows of a conversation is a state of fixed size and the
 last inputs of its convolution (train/model/linear_attention.py). Passes read and write states by their row, as
-attention does keys and values by their place. The pass of the prompts computes the state of a prefix once for all of
-its questions, and leaves that of each question in its row. Later passes continue each row by one token of its answer,
-or by all tokens of a later question. A state cannot be taken back to an earlier token, so questions that others follow
-have a second row, for a copy. The cost of rows is that a pass gathers and scatters the states that it continues.
+attention does keys and values by their slot. The pass of the prompts computes the state of a prefix once for all of
+its questions, and leaves that of each question in its row. Later passes continue each row by one token of its answer.
+The cost of rows is that a pass gathers and scatters the states that it continues.
 
 Shapes: `R` rows, `N` conversations that a pass continues, `L` tokens of the pass, `B` inputs of the convolution before
 a token, `C` channels.
@@ -20,18 +19,14 @@ a token, `C` channels.
 from __future__ import annotations
 
 import contextlib
-import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch.nn.functional import pad
 
-from lookonce.eval.decoding.waves import PADDING, Branches, state_rows
+from lookonce.eval.decoding.batches import PADDING, Branches, state_rows
 from lookonce.train.model.linear_attention import (
     FULL,
     LINEAR,
@@ -69,21 +64,6 @@ class States:
         """Whether there are as many rows, or none are needed."""
         return not self._layers or num_rows <= self.num_rows
 
-    def copy(self, rows: Sequence[int], to: Sequence[int]) -> None:
-        """Overwrite some rows with others."""
-        if not rows or not self._layers:
-            return
-        chosen, others = (torch.tensor(one, device=self._buffers[0][0].device) for one in (rows, to))
-        for buffers in self._buffers:
-            for buffer in buffers:
-                buffer.index_copy_(0, others, buffer[chosen])
-
-    def clone(self) -> States:
-        """The same states in buffers of their own."""
-        other = copy.copy(self)
-        other._buffers = [tuple(buffer.clone() for buffer in buffers) for buffers in self._buffers]
-        return other
-
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
         """Give each layer its buffers."""
@@ -115,49 +95,25 @@ class OfPrompts(Sequences):
 
 @dataclass(frozen=True)
 class Continued(Sequences):
-    """Tokens that continue the states of conversations."""
+    """Conversations that continue their states by a token each."""
 
     tokens: torch.Tensor
-    """The tokens of each conversation, then padding, `[N, longest]`; `L` is no token."""
-    num_tokens: torch.Tensor
-    """`[N]`."""
+    """The index of each conversation's token, `[N, 1]`."""
     rows: torch.Tensor
     """The row of each conversation, `[N]`."""
-    places: torch.Tensor
-    """Where a token's result is among those of `tokens` laid end to end, `[L]`."""
 
     @classmethod
-    def by_a_token(cls, branches: Branches) -> Continued:
+    def of(cls, branches: Branches) -> Continued:
         """Each branch by its latest token. Branches that have ended write to the padding."""
         order = torch.arange(len(branches.token), device=branches.token.device)
-        rows = torch.where(branches.ended, PADDING, state_rows(branches.examples))
-        return cls(order[:, None], torch.ones_like(order), rows, order)
-
-    @classmethod
-    def by_tokens(cls, branch: NDArray[np.int64], rows: torch.Tensor, length: int) -> Continued:
-        """Branches by one or several tokens, `length` altogether with padding.
-
-        `branch` has the branch of each token, one branch after another, and `rows` the row of each branch.
-        """
-        first = np.flatnonzero(np.diff(branch, prepend=-1))
-        num_tokens = np.diff(first, append=len(branch))
-        within = np.arange(num_tokens.max())
-        tokens = np.where(within < num_tokens[:, None], first[:, None] + within, length)
-        places = np.zeros(length, dtype=np.int64)
-        own = np.flatnonzero(tokens.ravel() < length)
-        places[: len(own)] = own
-        columns = (torch.from_numpy(one).to(rows.device) for one in (tokens, num_tokens, branch[first], places))
-        tokens_of, lengths, chosen, places_of = columns
-        return cls(tokens_of, lengths, rows[chosen], places_of)
+        return cls(order[:, None], torch.where(branches.ended, PADDING, state_rows(branches.examples)))
 
     def results(self, layer: Any, kernels: Kernels, columns: Columns) -> torch.Tensor:
         own, decay, beta = columns.of(self.tokens)
         mixed = torch.cat([layer.kept_inputs[self.rows].to(own.dtype), own], dim=1)
-        states, one = layer.kept_states[self.rows], self.tokens.shape[1] == 1
-        result, final = kernels.run(layer, mixed, decay, beta, states, by_token=one)
-        end = self.num_tokens[:, None] + torch.arange(num_before(layer), device=mixed.device)
-        _keep(layer, self.rows, final, mixed.gather(1, end[..., None].expand(-1, -1, mixed.shape[2])))
-        return result.flatten(0, 1)[self.places]
+        result, final = kernels.run(layer, mixed, decay, beta, layer.kept_states[self.rows], by_token=True)
+        _keep(layer, self.rows, final, mixed[:, 1:])
+        return result.flatten(0, 1)
 
 
 def bytes_per_state(config: Any, dtype: torch.dtype, num_more: int = 0) -> int:
@@ -188,30 +144,20 @@ def _keep(layer: Any, rows: torch.Tensor, states: torch.Tensor, inputs: torch.Te
 
 
 class KeyValues:
-    """The buffers of a model's layers of full attention, `[1, heads, num_places, size]` each, and states of others."""
+    """The buffers of a model's layers of full attention, `[1, heads, num_slots, size]` each, and states of others."""
 
-    def __init__(self, model: Any, num_places: int, dtype: torch.dtype, states: States) -> None:
+    def __init__(self, model: Any, num_slots: int, dtype: torch.dtype, states: States) -> None:
         """Allocate the buffers. `dtype` is that of the passes."""
-        self.num_places, self.states = num_places, states
+        self.num_slots, self.states = num_slots, states
         config = text_model(model).config
-        shape = (1, config.num_key_value_heads, num_places, head_size(config))
+        shape = (1, config.num_key_value_heads, num_slots, head_size(config))
         self._modules = [layer.self_attn for layer in text_model(model).layers if hasattr(layer, "self_attn")]
         zeros = partial(torch.zeros, shape, dtype=dtype, device=model.device)
         self._buffers = [(zeros(), zeros()) for _ in self._modules]
 
-    def has_room(self, num_places: int, num_states: int) -> bool:
-        """Whether there are as many places and rows of states."""
-        return num_places <= self.num_places and self.states.has_room(num_states)
-
-    def changed(self, num_more: int, states: States) -> KeyValues:
-        """The same keys and values in buffers with `num_more` places, beside other states."""
-        other = copy.copy(self)
-        other.num_places, other.states = self.num_places + num_more, states
-        if num_more:
-            other._buffers = [
-                (pad(keys, (0, 0, 0, num_more)), pad(values, (0, 0, 0, num_more))) for keys, values in self._buffers
-            ]
-        return other
+    def has_room(self, num_slots: int, num_states: int) -> bool:
+        """Whether there are as many slots and rows of states."""
+        return num_slots <= self.num_slots and self.states.has_room(num_states)
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
@@ -226,13 +172,13 @@ class KeyValues:
                 del module.kept_keys, module.kept_values
 
 
-def keep(module: Any, key: torch.Tensor, value: torch.Tensor, places: torch.Tensor) -> None:
-    """Write the keys and values `[1, heads, L, size]` of a pass to their places `[L]`.
+def keep(module: Any, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+    """Write the keys and values `[1, heads, L, size]` of a pass to their slots `[L]`.
 
     With trained embeddings in float32 they may have more precision than the buffers. Attention under autocast has not.
     """
-    module.kept_keys.index_copy_(2, places, key.to(module.kept_keys.dtype))
-    module.kept_values.index_copy_(2, places, value.to(module.kept_values.dtype))
+    module.kept_keys.index_copy_(2, slots, key.to(module.kept_keys.dtype))
+    module.kept_values.index_copy_(2, slots, value.to(module.kept_values.dtype))
 
 
 def bytes_per_token(config: Any, dtype: torch.dtype) -> int:

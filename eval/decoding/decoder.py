@@ -1,48 +1,39 @@
-"""Answer questions: prompts in packs, then one token of every answer in each pass, then later questions.
+"""Answer questions: prompts in packs, then one token of every answer in each pass.
 
 Design: which token attends to which is the rule of training (`train.model.attention.attends`), in packs by their
-indices and in the buffer by places. The positions of an answer continue from its prompt. So each answer has the tokens
-that `generate` gives in a conversation of its own, apart from rounding, while the tokens of an image are computed once.
-A later question continues in the keys and values of its conversation, so nothing of it is computed twice. Layers of
-linear attention have a state for each conversation instead.
+indices and in the buffer by slots. The positions of an answer continue from its prompt. So each answer has the tokens
+that `generate` gives to its prompt, apart from rounding, while the tokens of an image are computed once. Layers of
+linear attention have a state for each question instead of keys and values.
 
-`Decoder` answers waves of questions. Answers that have ended leave the wave, which makes the later passes smaller. On a
-GPU passes have a few sizes, each with tensors of its own that serve all waves, and the CPU asks only now and then which
-answers have ended.
-
-`Talk` answers the questions of one conversation, one by one. Someone waits for each answer, so its tokens are handed
-out as they come. Masks are dense, because FlexAttention would have to be compiled first. The buffer grows with the
-conversation; the cost is a copy of it each time. States of linear attention are copied before each question, so that an
-error leaves them as they were.
+`Decoder` answers batches of questions. Answers that have ended leave the batch, which makes the later passes smaller.
+On a GPU passes have a few sizes, each with tensors of its own that serve all batches, and the CPU asks only now and
+then which answers have ended.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 
+from lookonce.eval.decoding.batches import PADDING, BatchLayout, Branches, Room, Spans
 from lookonce.eval.decoding.buffers import KeyValues, States
-from lookonce.eval.decoding.dialogue import Answer, Dialogue
+from lookonce.eval.decoding.dialogue import Answer
 from lookonce.eval.decoding.passes import (
-    DenseSteps,
-    FollowUp,
-    FollowUps,
     Prompts,
     Rows,
     RowSteps,
+    add_token,
+    dense_mask,
     inference,
     rows_of_block,
 )
-from lookonce.eval.decoding.waves import PADDING, Branches, Room, Spans, WaveLayout, state_rows
 from lookonce.train.data.batches import FeatureSource
 from lookonce.train.data.packing import BLOCK
-from lookonce.train.data.tokenize import ChatTokenizer
+from lookonce.train.data.tokenize import ChatTokenizer, Example
 from lookonce.train.model.linear_attention import linear_layers
 from lookonce.train.model.load import text_model
 from lookonce.train.model.packs import cuda_graph_capture
@@ -57,12 +48,12 @@ Grown = tuple[list[int], list[float]]
 
 
 def capacity(num_branches: int) -> int:
-    """Branches that a captured pass has room for, so that passes of a few sizes serve all waves."""
+    """Branches that a captured pass has room for, so that passes of a few sizes serve all batches."""
     return -(-num_branches // BRANCHES) * BRANCHES
 
 
 class Decoder:
-    """Greedy answers of a model, which may have an adapter, to waves of questions."""
+    """Greedy answers of a model, which may have an adapter, to batches of questions."""
 
     def __init__(
         self,
@@ -89,21 +80,20 @@ class Decoder:
         self._capture = cuda_graph_capture() if captures else None
         self._steps: list[RowSteps] = []
         self._prompts = Prompts(model, chat, source, room, flex=by_rows)
-        self._follow_ups = FollowUps(model, by_rows=by_rows)
         self._keys: KeyValues | None = None
 
-    def answers(self, waves: Iterable[Sequence[Dialogue]]) -> Generator[list[list[Answer]]]:
-        """The answers to the questions of each dialogue of each wave, in order.
+    def answers(self, batches: Iterable[Sequence[Example]]) -> Generator[list[Answer]]:
+        """The answers to the questions of each batch, in order; their prompts are given.
 
-        Texts are decoded, and used by the caller, while the GPU computes the prompts of the next wave.
+        Texts are decoded, and used by the caller, while the GPU computes the prompts of the next batch.
         """
-        done: list[list[Grown]] = []
+        done: list[Grown] = []
         try:
-            for layout, branches, keys in self.begun(waves):
+            for layout, branches, keys in self._begun(batches):
                 if done:
                     yield self._read(done)
                 done = []
-                done = self._finished(layout, branches, keys)
+                done = self._grown(layout, branches, keys)
         except torch.OutOfMemoryError:
             if done:
                 yield self._read(done)
@@ -111,70 +101,48 @@ class Decoder:
         if done:
             yield self._read(done)
 
-    def first_tokens(self, waves: Iterable[Sequence[Dialogue]]) -> Iterator[torch.Tensor]:
-        """The first token of each first answer, which is known when the prompts have been computed."""
-        for _, branches, _ in self.begun(waves):
+    def first_tokens(self, batches: Iterable[Sequence[Example]]) -> Iterator[torch.Tensor]:
+        """The first token of each answer, which is known when the prompts have been computed."""
+        for _, branches, _ in self._begun(batches):
             yield branches.token
 
-    def begun(self, waves: Iterable[Sequence[Dialogue]]) -> Generator[tuple[WaveLayout, Branches, KeyValues]]:
-        """Compute the first prompts of each wave."""
-        with contextlib.closing(self._prompts.ahead(waves)) as ahead:
-            for layout, batches in ahead:
-                keys = self._buffer(len(layout.segments), layout.num_states)
-                with self.passes(keys):
-                    logits, positions = self._prompts.run(batches)
-                    branches = self._answering(logits, position=positions, **layout.starts(self.device))
+    def _begun(self, batches: Iterable[Sequence[Example]]) -> Generator[tuple[BatchLayout, Branches, KeyValues]]:
+        """Compute the prompts of each batch."""
+        with contextlib.closing(self._prompts.ahead(batches)) as ahead:
+            for layout, packs in ahead:
+                keys = self._buffer(len(layout.segments), PADDING + 1 + len(layout.prompts))
+                with self._passes(keys):
+                    logits, positions = self._prompts.run(packs)
+                    starts = layout.starts(self.device) | {"position": positions}
+                    branches = Branches.answering(logits, self.room.max_new_tokens, self.end_token_id, **starts)
                 yield layout, branches, keys
 
-    def _finished(self, layout: WaveLayout, branches: Branches, keys: KeyValues) -> list[list[Grown]]:
-        """Let the answers of a wave grow to their end, question after question; in the order of its dialogues."""
-        answers: list[list[Grown]] = [[] for _ in layout.dialogues]
-        segments, spans = torch.from_numpy(layout.segments).to(self.device), layout.spans
-        with self.passes(keys):
-            while True:
-                begun = replace(branches, place=branches.place.clone(), position=branches.position.clone())
-                # The states before the answers that others may follow; they are taken back where an answer is replaced.
-                saved = [one for one in begun.examples.tolist() if one in layout.copies] if layout.copies else []
-                keys.states.copy([*map(state_rows, saved)], [layout.copies[number] for number in saved])
-                for number, grown in self._grown(branches, spans, segments, keys):
-                    answers[number].append(grown)
-                numbers = begun.examples.tolist()
-                next_ones = [self._follow_up(layout.dialogues[number], answers[number]) for number in numbers]
-                if not any(next_ones):
-                    return answers
-                goes_on = np.array([one is not None for one in next_ones])
-                begun, spans = begun.subset(torch.from_numpy(goes_on).to(self.device)), spans.subset(goes_on)
-                follow_ups = [one for one in next_ones if one]
-                pairs = zip(begun.examples.tolist(), follow_ups, strict=True)
-                replaced = [number for number, follow_up in pairs if not follow_up.offset]
-                keys.states.copy([layout.copies[number] for number in replaced], [*map(state_rows, replaced)])
-                branches = self.continued(begun, follow_ups, spans, segments, keys)
-
-    def _grown(
-        self, branches: Branches, spans: Spans, segments: torch.Tensor, keys: KeyValues
-    ) -> Iterator[tuple[int, Grown]]:
-        """Let answers grow from their first token to their end; yields each by the number of its question.
-
-        `branches` have their first token; `segments` are those of all places in the buffer.
-        """
-        grow = self._in_rows(branches, spans, segments, keys) if self._by_rows else self._by_branch(branches, segments)
-        for some in [*grow]:
-            columns = (some.examples.tolist(), some.tokens.tolist(), some.logprobs.tolist())
-            for number, tokens, logprobs in zip(*columns, strict=True):
-                yield number, (tokens, logprobs)
+    def _grown(self, layout: BatchLayout, branches: Branches, keys: KeyValues) -> list[Grown]:
+        """Let the answers of a batch grow from their first token to their end; in the order of its questions."""
+        segments, answers = torch.from_numpy(layout.segments).to(self.device), dict[int, Grown]()
+        with self._passes(keys):
+            if self._by_rows:
+                ended = [*self._in_rows(branches, layout.spans, segments, keys)]
+            else:
+                ended = [*self._by_branch(branches, segments)]
+            for some in ended:
+                columns = (some.examples.tolist(), some.tokens.tolist(), some.logprobs.tolist())
+                answers |= {number: (tokens, logprobs) for number, tokens, logprobs in zip(*columns, strict=True)}
+        return [answers[number] for number in range(len(answers))]
 
     def _by_branch(self, branches: Branches, segments: torch.Tensor) -> Iterator[Branches]:
-        """Let answers grow with dense masks; yields branches when they have ended."""
-        steps = DenseSteps(self.model, self.end_token_id, branches, segments)
+        """Let answers grow with dense masks; yields branches when they have ended and leave the batch."""
         for number in range(1, self.room.max_new_tokens):
-            yield steps.drop_ended()
-            if not len(steps.branches.ended):
+            yield branches.subset(branches.ended)
+            branches = branches.subset(~branches.ended)
+            if not len(branches.ended):
                 return
-            steps.run(number)
-        yield steps.branches
+            mask = dense_mask(branches, segments)
+            add_token(self.model, branches, torch.tensor([number], device=self.device), self.end_token_id, mask)
+        yield branches
 
     def _in_rows(self, branches: Branches, spans: Spans, segments: torch.Tensor, keys: KeyValues) -> Iterator[Branches]:
-        """Let answers grow in passes of a few sizes; yields branches when they have ended and leave the wave."""
+        """Let answers grow in passes of a few sizes; yields branches when they have ended and leave the batch."""
         steps = None
         for number in range(1, self.room.max_new_tokens):
             if number % STEPS_BETWEEN_CHECKS == 1:
@@ -193,123 +161,32 @@ class Decoder:
         yield branches
 
     def _steps_for(self, num_branches: int, num_blocks: int, keys: KeyValues) -> RowSteps:
-        """Passes for these branches and blocks of rows; those of an earlier wave if they serve."""
+        """Passes for these branches and blocks of rows; those of an earlier batch if they serve."""
         for steps in self._steps:
             if steps.num_branches == capacity(num_branches) and num_blocks <= steps.num_blocks <= 2 * num_blocks + 32:
                 return steps
         num_branches, num_blocks = capacity(num_branches), num_blocks + num_blocks // 4
         unused = Branches.unused(num_branches, PADDING, self.room.max_new_tokens, self.end_token_id, self.model.device)
-        steps = RowSteps(self.model, keys.num_places, self.end_token_id, unused, num_blocks, self._capture)
+        steps = RowSteps(self.model, keys.num_slots, self.end_token_id, unused, num_blocks, self._capture)
         self._steps.append(steps)
         return steps
 
-    def _follow_up(self, dialogue: Dialogue, answers: Sequence[Grown]) -> FollowUp | None:
-        """What is asked after some answers; None if that was all."""
-        if len(answers) == dialogue.num_questions:
-            return None
-        return FollowUp.of(dialogue, len(answers) - 1, self.answer_of(answers[-1]))
+    def _read(self, done: Sequence[Grown]) -> list[Answer]:
+        return [Answer.of(*grown, self.chat.tokenizer) for grown in done]
 
-    def _read(self, done: Sequence[Sequence[Grown]]) -> list[list[Answer]]:
-        return [[self.answer_of(grown) for grown in some] for some in done]
-
-    def continued(
-        self, begun: Branches, follow_ups: Sequence[FollowUp], spans: Spans, segments: torch.Tensor, keys: KeyValues
-    ) -> Branches:
-        """Compute later questions; the branches have the first token of each answer."""
-        logits = self._follow_ups.run(begun, follow_ups, spans, segments, keys)
-        return self._answering(logits, **begun.ahead([one.end for one in follow_ups]))
-
-    def answer_of(self, grown: Grown) -> Answer:
-        """The answer of some tokens and their log-probabilities."""
-        return Answer.of(*grown, self.chat.tokenizer)
-
-    def passes(self, keys: KeyValues) -> AbstractContextManager[None]:
+    def _passes(self, keys: KeyValues) -> AbstractContextManager[None]:
         """Passes of the model, whose attention has these buffers."""
         return inference(self.model, self.dtype, keys, compiled=self._compiled)
 
-    def _answering(self, logits: torch.Tensor, **columns: torch.Tensor) -> Branches:
-        return Branches.answering(logits, self.room.max_new_tokens, self.end_token_id, **columns)
-
-    def _buffer(self, num_places: int, num_states: int) -> KeyValues:
-        """The buffers of a wave: some of its own, or those of all waves, in whole blocks."""
+    def _buffer(self, num_slots: int, num_states: int) -> KeyValues:
+        """The buffers of a batch: some of its own, or those of all batches, in whole blocks."""
         if not self._by_rows:
-            return self._allocated(num_places, num_states)
-        if self._keys is None or not self._keys.has_room(num_places, num_states):
+            return self._allocated(num_slots, num_states)
+        if self._keys is None or not self._keys.has_room(num_slots, num_states):
             self._steps.clear()  # their tensors are of no use for another buffer
-            num_places = -(-max(num_places, self.room.num_places + 1) // BLOCK) * BLOCK
-            self._keys = self._allocated(num_places, max(num_states, (self.room.num_states or 0) + 1))
+            num_slots = -(-max(num_slots, self.room.num_slots + 1) // BLOCK) * BLOCK
+            self._keys = self._allocated(num_slots, max(num_states, (self.room.num_states or 0) + 1))
         return self._keys
 
-    def _allocated(self, num_places: int, num_states: int) -> KeyValues:
-        return KeyValues(self.model, num_places, self.dtype, States(self.model, num_states, self.dtype))
-
-
-OnToken = Callable[[int], None]
-
-
-class Talk:
-    """The greedy answers to the questions of one dialogue, whose later questions are not known before."""
-
-    def __init__(self, model: Any, chat: ChatTokenizer, source: FeatureSource, room: Room, dtype: torch.dtype) -> None:
-        """Passes run under autocast to `dtype`, unless that is float32. There may be more places than `room` has."""
-        self._decoder = Decoder(model, chat, source, room, dtype)
-        self._answers: list[Answer] = []
-
-    def answer(self, dialogue: Dialogue, on_token: OnToken) -> Answer:
-        """The answer to the last question of a dialogue; `on_token` gets its tokens.
-
-        The questions before must have been answered by this talk. After an error it continues as if not asked.
-        """
-        branches, state = self._continued(dialogue) if self._answers else self._begun(dialogue)
-        begun = replace(branches, place=branches.place.clone(), position=branches.position.clone())
-        state = replace(state, begun=begun, states=state.keys.states.clone())
-        answer = self._grown(branches, state, on_token)
-        self._answers.append(answer)
-        self._state = state
-        return answer
-
-    def _begun(self, dialogue: Dialogue) -> tuple[Branches, _State]:
-        """Compute the first prompt."""
-        with contextlib.closing(self._decoder.begun([[dialogue]])) as begun:
-            layout, branches, keys = next(begun)
-        segments = torch.from_numpy(layout.segments).to(self._decoder.device)
-        return branches, _State(keys, segments, layout.spans, branches, keys.states)
-
-    def _continued(self, dialogue: Dialogue) -> tuple[Branches, _State]:
-        """Compute a later question."""
-        follow_up = FollowUp.of(dialogue, len(self._answers) - 1, self._answers[-1])
-        begun, states = self._state.begun, self._state.keys.states if follow_up.offset else self._state.states
-        state, num_places = self._state, int(begun.place) + follow_up.end + self._decoder.room.max_new_tokens
-        missing = num_places - len(state.segments)
-        num_more = max(missing, len(state.segments)) if missing > 0 else 0  # so it is copied seldom
-        segments = torch.cat([state.segments, begun.segment.expand(num_more)])
-        state = replace(state, keys=state.keys.changed(num_more, states.clone()), segments=segments)
-        with self._decoder.passes(state.keys):
-            return self._decoder.continued(begun, [follow_up], state.spans, segments, state.keys), state
-
-    def _grown(self, branches: Branches, state: _State, on_token: OnToken) -> Answer:
-        """Let the answer grow to its end."""
-        steps = DenseSteps(self._decoder.model, self._decoder.end_token_id, branches, state.segments)
-        with self._decoder.passes(state.keys):
-            for number in range(1, self._decoder.room.max_new_tokens):
-                if branches.ended.item():
-                    break
-                on_token(int(branches.token))
-                steps.run(number)
-        if not branches.ended.item():
-            on_token(int(branches.token))
-        return self._decoder.answer_of((branches.tokens[0].tolist(), branches.logprobs[0].tolist()))
-
-
-@dataclass(frozen=True)
-class _State:
-    """The buffer of a conversation, and where its last answer began."""
-
-    keys: KeyValues
-    segments: torch.Tensor
-    """Those of all places."""
-    spans: Spans
-    begun: Branches
-    """The branch at the first token of the last answer."""
-    states: States
-    """Those before the last answer."""
+    def _allocated(self, num_slots: int, num_states: int) -> KeyValues:
+        return KeyValues(self.model, num_slots, self.dtype, States(self.model, num_states, self.dtype))

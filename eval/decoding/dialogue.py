@@ -2,7 +2,7 @@
 
 Design: only tokens are put together. What the chat template writes between an answer and the next one begins with the
 end token, a special one, so it has the same tokens whatever the answer is. The answer itself keeps the tokens that the
-model gave, whose keys and values are known then. An answer that is empty or was cut off, or that has special tokens,
+model gave. An answer that is empty or was cut off, or that has special tokens,
 which could begin a message or stand for an image, is replaced by a text.
 """
 
@@ -55,7 +55,7 @@ Pieces = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Dialogue:
-    """One or several questions; each prompt has the model's own answers to the questions before."""
+    """One or several questions; each prompt has the model's answers to the questions before."""
 
     first: Example
     """The prompt of the first question, which may have earlier turns."""
@@ -84,7 +84,7 @@ class Dialogue:
             if not np.array_equal(begun, before.token_ids) or not len(ends):
                 raise ModelError(
                     f"{after.origin}: the chat template changes earlier turns when others follow, so a conversation "
-                    'cannot continue from the model\'s own answers; set `eval.turns: "true"`'
+                    "cannot continue from predicted answers; set `eval.turns: reference`"
                 )
             shown, later = tuple(tail[: ends[0]].tolist()), [*later, tail[ends[0] :]]
         return cls(prompts[0], tuple(later), shown, frozenset(chat.special_token_ids))
@@ -93,13 +93,8 @@ class Dialogue:
     def num_questions(self) -> int:
         return 1 + len(self.later)
 
-    @property
-    def num_states(self) -> int:
-        """States of linear attention that are in memory: a later question may need the one before an answer."""
-        return 1 + bool(self.later)
-
     def room(self, max_new_tokens: int) -> int:
-        """Places behind the first prompt for the answers and the later questions."""
+        """Slots behind the first prompt for the answers and the later questions."""
         shown = max(max_new_tokens, len(self.not_answered))
         return max_new_tokens + sum(shown + len(piece) for piece in self.later)
 

@@ -1,24 +1,20 @@
-"""Passes of the model over prompts, later questions and growing answers, which share a buffer of keys and values.
+"""Passes of the model over prompts and growing answers, which share a buffer of keys and values.
 
 Design: transformers' layers are used unchanged; its AttentionInterface
 (https://huggingface.co/docs/transformers/attention_interface) calls the functions of this module. A pack of prompts
-attends to itself alone, as in training. Packs are made on a thread, ahead of their passes and across waves, so that
+attends to itself alone, as in training. Packs are made on a thread, ahead of their passes and across batches, so that
 features are read while the GPU computes.
 
 One token of each growing answer attends to the whole buffer, where the mask leaves it the tokens of its own prompt and
-answer, by the rule of training with places in the buffer as positions. The mask is dense and computed for each pass,
-and answers that have ended leave the wave: that suits a CPU and small waves.
+answer, by the rule of training with slots in the buffer as positions. The mask is dense and computed for each pass,
+and answers that have ended leave the batch: that suits a CPU and small batches.
 
 On a GPU the mask is by rows (FlexAttention). The branches of an image are spread over rows of their own, in blocks, so
 that a block of rows reads the keys of one image only, and the reading is shared out over the whole GPU. All query heads
 that read the same key head lie side by side in a block, which reads its keys once for all of them. The rest of the
-model computes the tokens as they are. The cost is rows that stay empty. All tensors have one size for all waves, so a
+model computes the tokens as they are. The cost is rows that stay empty. All tensors have one size for all batches, so a
 pass is captured once as a CUDA graph and replayed for every token; launching its thousands of kernels would take the
-CPU longer than the GPU needs for them. Branches that have ended are computed until the wave ends.
-
-What is computed of a later question is its own tokens; the image, the earlier questions and the model's answers to them
-are in the buffer. Each token is a row of a pass, with the same masks, and several rows have the same branch. On a GPU
-all passes have one size, so that they are compiled once.
+CPU longer than the GPU needs for them. Branches that have ended are computed until the batch ends.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -38,22 +34,20 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from lookonce.eval.decoding.buffers import Continued, KeyValues, OfPrompts, keep
-from lookonce.eval.decoding.dialogue import Answer, Dialogue
-from lookonce.eval.decoding.waves import (
+from lookonce.eval.decoding.batches import (
     PADDING,
     UNUSED,
+    BatchLayout,
     Branches,
-    Queries,
     Room,
     Spans,
-    WaveLayout,
     attends,
     state_rows,
 )
+from lookonce.eval.decoding.buffers import Continued, KeyValues, OfPrompts, keep
 from lookonce.train.data.batches import Batch, FeatureSource, PackCollator, Prefetcher, image_inputs
 from lookonce.train.data.packing import BLOCK, padded_length
-from lookonce.train.data.tokenize import ChatTokenizer
+from lookonce.train.data.tokenize import ChatTokenizer, Example
 from lookonce.train.model.attention import WHOLE_BLOCKS, PackMask, shared_prefix_attention
 from lookonce.train.model.compile import other_attention, training_on_packs
 from lookonce.train.model.linear_attention import InPack, masks_with
@@ -71,18 +65,18 @@ OPTIONS = WHOLE_BLOCKS | {"BACKEND": "TRITON", "BLOCK_M": QUERIES, "BLOCK_N": 64
 
 
 def prompt_attention(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, *, places: Any, **options: Any
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, *, slots: Any, **options: Any
 ) -> tuple[torch.Tensor, None]:
-    """For AttentionInterface: a pack of prompts attends to itself; its tokens have `places` `[L]`."""
-    keep(module, key, value, places)
+    """For AttentionInterface: a pack of prompts attends to itself; its tokens have `slots` `[L]`."""
+    keep(module, key, value, slots)
     return shared_prefix_attention(module, query, key, value, mask, **options)
 
 
 def step_attention(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, *, places: Any, **options: Any
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, *, slots: Any, **options: Any
 ) -> tuple[torch.Tensor, None]:
-    """For AttentionInterface: a token of each answer attends to the buffers; the tokens have `places` `[N]`."""
-    keep(module, key, value, places)
+    """For AttentionInterface: a token of each answer attends to the buffers; the tokens have `slots` `[N]`."""
+    keep(module, key, value, slots)
     attend = row_attention if isinstance(mask, BlockMask) else shared_prefix_attention
     return attend(module, query, module.kept_keys, module.kept_values, mask, **options)
 
@@ -160,7 +154,7 @@ STATE_ROWS = "state_rows"
 
 
 class Prompts:
-    """Computes the prompts of waves with a model, whose attention writes keys and values to their places."""
+    """Computes the prompts of batches with a model, whose attention writes keys and values to their slots."""
 
     def __init__(
         self, model: Any, chat: ChatTokenizer, source: FeatureSource, room: Room, *, flex: bool = False
@@ -173,23 +167,23 @@ class Prompts:
         self._mask = PackMask(padded_length(1), self._device, flex=flex)
         self._longest = 0
 
-    def ahead(self, waves: Iterable[Sequence[Dialogue]]) -> Generator[tuple[WaveLayout, Iterator[Batch]]]:
-        """The layout of each wave, and the model's inputs for its packs."""
-        layouts: deque[WaveLayout] = deque()
+    def ahead(self, batches: Iterable[Sequence[Example]]) -> Generator[tuple[BatchLayout, Iterator[Batch]]]:
+        """The layout of each batch, and the model's inputs for its packs."""
+        layouts: deque[BatchLayout] = deque()
 
-        def packs() -> Iterator[list[tuple[WaveLayout, int]]]:
-            for wave in waves:
-                layouts.append(WaveLayout.of(wave, self._image_token_id, self._room))
+        def numbered() -> Iterator[list[tuple[BatchLayout, int]]]:
+            for batch in batches:
+                layouts.append(BatchLayout.of(batch, self._image_token_id, self._room))
                 yield [(layouts[-1], number) for number in range(len(layouts[-1].packs))]
 
-        with contextlib.closing(Prefetcher(packs(), self._make, self._device, NUM_AHEAD)) as prefetcher:
-            while (first := next(batches := prefetcher.step(), None)) is not None:
-                yield layouts.popleft(), (batch for batch, _ in chain([first], batches))
+        with contextlib.closing(Prefetcher(numbered(), self._make, self._device, NUM_AHEAD)) as prefetcher:
+            while (first := next(packs := prefetcher.step(), None)) is not None:
+                yield layouts.popleft(), (batch for batch, _ in chain([first], packs))
 
-    def run(self, batches: Iterable[Batch]) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(self, packs: Iterable[Batch]) -> tuple[torch.Tensor, torch.Tensor]:
         """The logits of each answer's first token `[N, vocabulary]`, and its position `[N]`."""
         logits, positions = [], []
-        for batch in batches:
+        for batch in packs:
             self._reserve(len(batch[MASK_KEY]))
             attention_mask = self._masks(batch.pop(MASK_KEY), batch["logits_to_keep"], batch.pop(STATE_ROWS))
             logits.append(self._model(**batch, attention_mask=attention_mask, use_cache=False).logits[0])
@@ -208,65 +202,46 @@ class Prompts:
             self._longest = padded_length(max(length, self._room.tokens_per_pack))
             self._mask = PackMask(self._longest, self._device, flex=self._flex)
 
-    def _make(self, pack_of_wave: tuple[WaveLayout, int]) -> Batch:
-        """The inputs of a pack of a wave, by its number."""
-        layout, number = pack_of_wave
-        prompts = [dialogue.first for dialogue in layout.dialogues]
-        pack, of_pack = layout.packs[number], layout.of_packs[number]
+    def _make(self, pack_of_batch: tuple[BatchLayout, int]) -> Batch:
+        """The inputs of a pack of a batch, by its number."""
+        layout, number = pack_of_batch
+        pack, of_pack = layout.packs[number], torch.from_numpy(layout.slots[number])
         length = padded_length(pack.num_tokens) if self._flex else pack.num_tokens
-        batch = self._collate(pack.groups, prompts, [0.0] * pack.num_samples, length)
-        places = torch.full((length,), PADDING)
-        places[: len(of_pack.places)] = torch.from_numpy(of_pack.places)
+        batch = self._collate(pack.groups, layout.prompts, [0.0] * pack.num_samples, length)
+        slots = torch.full((length,), PADDING)
+        slots[: len(of_pack)] = of_pack
         text = {name: batch[name] for name in KEPT}
-        rows = state_rows(torch.from_numpy(of_pack.examples))
-        text |= {"places": places, "logits_to_keep": torch.from_numpy(of_pack.last), STATE_ROWS: rows}
-        shown = [key for group in pack.groups for key in prompts[group.examples[0]].image_keys]
+        rows = state_rows(torch.tensor([number for group in pack.groups for number in group.examples]))
+        text |= {"slots": slots, "logits_to_keep": torch.from_numpy(layout.last[number]), STATE_ROWS: rows}
+        shown = [key for group in pack.groups for key in layout.prompts[group.examples[0]].image_keys]
         on_device = {name: tensor.to(self._device, non_blocking=True) for name, tensor in text.items()}
         return on_device | image_inputs(self._source, shown, self._device)
 
 
-class DenseSteps:
-    """Passes with a dense mask, for the branches that have not ended."""
-
-    def __init__(self, model: Any, end_token_id: int, branches: Branches, segments: torch.Tensor) -> None:
-        """`branches` have the first token of each answer; `segments` are those of all places."""
-        self._model, self._end_token_id = model, end_token_id
-        self.branches, self._segments = branches, segments
-
-    def run(self, number: int) -> None:
-        """Add token `number` to each answer."""
-        branches = self.branches
-        mask = masks_with(self._model, dense_mask(branches, self._segments), lambda: Continued.by_a_token(branches))
-        logits = forward(self._model, branches, attention_mask=mask)
-        branches.advance()
-        branches.add(torch.tensor([number], device=logits.device), logits, self._end_token_id)
-
-    def drop_ended(self) -> Branches:
-        """Let the branches that have ended leave the wave, and return them."""
-        ended = self.branches.ended
-        dropped, self.branches = (self.branches.subset(chosen.nonzero().flatten()) for chosen in (ended, ~ended))
-        return dropped
-
-
-def dense_mask(queries: Queries, segments: torch.Tensor) -> torch.Tensor:
-    """`[1, 1, N, num_places]`, true where a token attends to a place; `segments` are those of all places."""
-    segment, prefix, place = (column[:, None] for column in (queries.segment, queries.prefix, queries.place))
-    places = torch.arange(len(segments), device=segments.device)
-    allowed: torch.Tensor = attends(segment, prefix, place, segments[None], places[None])
+def dense_mask(branches: Branches, segments: torch.Tensor) -> torch.Tensor:
+    """`[1, 1, N, num_slots]`, true where a token attends to a slot; `segments` are those of all slots."""
+    segment, prefix, slot = (column[:, None] for column in (branches.segment, branches.prefix, branches.slot))
+    slots = torch.arange(len(segments), device=segments.device)
+    allowed: torch.Tensor = attends(segment, prefix, slot, segments[None], slots[None])
     return allowed[None, None]
 
 
-def forward(model: Any, queries: Queries, **options: Any) -> torch.Tensor:
-    """The logits `[N, vocabulary]` after each token."""
+def add_token(
+    model: Any, branches: Branches, number: torch.Tensor, end_token_id: int, mask: Any, **options: Any
+) -> None:
+    """Compute the latest token of each branch, and add token `number` `[1]` to its answer."""
+    masks = masks_with(model, mask, lambda: Continued.of(branches))
     with other_attention(model, STEPS):
-        logits: torch.Tensor = model(
-            input_ids=queries.token[None],
-            position_ids=queries.position.expand(3, 1, -1),
-            places=queries.place,
+        logits = model(
+            input_ids=branches.token[None],
+            position_ids=branches.position.expand(3, 1, -1),
+            slots=branches.slot,
             use_cache=False,
+            attention_mask=masks,
             **options,
-        ).logits
-    return logits[0]
+        ).logits[0]
+    branches.advance()
+    branches.add(number, logits, end_token_id)
 
 
 @dataclass(frozen=True)
@@ -296,70 +271,13 @@ class Rows:
         return cls(rows, np.array(firsts), np.array(ends))
 
 
-class RowMask:
-    """Masks of passes over the same number of tokens, one after another, in the same tensors."""
-
-    def __init__(self, num_tokens: int, num_blocks: int, rows_of_block: int, num_places: int, device: torch.device):
-        """Allocate tensors for `num_tokens` tokens in `num_blocks` blocks of rows.
-
-        `num_places` is the length of the buffer.
-        """
-        self.rows_of_block, self.num_places = rows_of_block, num_places
-        self._num_rows = rows_of_block * (num_blocks + 1)  # the last block is for tokens that are not used
-
-        def column(length: int, value: int = UNUSED) -> torch.Tensor:
-            return torch.full((length,), value, dtype=torch.int32, device=device)
-
-        self._segments = column(num_places)
-        self.rows = column(num_tokens, self._num_rows - 1).long()
-        """The row of each token, `[num_tokens]`."""
-        self._segment, self._prefix, self._place = (column(self._num_rows) for _ in range(3))
-        self._num_keys = column(num_blocks + 1, 0)[None, None]
-        self._keys_of_rows = column((num_blocks + 1) * (num_places // BLOCK), 0).view(1, 1, num_blocks + 1, -1)
-        self.blocks = self._blocks()
-        """The model's `attention_mask`."""
-
-    def _blocks(self) -> BlockMask:
-        segments, segment, prefix, place = self._segments, self._segment, self._prefix, self._place
-        heads = QUERIES // self.rows_of_block
-
-        def row_attends(batch: Any, head: Any, query: Any, key: Any) -> Any:
-            row = query // heads
-            return attends(segment[row], prefix[row], place[row], segments[key], key)
-
-        lengths = (self._num_rows * heads, len(segments))
-        return _block_mask(lengths, self._num_keys, self._keys_of_rows, row_attends)
-
-    def set(self, queries: Queries, segments: torch.Tensor, rows: Rows) -> None:
-        """The mask for these tokens, at most `num_tokens`; `segments` are those of the places that are used."""
-        self._segments.fill_(UNUSED)
-        self._segments[: len(segments)].copy_(segments)
-        self.rows.fill_(self._num_rows - 1)
-        self.rows[: len(rows.of_token)].copy_(torch.from_numpy(rows.of_token))
-        used = self.rows[: len(queries.segment)]
-        for column, values in ((self._segment, queries.segment), (self._prefix, queries.prefix)):
-            column.fill_(UNUSED)
-            column[used] = values.int()
-        numbers, indices = torch.from_numpy(rows.end - rows.first), torch.from_numpy(rows.first)
-        self._num_keys.zero_()[..., -1] = 1  # unused tokens attend to the padding: a row without keys may be NaN
-        self._keys_of_rows[..., -1, 0] = PADDING // BLOCK
-        self._num_keys[0, 0, : len(numbers)].copy_(numbers)
-        wanted = indices[:, None] + torch.arange(self._keys_of_rows.shape[-1])
-        last = self._keys_of_rows.shape[-1] - 1
-        self._keys_of_rows[0, 0, : len(indices)].copy_(wanted.clamp(max=last).to(segments.device))
-
-    def set_places(self, places: torch.Tensor) -> None:
-        """The place of each token, `[num_tokens]`, which may differ from pass to pass."""
-        self._place.index_copy_(0, self.rows, places.int())
-
-
 class RowSteps:
-    """Passes over the same tensors in all waves."""
+    """Passes over the same tensors in all batches, whose mask is by rows."""
 
     def __init__(
         self,
         model: Any,
-        num_places: int,
+        num_slots: int,
         end_token_id: int,
         branches: Branches,
         num_blocks: int,
@@ -367,25 +285,59 @@ class RowSteps:
     ) -> None:
         """Allocate tensors for as many branches as there are in `branches`, and `num_blocks` blocks of rows.
 
-        `num_places` is the length of the buffer. Without `capture` each pass is launched.
+        `num_slots` is the length of the buffer. Without `capture` each pass is launched.
         """
-        self.branches, self.num_branches, self.num_blocks = branches, len(branches.place), num_blocks
+        self.branches, self.num_branches, self.num_blocks = branches, len(branches.slot), num_blocks
         self._model, self._end_token_id, self._capture = model, end_token_id, capture
-        device, rows = branches.place.device, rows_of_block(text_model(model).config)
-        self._mask = RowMask(self.num_branches, num_blocks, rows, num_places, device)
+        device, rows_of = branches.slot.device, rows_of_block(text_model(model).config)
+        self._num_rows = rows_of * (num_blocks + 1)  # the last block is for branches that are not used
+
+        def column(length: int, value: int = UNUSED) -> torch.Tensor:
+            return torch.full((length,), value, dtype=torch.int32, device=device)
+
+        self._rows = column(self.num_branches, self._num_rows - 1).long()
+        """The row of each branch, `[num_branches]`."""
+        self._segments, self._num_keys = column(num_slots), column(num_blocks + 1, 0)[None, None]
+        self._segment, self._prefix, self._slot = (column(self._num_rows) for _ in range(3))
+        self._keys_of_rows = column((num_blocks + 1) * (num_slots // BLOCK), 0).view(1, 1, num_blocks + 1, -1)
+        self._mask = self._block_mask(QUERIES // rows_of)
         self._number = torch.zeros(1, dtype=torch.long, device=device)
         self._replay: Callable[[], torch.Tensor] | None = None
+
+    def _block_mask(self, heads: int) -> BlockMask:
+        segments, segment, prefix, slot = self._segments, self._segment, self._prefix, self._slot
+
+        def row_attends(batch: Any, head: Any, query: Any, key: Any) -> Any:
+            row = query // heads
+            return attends(segment[row], prefix[row], slot[row], segments[key], key)
+
+        lengths = (self._num_rows * heads, len(segments))
+        return _block_mask(lengths, self._num_keys, self._keys_of_rows, row_attends)
 
     def start(self, branches: Branches, segments: torch.Tensor, rows: Rows) -> Branches:
         """Take over some branches; returns them in the tensors of the passes.
 
-        `segments` are those of the places that are used.
+        `segments` are those of the slots that are used.
         """
         self.branches.ended.fill_(True)
-        self.branches.place.fill_(PADDING)
+        self.branches.slot.fill_(PADDING)
         self.branches.load(branches)
-        self._mask.set(branches, segments, rows)
-        return self.branches.subset(slice(len(branches.place)))
+        self._segments.fill_(UNUSED)
+        self._segments[: len(segments)].copy_(segments)
+        self._rows.fill_(self._num_rows - 1)
+        self._rows[: len(rows.of_token)].copy_(torch.from_numpy(rows.of_token))
+        used = self._rows[: len(branches.segment)]
+        for column, values in ((self._segment, branches.segment), (self._prefix, branches.prefix)):
+            column.fill_(UNUSED)
+            column[used] = values.int()
+        numbers, indices = torch.from_numpy(rows.end - rows.first), torch.from_numpy(rows.first)
+        self._num_keys.zero_()[..., -1] = 1  # unused branches attend to the padding: a row without keys may be NaN
+        self._keys_of_rows[..., -1, 0] = PADDING // BLOCK
+        self._num_keys[0, 0, : len(numbers)].copy_(numbers)
+        wanted = indices[:, None] + torch.arange(self._keys_of_rows.shape[-1])
+        last = self._keys_of_rows.shape[-1] - 1
+        self._keys_of_rows[0, 0, : len(indices)].copy_(wanted.clamp(max=last).to(segments.device))
+        return self.branches.subset(slice(len(branches.slot)))
 
     def run(self, number: int) -> None:
         """Add token `number` to each answer."""
@@ -399,91 +351,6 @@ class RowSteps:
             self._replay = self._capture(self._pass)
 
     def _pass(self) -> torch.Tensor:
-        branches = self.branches
-        self._mask.set_places(branches.place)
-        mask = masks_with(self._model, self._mask.blocks, lambda: Continued.by_a_token(branches))
-        logits = forward(self._model, branches, attention_mask=mask, rows=self._mask.rows)
-        branches.advance()
-        branches.add(self._number, logits, self._end_token_id)
-        return branches.ended
-
-
-LATER_TOKENS = 512
-"""Tokens of a pass over later questions. The mask of more has more empty rows."""
-
-
-@dataclass(frozen=True)
-class FollowUp:
-    """The tokens of a branch's next question that are not in the buffer."""
-
-    token_ids: NDArray[np.int32]
-    offset: int
-    """Where they begin, counted from the first token of the answer before."""
-
-    @classmethod
-    def of(cls, dialogue: Dialogue, number: int, answer: Answer) -> FollowUp:
-        """What follows the answer to question `number`, counted from 0."""
-        shown, piece = dialogue.shown(answer), dialogue.later[number]
-        if shown == answer.token_ids[:-1]:
-            return cls(piece, len(shown))
-        return cls(np.concatenate([np.array(shown, piece.dtype), piece]), 0)
-
-    @property
-    def end(self) -> int:
-        """Where the answer begins, counted likewise."""
-        return self.offset + len(self.token_ids)
-
-
-class FollowUps:
-    """Computes later questions with a model, whose attention writes keys and values to their places."""
-
-    def __init__(self, model: Any, *, by_rows: bool) -> None:
-        self._model, self._by_rows = model, by_rows
-        self._mask: RowMask | None = None
-
-    def run(
-        self, begun: Branches, follow_ups: Sequence[FollowUp], spans: Spans, segments: torch.Tensor, keys: KeyValues
-    ) -> torch.Tensor:
-        """The logits of the first token of each answer `[N, vocabulary]`.
-
-        `begun` has each branch at the first token of its last answer; `segments` are those of all places.
-        """
-        num_tokens = [len(one.token_ids) for one in follow_ups]
-        branch = np.repeat(np.arange(len(follow_ups)), num_tokens)
-        steps = np.concatenate([one.offset + np.arange(len(one.token_ids)) for one in follow_ups])
-        device = segments.device
-        ahead, of_token = torch.from_numpy(steps).to(device), torch.from_numpy(branch).to(device)
-        queries = Queries(
-            segment=begun.segment[of_token],
-            prefix=begun.prefix[of_token],
-            place=begun.place[of_token] + ahead,
-            position=begun.position[of_token] + ahead,
-            token=torch.from_numpy(np.concatenate([one.token_ids for one in follow_ups])).to(device).long(),
-        )
-        is_last, states = np.diff(branch, append=len(follow_ups)) > 0, state_rows(begun.examples)
-        logits = []
-        for start in range(0, len(branch), LATER_TOKENS):
-            chosen = slice(start, start + LATER_TOKENS)
-            kept = torch.from_numpy(np.flatnonzero(is_last[chosen])).to(device)  # a pass may have none
-            some, of_some = queries.subset(chosen), branch[chosen]
-            options: dict[str, Any] = {}
-            mask: torch.Tensor | BlockMask
-            if self._by_rows:
-                some, mask, options = self._rows(some, spans.subset(of_some), segments, keys)
-            else:
-                mask = dense_mask(some, segments)
-            masks = masks_with(self._model, mask, partial(Continued.by_tokens, of_some, states, len(some.token)))
-            logits.append(forward(self._model, some, attention_mask=masks, logits_to_keep=kept, **options))
-        return torch.cat(logits)
-
-    def _rows(
-        self, queries: Queries, spans: Spans, segments: torch.Tensor, keys: KeyValues
-    ) -> tuple[Queries, BlockMask, dict[str, Any]]:
-        """The tokens of a pass of `LATER_TOKENS` tokens, of which the last may be padding, its mask and its options."""
-        if self._mask is None or self._mask.num_places != keys.num_places:
-            rows_of = rows_of_block(text_model(self._model).config)
-            self._mask = RowMask(LATER_TOKENS, LATER_TOKENS, rows_of, keys.num_places, segments.device)
-        mask, padded = self._mask, queries.padded(LATER_TOKENS, PADDING)
-        mask.set(queries, segments, Rows.of(spans, mask.rows_of_block))
-        mask.set_places(padded.place)
-        return padded, mask.blocks, {"rows": mask.rows}
+        self._slot.index_copy_(0, self._rows, self.branches.slot.int())
+        add_token(self._model, self.branches, self._number, self._end_token_id, self._mask, rows=self._rows)
+        return self.branches.ended

@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterable, Sequence
 from difflib import SequenceMatcher
 from importlib.metadata import version
 from itertools import zip_longest
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from lookonce.text import nfc
@@ -256,30 +257,24 @@ def _meteor() -> tuple[Callable[[str, Sequence[str]], float], str]:
     from nltk.tokenize import NLTKWordTokenizer
     from nltk.translate.meteor_score import meteor_score
 
-    synonyms, tokens, stemmer = _synonyms(), functools.cache(NLTKWordTokenizer().tokenize), PorterStemmer()
+    synsets, tokens, stemmer = _synsets(), functools.cache(NLTKWordTokenizer().tokenize), PorterStemmer()
     stemmer.stem = functools.cache(stemmer.stem)
+    wordnet = SimpleNamespace(synsets=functools.cache(synsets or (lambda word: [])))
 
     def score(given: str, references: Sequence[str]) -> float:
         right = [tokens(text) for text in references]
-        return float(meteor_score(right, tokens(given), stemmer=stemmer, wordnet=synonyms))
+        return float(meteor_score(right, tokens(given), stemmer=stemmer, wordnet=wordnet))
 
-    return score, NO_SYNONYMS if synonyms.is_empty else "METEOR"
-
-
-class _Synonyms:
-    """NLTK's WordNet, each word looked up once; or none, of which no word has synonyms."""
-
-    def __init__(self, wordnet: Any = None) -> None:
-        self.is_empty = wordnet is None
-        self.synsets = functools.cache(wordnet.synsets if wordnet else lambda word: [])
+    return score, "METEOR" if synsets else NO_SYNONYMS
 
 
-def _synonyms() -> _Synonyms:
-    """Those of NLTK's WordNet if its data is whole on this machine."""
+def _synsets() -> Callable[[str], list[Any]] | None:
+    """What NLTK's WordNet knows of a word; None unless its data is whole on this machine."""
     from nltk.corpus import wordnet
 
     try:
         wordnet.synsets("well")  # a noun, a verb, an adjective and an adverb, so all files are read
     except (LookupError, OSError):
-        return _Synonyms()
-    return _Synonyms(wordnet)
+        return None
+    found: Callable[[str], list[Any]] = wordnet.synsets
+    return found

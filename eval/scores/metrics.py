@@ -44,18 +44,17 @@ from lookonce.eval.statistics import MIN_CLUSTERS, Interval, clusters_of, differ
 from lookonce.run.folder import RunFolder, read_form
 from lookonce.text import rows, shell, table
 
-Baseline = Literal["untuned", "shuffled", "blank", "true", "none"]
+Baseline = Literal["untuned", "shuffled", "reference", "none"]
 """The baselines that a model answers."""
-BASELINES: tuple[Baseline, ...] = get_args(Baseline)[:3]
+BASELINES: tuple[Baseline, ...] = get_args(Baseline)[:2]
 """Those of every run."""
-IN_CONTEXT: tuple[Baseline, ...] = get_args(Baseline)[3:]
-"""Those of a run with `data.context`: true answers to earlier questions in the prompts, and none."""
+IN_CONTEXT: tuple[Baseline, ...] = get_args(Baseline)[2:]
+"""Those of a run with `data.context`: reference answers to earlier questions in the prompts, and none."""
 NAMES = {
     "majority": "majority",
     "untuned": "untuned model",
     "shuffled": "shuffled images",
-    "blank": "blank images",
-    "true": "true answers in context",
+    "reference": "reference answers in context",
     "none": "no context",
 }
 """The names of all baselines in tables."""
@@ -111,10 +110,10 @@ class Headline:
         )
 
 
-Answers = Callable[[Prediction], str]
-"""Which answers are scored."""
 MODEL, MAJORITY, PERFECT = attrgetter("predicted"), attrgetter("majority"), attrgetter("answer")
-Matched = Callable[[str, Sequence[str]], float]
+"""Which answers are scored."""
+Matched = Callable[[str, tuple[str, ...]], float | None]
+"""What an answer scores with its references; None if it cannot be measured."""
 Sizes = Mapping[str, tuple[int, int] | None]
 """Width and height of images by their keys."""
 PLURALS = {"question": "question texts", "category": "categories", "source": "sources", "stage": "stages"}
@@ -154,12 +153,55 @@ def figures(
     predictions: Sequence[Prediction], groups: Mapping[str, Mapping[str, Score]], sizes: Sizes
 ) -> dict[str, Figure]:
     """All figures by their keys; metrics that apply to no question are left out."""
-    found = {
-        **_macro_figures(groups),
-        **_match_figures(predictions),
-        **_point_figures(predictions, sizes),
-        **_text_figures(predictions),
+    closed = [one for one in predictions if match.is_closed(one.answer)]
+    opened = [one for one in predictions if not match.is_closed(one.answer)]
+    several = {one.question for one in predictions if any(len(match.labels(text)) > 1 for text in _right(one))}
+    labelled = [one for one in predictions if one.question in several]
+    boxed = [one for one in predictions if match.reference_boxes(_right(one))]
+    pointed = [one for one in predictions if match.reference_points(_right(one))]
+    measured = [one for one in pointed if _diagonal(one, sizes)]
+    if any(_is_outside(one, sizes) for one in measured):
+        measured = []  # the records have other units than pixels
+    words, labels = cache(match.word_overlap), cache(match.label_overlap)
+
+    def balanced(scored: dict[int, float]) -> float:
+        """The mean of the shares of right answers where yes is right and where no is."""
+        truths = [one.answer.strip().lower() for one in closed]
+        return fmean(fmean(scored[number] for number, one in enumerate(truths) if one == truth) for truth in {*truths})
+
+    found = _macro_figures(groups) | {
+        "exact_match_lower": _mean("exact match in lower case", predictions, match.exact_lower),
+        "closed_exact_match": _mean("closed questions", closed, match.exact),
+        "closed_balanced_accuracy": _mean("closed questions, balanced", closed, match.exact, of=balanced),
+        "open_exact_match": _mean("open questions", opened, match.exact),
+        "open_token_recall": _mean("open questions, recall of words", opened, lambda *pair: words(*pair).recall),
+        "token_recall": _mean("recall of words", predictions, lambda *pair: words(*pair).recall),
+        "token_f1": _mean("F1 of words", predictions, lambda *pair: words(*pair).f1),
+        "label_precision": _mean("precision of labels", labelled, lambda *pair: labels(*pair).precision),
+        "label_recall": _mean("recall of labels", labelled, lambda *pair: labels(*pair).recall),
+        "label_f1": _mean("F1 of labels", labelled, lambda *pair: labels(*pair).f1),
+        "label_set_match": _mean("labels in any order", labelled, match.same_labels),
+        "lenient": _mean(match.LENIENT, predictions, match.lenient),
+        "point_inside": _mean("points inside the box", boxed, match.is_inside),
+        "point_distance": _mean("distance of points, mean", pointed, match.distance, is_share=False),
+        "point_distance_median": _mean(
+            "distance of points, median",
+            pointed,
+            match.distance,
+            of=lambda scored: median(scored.values()),
+            is_share=False,
+        ),
+        "point_distance_diagonal": _mean(
+            "distance in parts of the diagonal",
+            measured,
+            match.distance,
+            of=lambda scored: fmean(value / _diagonal(measured[number], sizes) for number, value in scored.items()),
+        ),
+        "point_unread": _mean(
+            "answers without a point", [*boxed, *pointed], lambda given, _: match.answer_point(given) is None
+        ),
     }
+    found |= _text_figures(predictions)
     return {name: figure for name, figure in found.items() if figure.num_questions}
 
 
@@ -172,62 +214,26 @@ def _macro_figures(groups: Mapping[str, Mapping[str, Score]]) -> dict[str, Figur
     }
 
 
-def _match_figures(predictions: Sequence[Prediction]) -> dict[str, Figure]:
-    """Matches of whole answers, labels and words."""
-    closed = [prediction for prediction in predictions if match.is_closed(prediction.answer)]
-    opened = [prediction for prediction in predictions if not match.is_closed(prediction.answer)]
-    several = {one.question for one in predictions if any(len(match.labels(text)) > 1 for text in _right(one))}
-    labelled = [one for one in predictions if one.question in several]
-    words, labels = cache(match.word_overlap), cache(match.label_overlap)
-    return {
-        "exact_match_lower": _mean("exact match in lower case", predictions, match.exact_lower),
-        "closed_exact_match": _mean("closed questions", closed, match.exact),
-        "closed_balanced_accuracy": _of_both("closed questions, balanced", closed, lambda a: _balanced(closed, a)),
-        "open_exact_match": _mean("open questions", opened, match.exact),
-        "open_token_recall": _mean("open questions, recall of words", opened, lambda *pair: words(*pair).recall),
-        "token_recall": _mean("recall of words", predictions, lambda *pair: words(*pair).recall),
-        "token_f1": _mean("F1 of words", predictions, lambda *pair: words(*pair).f1),
-        "label_precision": _mean("precision of labels", labelled, lambda *pair: labels(*pair).precision),
-        "label_recall": _mean("recall of labels", labelled, lambda *pair: labels(*pair).recall),
-        "label_f1": _mean("F1 of labels", labelled, lambda *pair: labels(*pair).f1),
-        "label_set_match": _mean("labels in any order", labelled, match.same_labels),
-        "lenient": _mean(match.LENIENT, predictions, match.lenient),
-    }
+def _mean(
+    name: str,
+    asked: Sequence[Prediction],
+    matched: Matched,
+    *,
+    of: Callable[[dict[int, float]], float] = lambda scored: fmean(scored.values()),
+    is_share: bool = True,
+) -> Figure:
+    """The mean of a match over some questions, or what `of` makes of the scores by the number of the question.
 
+    Equal answers to equal references are matched once.
+    """
+    matched = cache(matched)
 
-def _point_figures(predictions: Sequence[Prediction], sizes: Sizes) -> dict[str, Figure]:
-    """Points inside boxes, and distances between points."""
-    boxed = [prediction for prediction in predictions if match.reference_boxes(_right(prediction))]
-    pointed = [prediction for prediction in predictions if match.reference_points(_right(prediction))]
-    measured = [prediction for prediction in pointed if _diagonal(prediction, sizes)]
-    if any(_is_outside(prediction, sizes) for prediction in measured):
-        measured = []  # the records have other units than pixels
+    def figure(answers: Callable[[Prediction], str]) -> float | None:
+        each = {number: matched(answers(one), _right(one)) for number, one in enumerate(asked)}
+        scored = {number: value for number, value in each.items() if value is not None}
+        return of(scored) if scored else None
 
-    def distances(
-        name: str,
-        asked: Sequence[Prediction],
-        average: Callable[[list[float]], float],
-        units: Callable[[Prediction], float] = lambda one: 1.0,
-        is_share: bool = False,
-    ) -> Figure:
-        def of(answers: Answers) -> float | None:
-            found = [(match.distance(answers(one), _right(one)), one) for one in asked]
-            values = [distance / units(one) for distance, one in found if distance is not None]
-            return average(values) if values else None
-
-        return _of_both(name, asked, of, is_share)
-
-    return {
-        "point_inside": _mean("points inside the box", boxed, match.is_inside),
-        "point_distance": distances("distance of points, mean", pointed, fmean),
-        "point_distance_median": distances("distance of points, median", pointed, median),
-        "point_distance_diagonal": distances(
-            "distance in parts of the diagonal", measured, fmean, lambda one: _diagonal(one, sizes), is_share=True
-        ),
-        "point_unread": _mean(
-            "answers without a point", [*boxed, *pointed], lambda given, _: match.answer_point(given) is None
-        ),
-    }
+    return Figure(name, len(asked), figure(MODEL), figure(MAJORITY), is_share=is_share)
 
 
 def _text_figures(predictions: Sequence[Prediction]) -> dict[str, Figure]:
@@ -244,31 +250,9 @@ def _text_figures(predictions: Sequence[Prediction]) -> dict[str, Figure]:
     }
 
 
-def _mean(name: str, predictions: Sequence[Prediction], matched: Matched) -> Figure:
-    """The mean of a match; equal answers to equal references are matched once."""
-    matched = cache(matched)
-    return _of_both(name, predictions, lambda answers: fmean(matched(answers(one), _right(one)) for one in predictions))
-
-
-def _of_both(
-    name: str, predictions: Sequence[Prediction], of: Callable[[Answers], float | None], is_share: bool = True
-) -> Figure:
-    """A figure of the model's and of the majority answers."""
-    model, majority = (of(MODEL), of(MAJORITY)) if predictions else (None, None)
-    return Figure(name, len(predictions), model, majority, is_share=is_share)
-
-
 def _right(prediction: Prediction) -> tuple[str, ...]:
     """All right answers, the reference first."""
     return tuple(dict.fromkeys((prediction.answer, *prediction.references)))
-
-
-def _balanced(closed: Iterable[Prediction], answers: Answers) -> float:
-    """The mean of the shares of right answers where yes is right and where no is."""
-    by_truth: dict[str, list[bool]] = {}
-    for one in closed:
-        by_truth.setdefault(one.answer.strip().lower(), []).append(match.exact(answers(one), _right(one)))
-    return fmean(fmean(rights) for rights in by_truth.values())
 
 
 def _diagonal(prediction: Prediction, sizes: Sizes) -> float:

@@ -27,9 +27,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
 from lookonce.datasets.formats.record import Record, Turn, is_utf8
 from lookonce.datasets.text_files import read_jsonl
@@ -40,7 +40,11 @@ from lookonce.text import located, nfc, quoted, share
 
 VERSION = 1
 """The version of the rows that are written."""
-WRITTEN_BY = "expected rows as `lookonce eval` writes them to predictions/ in the run folder"
+
+
+FORMER = {"own": "predicted", "true": "reference"}
+"""What rows of earlier versions call the answers in prompts."""
+InPrompt = Annotated[Literal["predicted", "reference"], BeforeValidator(lambda value: FORMER.get(value, value))]
 
 
 @dataclass(frozen=True)
@@ -77,12 +81,12 @@ class Prediction:
     """The system text of the prompt."""
     earlier: tuple[Turn, ...] = ()
     """The turns before the question in the prompt, each with `question` and `answer`."""
-    earlier_answers: Literal["own", "true"] | None = None
-    """Whose answers these turns have: the model's `own`, or the record's, which are `true` (`eval.turns`)."""
+    earlier_answers: InPrompt | None = None
+    """Which answers these turns have: those that the model `predicted`, or the record's `reference` (`eval.turns`)."""
     context: tuple[Turn, ...] = ()
     """The answers to questions of earlier stages in the prompt, each with `question` and `answer` (`data.context`)."""
-    context_answers: Literal["own", "true"] | None = None
-    """Whose answers these are: the model's `own`, or those of the records, which are `true` (`eval.staged`)."""
+    context_answers: InPrompt | None = None
+    """Which these are: those that the model `predicted`, or the `reference` of the records (`eval.staged`)."""
     logprob: float | None = None
     """The sum of the log-probabilities of the answer's tokens."""
     num_tokens: int | None = None
@@ -156,18 +160,18 @@ def read_predictions(path: Path) -> list[Prediction]:
     Raises:
         RecordsError: the file is missing or empty; a line is damaged, has another form, or is there twice; it is named.
     """
-    places: dict[tuple[Any, ...], str] = {}
+    locations: dict[tuple[Any, ...], str] = {}
     found = []
     try:
-        for place, row in read_jsonl(path, broken=_refuse_damaged):
-            prediction = _read_row(row, place)
+        for location, row in read_jsonl(path, broken=_refuse_damaged):
+            prediction = _read_row(row, location)
             key = (prediction.origin, prediction.turn)
-            if key in places:
+            if key in locations:
                 raise RecordsError(
-                    f"{place} answers {quoted(prediction.question)} of {prediction.origin} a second time, after "
-                    f"{places[key]}; remove the file and write it again with: lookonce eval RUN"
+                    f"{location} answers {quoted(prediction.question)} of {prediction.origin} a second time, after "
+                    f"{locations[key]}; remove the file and write it again with: lookonce eval RUN"
                 )
-            places[key] = place
+            locations[key] = location
             found.append(prediction)
     except FileNotFoundError:
         raise RecordsError(f"no predictions at {located(path)}; write them with: lookonce eval RUN") from None
@@ -176,31 +180,28 @@ def read_predictions(path: Path) -> list[Prediction]:
     return found
 
 
-def _refuse_damaged(place: str, error: RecordsError) -> NoReturn:
+def _refuse_damaged(location: str, error: RecordsError) -> NoReturn:
     raise RecordsError(f"{error}; the line is damaged: write the file again with: lookonce eval RUN") from None
 
 
-def _read_row(row: Any, place: str) -> Prediction:
-    if not isinstance(row, dict) or row.get("version") is None:
-        what = ": it lacks `version`" if isinstance(row, dict) else f" but {quoted(json.dumps(row))}"
-        raise RecordsError(f"{place} is not a prediction{what}; {WRITTEN_BY}")
-    version = row["version"]
-    if not isinstance(version, int) or version > VERSION:
+def _read_row(row: Any, location: str) -> Prediction:
+    version = row.get("version") if isinstance(row, dict) else None
+    if isinstance(version, int) and version > VERSION:
         raise RecordsError(
-            f"{place} has version {version!r} of predictions, and this lookonce reads up to {VERSION}; update lookonce"
-        )
-    if not is_utf8(json.dumps(row, ensure_ascii=False)):
-        name = next((key for key, value in row.items() if not is_utf8(json.dumps(value, ensure_ascii=False))), "a key")
-        raise RecordsError(
-            f"{place} is not a prediction: `{name}` holds half a character (a lone surrogate); {WRITTEN_BY}"
+            f"{location} has version {version} of predictions, and this lookonce reads up to {VERSION}; update lookonce"
         )
     try:
-        return ROW.validate_python(row)
+        prediction = ROW.validate_python(row)
+        problem = "" if version else "it lacks `version`"
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
-        what = f"it lacks `{name}`" if first["type"] == "missing" else f"`{name}`: {first['msg']}"
-        raise RecordsError(f"{place} is not a prediction: {what}; {WRITTEN_BY}") from None
+        problem = f"it lacks `{name}`" if first["type"] == "missing" else f"`{name}`: {first['msg']}"
+    if not problem and not is_utf8(json.dumps(row, ensure_ascii=False)):
+        problem = "it holds half a character (a lone surrogate)"
+    if problem:
+        raise RecordsError(f"{location} is not a prediction: {problem}; expected rows as `lookonce eval` writes them")
+    return prediction
 
 
 GROUPINGS = ("question", "category", "source", "stage")

@@ -225,5 +225,5 @@ def _no_memory(reason: str) -> str:
         f"out of memory: {reason}. {size(memory.available)} of this machine's {size(memory.total)} are free; a job, a "
         "container or a limit of the shell may allow less, and Linux kills processes that need more. End other "
         "programs, give it more memory, or lower what is in memory at once: batch.tokens_per_pack, "
-        "batch.samples_per_forward, eval.tokens_per_wave, or the size of the input"
+        "batch.samples_per_forward, eval.tokens_per_batch, or the size of the input"
     )

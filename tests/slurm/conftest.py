@@ -185,7 +185,7 @@ def make_project(
             cache={"dir": "caches"},
             lora={"dropout": 0.1},
             train={"steps": 3} | train,
-            eval={"max_new_tokens": 2, "split": "test", "tokens_per_wave": 600},
+            eval={"max_new_tokens": 2, "split": "test", "tokens_per_batch": 600},
             output="runs/a",
         )
         (folder / "run.yaml").write_text(run.to_yaml())

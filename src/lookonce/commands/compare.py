@@ -37,7 +37,7 @@ def compare(paths: tuple[Path, ...], split: str | None, baseline: Path | None, m
 
     The difference of each pair has a 95 % interval over images, and the p of 10,000 sign flips by image, corrected for
     the number of pairs (Holm). Fewer pairs are easier to tell apart: with --baseline, chosen
-    before looking, there is one for each other run. McNemar's exact p takes questions of one image as independent.
+    before looking, there is one for each other run.
 
     Runs whose run files differ in `train.seed` alone count as one, with the mean of their scores and the spread between
     them. One is called better only if its interval does not hold 0, p is below 0.05, and it exceeds the spread.
@@ -51,8 +51,8 @@ def compare(paths: tuple[Path, ...], split: str | None, baseline: Path | None, m
       metric, is_exact_match_poor (whether it says little about these answers)
       candidates   name, runs, seeds, exact_match, score (by the metric), interval, majority, spread
       pairs        first, second, difference (second less first), interval, p, p_holm, only_first, only_second,
-                   p_mcnemar, spread, are_seeds, metric, better (a name or null), sentence
-      prompts      whose answers stand in the prompts of each run, if runs differ
+                   spread, are_seeds, metric, better (a name or null), sentence
+      prompts      which earlier answers stand in the prompts of each run, if runs differ: predicted, reference, none
 
     \b
     Examples:

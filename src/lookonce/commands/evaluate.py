@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -30,7 +30,8 @@ from lookonce.errors import LookonceError, UsageError
 from lookonce.text import count, json_text, shell
 
 if TYPE_CHECKING:
-    from lookonce.eval.answerer import Answerer, Conversation
+    from lookonce.eval.answerer import Conversation
+    from lookonce.eval.decoding.dialogue import Answer
     from lookonce.eval.scores.metrics import Baseline
     from lookonce.eval.submission import Challenge
 
@@ -43,9 +44,10 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Give each question another image: a model that uses the images must score lower.",
 )
-@click.option("--blank-images", is_flag=True, help="Replace each image by a grey one of the same size.")
 @click.option("--untuned", is_flag=True, help="Answer without the adapter; with a run file also before it is trained.")
-@click.option("--true-context", is_flag=True, help="With data.context, give true answers to earlier questions.")
+@click.option(
+    "--reference-context", is_flag=True, help="With data.context, give reference answers to earlier questions."
+)
 @click.option("--no-context", is_flag=True, help="With data.context, give no answers to earlier questions.")
 @click.option("--baselines", is_flag=True, help="Answer as all baselines, and compare the run.")
 @SET
@@ -55,9 +57,8 @@ def evaluate(
     run_dir: Path,
     split: str | None,
     shuffle_images: bool,
-    blank_images: bool,
     untuned: bool,
-    true_context: bool,
+    reference_context: bool,
     no_context: bool,
     baselines: bool,
     assignments: tuple[str, ...],
@@ -85,7 +86,7 @@ def evaluate(
       lookonce eval runs/sample --split test --json
       lookonce eval runs/sample --baselines
       lookonce eval runs/sample --shuffle-images
-      lookonce eval runs/sample --true-context --no-context
+      lookonce eval runs/sample --reference-context --no-context
       lookonce eval runs/sample --set eval.max_new_tokens=8
       lookonce eval run.yaml --untuned
       lookonce eval runs/sample/run.yaml
@@ -95,8 +96,7 @@ def evaluate(
     chosen: dict[Baseline, bool] = {
         "untuned": untuned,
         "shuffled": shuffle_images,
-        "blank": blank_images,
-        "true": true_context,
+        "reference": reference_context,
         "none": no_context,
     }
     named = tuple(name for name, is_chosen in chosen.items() if is_chosen)
@@ -184,14 +184,17 @@ def predict(
             f"{num_ranks()} in the environment on purpose: unset WORLD_SIZE"
         )
     check_launch()
-    if records and (patterns or images or questions):
-        raise UsageError("--records has all of a question; leave out --images, --image and --question")
-    if patterns and images:
-        raise UsageError("--images asks about each image and --image about several together; give only one of them")
-    if not records and not questions:
-        raise UsageError("no question is given; ask with --question, or name a records file with --records")
-    if image_root and not records:
-        raise UsageError("--image-root is for --records; leave it out, or name a records file")
+    by_records, by_options = bool(records or image_root), bool(questions or patterns or images)
+    if (
+        by_records == by_options
+        or (by_records and not records)
+        or (by_options and not questions)
+        or (patterns and images)
+    ):
+        raise UsageError(
+            "questions come either from --records, with --image-root for its images, or from --question, about each "
+            "image of --images or about those of --image together; give the options of one of these"
+        )
     with only_results_on_stdout():
         from lookonce.eval.answerer import Answerer, ask_each, match_images, read_questions
         from lookonce.eval.predict import check_output
@@ -214,7 +217,9 @@ def predict(
     with claimed_around(output, "lookonce predict") if output else nullcontext():
         answerer = Answerer.open(run_dir, untuned=untuned)
         if len(questions) == 1 and not patterns and not output:
-            _answer_one(answerer, images, questions[0], as_json)
+            [answer] = answerer.answer(images, questions[0])
+            row = {"images": [str(image) for image in images]} | _row(questions[0], answer)
+            emit(row, answer.text, as_json)
             return
         report = answer_all(answerer, asked, broken, output, notify)
     emit(report.to_json(), report.text(), as_json)
@@ -223,15 +228,12 @@ def predict(
     sys.exit(1 if report.num_skipped else 0)
 
 
-def _answer_one(answerer: Answerer, images: tuple[Path, ...], question: str, as_json: bool) -> None:
-    """Print the answer alone."""
-    [answer] = answerer.answer(images, question)
+def _row(question: str, answer: Answer) -> dict[str, Any]:
     how = {"logprob": answer.logprob, "num_tokens": answer.num_tokens, "ended": answer.ended}
-    asked = {"images": [str(image) for image in images], "question": question}
-    emit(asked | {"answer": answer.text} | how, answer.text, as_json)
+    return {"question": question, "answer": answer.text} | how
 
 
-COMMANDS = "/image PATH ..., /reset, /save FILE, /quit"
+COMMANDS = "/image PATH ..., /reset, /quit"
 
 
 @click.command()
@@ -245,9 +247,8 @@ def ask(run_dir: Path, images: tuple[Path, ...], system: str | None, untuned: bo
 
     The model sees its own earlier answers, and answers appear word by word.
     Lines that begin with a slash are commands: /image PATH ... begins again
-    about other images, /reset begins again about the same ones, /save FILE
-    writes the conversation as a record, and /quit ends it, as does the end of
-    the input.
+    about other images, /reset begins again about the same ones, and /quit ends
+    it, as does the end of the input.
 
     \b
     Examples:
@@ -284,17 +285,12 @@ def _answer(conversation: Conversation, line: str, as_json: bool) -> None:
         conversation.show([Path(word).expanduser() for word in _words(rest)])
     elif name == "/reset" and not rest:
         conversation.reset()
-    elif name == "/save" and len(words := _words(rest)) == 1:
-        conversation.save(Path(words[0]).expanduser())
-        notify(f"wrote {words[0]}")
     elif name.startswith("/"):
         raise UsageError(f"{line} is not a command; there are: {COMMANDS}")
     elif line:
         streams = sys.stdout.isatty() and not as_json
         answer = conversation.ask(line, partial(say, nl=False) if streams else lambda text: None)
-        how = {"logprob": answer.logprob, "num_tokens": answer.num_tokens, "ended": answer.ended}
-        row = {"question": line, "answer": answer.text} | how
-        say("" if streams else json_text(row) if as_json else answer.text)
+        say("" if streams else json_text(_row(line, answer)) if as_json else answer.text)
 
 
 def _words(text: str) -> list[str]:

@@ -2,8 +2,8 @@
 
 Design: the result of a run with `data.context` has predicted answers, the model's own, in its prompts. Reference
 answers, which a user does not have, are its upper limit, and none show what the questions alone are worth; these are
-further evaluations (`lookonce eval --true-context --no-context`). Seeds of one training count as one: a score is the
-mean over the seeds that have it, a difference over those that have both, in pairs. Answers to other questions than
+further evaluations (`lookonce eval --reference-context --no-context`). Seeds of one training count as one: a score is
+the mean over the seeds that have it, a difference over those that have both, in pairs. Answers to other questions than
 those of the result, which an earlier evaluation may have left, count as absent.
 """
 
@@ -25,11 +25,11 @@ from lookonce.report.runs import ReportedRun
 from lookonce.run.config import RunFile
 from lookonce.text import shell, table
 
-KINDS = ("own", *IN_CONTEXT)
+KINDS = ("predicted", *IN_CONTEXT)
 """Whose answers to earlier questions prompts have: the model's own (predicted), true ones (reference), or none."""
-OPTIONS = {"true": "--true-context", "none": "--no-context"}
+OPTIONS = {"reference": "--reference-context", "none": "--no-context"}
 """The options of `lookonce eval` that put other answers than the run's own into the prompts."""
-PAIRS = {"own - none": ("own", "none"), "true - own": ("true", "own")}
+PAIRS = {"predicted - none": ("predicted", "none"), "reference - predicted": ("reference", "predicted")}
 """The differences that are shown."""
 ALL = "all"
 Right = NDArray[np.float64]
@@ -55,7 +55,7 @@ class ContextScores:
     exact_match: dict[str, dict[str, Estimate]]
     """By whose answers the prompts have; what was not asked is absent."""
     differences: dict[str, dict[str, Estimate]]
-    """The differences between own and none, and between true and own."""
+    """The differences between predicted and none, and between reference and predicted."""
     not_asked: list[str]
     """The commands that ask what is absent."""
 
@@ -112,7 +112,7 @@ def _scores(seeds: Sequence[ReportedRun]) -> ContextScores:
 def _answers(run: ReportedRun) -> dict[str, Run]:
     """The answers of a run, by whose answers its prompts have; its result first."""
     assert run.answers and run.settings, "only runs with answers and settings are shown"
-    whose = {one.context_answers or "true" for one in run.answers.predictions if one.context}
+    whose = {one.context_answers or "reference" for one in run.answers.predictions if one.context}
     found: dict[str, Run] = {whose.pop() if whose else run.settings.eval.staged: run.answers}
     for kind in IN_CONTEXT:
         path = run.folder.predictions(f"{run.split}-{kind}") if run.folder else None
@@ -163,9 +163,7 @@ def _command(run: ReportedRun, answers: Mapping[str, Run]) -> str:
     return shell("lookonce", "eval", run.folder.folder, "--split", run.split, *options)
 
 
-NAMES = {"own": "predicted", "true": "reference", "none": "none"}
-"""Whose answers prompts have, in words."""
-HEADER = ("questions", *NAMES.values(), *(" - ".join(NAMES[kind] for kind in pair) for pair in PAIRS.values()))
+HEADER = ("questions", *KINDS, *PAIRS)
 
 Cell = tuple[str, str]
 """A figure and its interval, as they are shown."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from lookonce import page, plots
 from lookonce.differences import flatten
 from lookonce.errors import UsageError
-from lookonce.eval.compare import FEW_IMAGES, INTERVAL_AND_MCNEMAR, compare, to_json
+from lookonce.eval.compare import FEW_IMAGES, compare, to_json
 from lookonce.eval.scores.metrics import BASELINES, NAMES
 from lookonce.eval.scores.prediction import GROUPINGS
 from lookonce.eval.statistics import MIN_CLUSTERS, Interval
@@ -124,7 +124,7 @@ class Report:
             "splits": _splits(self.runs),
         }
         fixed = {"GROUPINGS": GROUPINGS, "NAMES": NAMES, "DISTANCES": DISTANCES}
-        values |= fixed | {"INTERVAL_AND_MCNEMAR": INTERVAL_AND_MCNEMAR}
+        values |= fixed
         return page.render(template, **values | more)
 
     def plots(self) -> dict[str, Figure]:
@@ -179,10 +179,6 @@ def merged(said: Iterable[tuple[str, str]], num_runs: int) -> list[str]:
     return [f"{'All runs' if len(some) == num_runs else ', '.join(some)}: {text}" for text, some in names.items()]
 
 
-BLIND = ("shuffled", "blank")
-"""Baselines that a model reaches without seeing the image of the question."""
-
-
 def _verdict(run: ReportedRun) -> dict[str, Any]:
     """What a run scores beside its baselines, with a sentence."""
     value: dict[str, Any] = {"name": run.name, "split": run.split, "sentence": run_sentence(run)}
@@ -215,13 +211,14 @@ def _beside_majority(points: float, interval: Interval) -> str:
 
 def _looks(run: ReportedRun) -> str:
     """Whether the model looks at the image, by what it scores without the right one."""
-    known = {key: one for key, one in run.metrics["baselines"].items() if key in BLIND}
-    if not known:
+    if (one := run.metrics["baselines"].get("shuffled")) is None:
         return "whether the model looks at the image is not known; to measure it: lookonce eval RUN --baselines"
-    scores = " and ".join(f"{one['exact_match']:.1%} with {NAMES[key]}" for key, one in known.items())
-    if all(one["interval"] and one["interval"][0] > 0 for one in known.values()):
-        return f"the model scores {scores}, so it looks at the image"
-    return f"the model scores {scores}, so nothing shows that it looks at the image"
+    result = (
+        "it looks at the image"
+        if one["interval"] and one["interval"][0] > 0
+        else "nothing shows that it looks at the image"
+    )
+    return f"the model scores {one['exact_match']:.1%} with {NAMES['shuffled']}, so {result}"
 
 
 def comparison(runs: Sequence[ReportedRun], with_first_only: bool) -> dict[str, Any] | None:

@@ -40,6 +40,7 @@ REMOVED = {
     "data.skip_unusable": "remove these records, which this lists: lookonce data audit RECORDS --decode",
     "eval.batch_size": "`generate` answers 16 questions together; leave it out",
     "eval.frozen": "answers are computed with the weights of `train.frozen`, of fp8 with unrounded ones; leave it out",
+    "eval.tokens_per_wave": "it is `eval.tokens_per_batch` now",
     "train.compile_cache": "compiled code is in `compiler` in `cache.dir`; leave it out",
     "train.host_cache_gb": "the page cache keeps features in memory; leave it out, or copy the cache: cache.stage",
     "train.prefetch": "two batches are made ahead; leave it out",

@@ -116,17 +116,28 @@ class ModelSection(Section):
     """Attention for padded batches and for generation; packed training always uses FlexAttention on a GPU."""
 
 
-def _as_word(value: object) -> object:
-    """YAML reads the word true as a boolean."""
-    return "true" if value is True else value
+FORMER = {"own": "predicted", "true": "reference", True: "reference"}
+"""What earlier versions called the answers in prompts, as YAML reads it."""
+
+
+def _as_called_now(value: Any, info: ValidationInfo) -> Any:
+    """A former name in a recorded run as it is called now; elsewhere it is refused."""
+    if not isinstance(value, str | bool) or value not in FORMER:
+        return value
+    if info.context != RECORDED:
+        raise ValueError(f"{str(value).lower()} is called {FORMER[value]} now")
+    return FORMER[value]
+
+
+CALLED_NOW = BeforeValidator(_as_called_now)
 
 
 def _kind_of_answers(value: Any) -> str:
-    return "true" if value in (True, "true") else "files"
+    return "files" if value not in ("reference", "true", True) else "reference"
 
 
 Answers = Annotated[
-    Annotated[Literal["true"], BeforeValidator(_as_word), Tag("true")] | Annotated[Paths, Tag("files")],
+    Annotated[Literal["reference"], BeforeValidator(_as_called_now), Tag("reference")] | Annotated[Paths, Tag("files")],
     Discriminator(_kind_of_answers),
 ]
 
@@ -134,14 +145,14 @@ Answers = Annotated[
 class ContextSection(ContextForm):
     """Answers to earlier questions in the prompts of later ones."""
 
-    answers: ByContent[Answers] = "true"
-    """Whose answers they are in training and in the validation loss: `true` are those of the records; or predictions
-    files with a model's own answers to the same questions, one path or a list."""
+    answers: ByContent[Answers] = "reference"
+    """Which answers they are in training and in the validation loss: `reference` are those of the records; or
+    predictions files with a model's answers to the same questions, one path or a list."""
 
     @property
     def given(self) -> list[Path]:
-        """The predictions files; none if the answers are true."""
-        return [] if self.answers == "true" else self.answers
+        """The predictions files; none if the answers are those of the records."""
+        return [] if self.answers == "reference" else self.answers
 
 
 class DataSection(Section):
@@ -472,20 +483,21 @@ class EvalSection(Section):
     all of `data.val`."""
     split: Free[Literal["val", "test"]] = "val"
     """Split whose questions are answered after training; `lookonce eval --split` chooses another."""
-    turns: FreeUnlessAnswersDecide[Annotated[Literal["own", "true"], BeforeValidator(_as_word)]] = "own"
-    """In records of several turns, whose answers a later question follows: the model's `own`, as when it is used, or
-    those of the record, which are `true`. An own answer that is empty or cut off is shown as "(not answered)"."""
-    staged: FreeUnlessAnswersDecide[Annotated[Literal["own", "true", "none"], BeforeValidator(_as_word)]] = "own"
-    """With `data.context`, whose answers to earlier questions are in the prompts: the model's `own`, for which the
-    questions are answered stage by stage; those of the records, which are `true`; or `none`."""
+    turns: FreeUnlessAnswersDecide[Annotated[Literal["predicted", "reference"], CALLED_NOW]] = "predicted"
+    """In records of several turns, which answers a later question follows: those that the model `predicted`, as when it
+    is used, or those of the record, its `reference`. A predicted answer that is empty or cut off is shown as
+    "(not answered)"."""
+    staged: FreeUnlessAnswersDecide[Annotated[Literal["predicted", "reference", "none"], CALLED_NOW]] = "predicted"
+    """With `data.context`, which answers to earlier questions are in the prompts: those that the model `predicted`, for
+    which the questions are answered stage by stage; those of the records, the `reference`; or `none`."""
     max_new_tokens: FreeUnlessAnswersDecide[Annotated[int, Field(ge=1, le=100_000)]] = 32
     """Longest answer in tokens; longer ones are cut off."""
     engine: Free[Literal["shared", "generate"]] = "shared"
     """How answers are computed. `shared`: the tokens of an image once for all its questions, whose answers grow
     together. `generate`: transformers' own, each question with its own copy of the image. Both give the same answers,
     apart from rounding."""
-    tokens_per_wave: Free[NumTokens | None] = None
+    tokens_per_batch: Free[NumTokens | None] = None
     """With `shared`, tokens of questions and answers that are in memory together, image tokens included; by default as
     many as the GPU has memory for, at most 65,536. A token of an 8B takes 147 kB. In models with linear attention there
-    is at most one state for each 64 of them. If there is too little memory, parts of a wave are answered one after
+    is at most one state for each 64 of them. If there is too little memory, parts of a batch are answered one after
     another."""

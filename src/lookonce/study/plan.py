@@ -226,7 +226,7 @@ def _countable(one: StudyRun) -> RunFile:
     data = one.run.data
     if not (one.answers_of and data.context):
         return one.run
-    context = data.context.model_copy(update={"answers": "true"})
+    context = data.context.model_copy(update={"answers": "reference"})
     return one.run.model_copy(update={"data": data.model_copy(update={"context": context})})
 
 

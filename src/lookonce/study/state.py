@@ -34,7 +34,7 @@ from lookonce.text import count, listed, shell, table
 Runs = Mapping[str, StudyRun]
 PATIENCE_S = 30.0
 """How long to wait for another process that writes the same page or answers, which takes a few seconds."""
-WORDS = {"true": "reference", "none": "no"}
+WORDS = {"reference": "reference", "none": "no"}
 """Which answers to earlier questions stand in the prompts, as they are named in a sentence."""
 HEADER = ("run", "state", "steps", "exact match", "majority")
 
@@ -49,7 +49,7 @@ class RunState:
     is_complete: bool
     """Whether it is trained, and evaluated if it has questions."""
     not_asked: list[str]
-    """With whose answers to earlier questions it is not asked yet beside its own evaluation: `true`, `none`."""
+    """With whose answers to earlier questions it is not asked yet beside its own evaluation: `reference`, `none`."""
 
 
 def read_state(one: StudyRun) -> RunState:

@@ -20,7 +20,7 @@ ENDS = {
 }
 """The lowest and the highest value of each number."""
 OTHER_CACHE = ("cache.min_pixels", "cache.max_pixels")
-ENDLESS = {"train.steps": 2, "train.epochs": 1, "eval.max_new_tokens": 4, "eval.tokens_per_wave": 600}
+ENDLESS = {"train.steps": 2, "train.epochs": 1, "eval.max_new_tokens": 4, "eval.tokens_per_batch": 600}
 """What would take days at one of its ends, or an hour, and the value that it has here."""
 LEAVES_NO_RECORD = {"batch.tokens_per_pack": 400, "batch.max_tokens": 400}
 """What leaves out all records at its lower end, which a check reports."""

@@ -40,7 +40,7 @@ def test_a_signal_to_the_process_group_ends_a_command(preloaded, place, words, n
 def test_a_stopped_evaluation_says_which_answers_are_kept_and_resumes(preloaded, place):
     slow = "from lookonce.eval.answers.files import PartialAnswers as P; import time; add = P.add\n"
     slow += "P.add = lambda *arguments: (add(*arguments), time.sleep(0.2))\n"
-    words = ("eval", "run.yaml", "--untuned", "--set", "eval.tokens_per_wave=600")
+    words = ("eval", "run.yaml", "--untuned", "--set", "eval.tokens_per_batch=600")
     process = preloaded.start(slow + MAIN, *words, folder=place)
     partial = place / "run" / "predictions" / "val-untuned.partial-0.jsonl"
     process.wait_until(lambda: partial.exists() and len(partial.read_text().splitlines()) > 2)

@@ -16,9 +16,9 @@ from transformers import GenerationConfig
 from lookonce.datasets.images import image_size
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.datasets.sample.model import write_model
+from lookonce.eval.decoding.batches import Room, plan_batches
 from lookonce.eval.decoding.decoder import Decoder
-from lookonce.eval.decoding.dialogue import Answer, Dialogue
-from lookonce.eval.decoding.waves import Room, plan_waves
+from lookonce.eval.decoding.dialogue import Answer
 from lookonce.families.qwen3_5 import QWEN3_5
 from lookonce.families.qwen3_vl import QWEN3_VL
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
@@ -64,12 +64,12 @@ class Asked:
         tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=end, decode=lambda ids, **_: " ".join(map(str, ids)))
         ending = SimpleNamespace(image_token_id=chat.image_token_id, merge_size=chat.merge_size, tokenizer=tokenizer)
         decoder = Decoder(self.model, ending, self.session.features, room, torch.float32, **options)
-        questions = [Dialogue(self.examples[number]) for number in chosen]
+        questions = [self.examples[number] for number in chosen]
         found: dict[int, Answer] = {}
-        waves = plan_waves(questions, chat.image_token_id, room)
-        answers = decoder.answers([questions[number] for number in wave] for wave in waves)
-        for wave, of_wave in zip(waves, answers, strict=True):
-            found |= {chosen[number]: answer for number, [answer] in zip(wave, of_wave, strict=True)}
+        batches = plan_batches(questions, [room.max_new_tokens] * len(questions), chat.image_token_id, room)
+        answers = decoder.answers([questions[number] for number in batch] for batch in batches)
+        for batch, of_batch in zip(batches, answers, strict=True):
+            found |= {chosen[number]: answer for number, answer in zip(batch, of_batch, strict=True)}
         return found
 
     @property
@@ -122,15 +122,15 @@ def assert_stock_answers(asked: Asked, chosen: list[int], room: Room, end: int, 
 
 
 @AS_GENERATE
-def test_all_answers_are_those_of_generate_in_one_wave_and_in_many(asked):
+def test_all_answers_are_those_of_generate_in_one_batch_and_in_many(asked):
     every = list(range(len(asked.examples)))
-    for num_places, tokens_per_pack in ((100_000, 100_000), (1000, 300), (1, 1)):
-        assert_stock_answers(asked, every, Room(num_places, tokens_per_pack, NEW_TOKENS), asked.never)
+    for num_slots, tokens_per_pack in ((100_000, 100_000), (1000, 300), (1, 1)):
+        assert_stock_answers(asked, every, Room(num_slots, tokens_per_pack, NEW_TOKENS), asked.never)
 
 
 @AS_GENERATE
 @pytest.mark.filterwarnings("default:flex_attention called without torch.compile")
-def test_passes_by_rows_have_the_same_answers_over_several_waves(asked):
+def test_passes_by_rows_have_the_same_answers_over_several_batches(asked):
     """As on a GPU, but launched and with FlexAttention written out."""
     some = list(range(0, len(asked.examples), 3))
     assert_stock_answers(asked, some, Room(600, 400, NEW_TOKENS), asked.stock[0][2], by_rows=True)
@@ -138,8 +138,8 @@ def test_passes_by_rows_have_the_same_answers_over_several_waves(asked):
 
 @pytest.mark.guarantee("The passes that decode answers are compiled once for all sizes of batches.")
 @pytest.mark.filterwarnings("default")  # the compiler warns
-def test_passes_are_compiled_once_for_all_sizes_of_waves(asked, monkeypatch):
-    """Else a wave of another size would wait for the compiler, and an interrupted evaluation could have other bits."""
+def test_passes_are_compiled_once_for_all_sizes_of_batches(asked, monkeypatch):
+    """Else a batch of another size would wait for the compiler, and an interrupted evaluation could have other bits."""
     compiled = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function, **how: compiled(function, **how | {"backend": "eager"}))
     monkeypatch.setattr("lookonce.eval.decoding.decoder.BRANCHES", 2)

@@ -27,7 +27,7 @@ class Asked:
     def __init__(self, run, random_lora, precision: str) -> None:
         train, evaluation = (
             run.train.model_copy(update={"precision": precision}),
-            run.eval.model_copy(update={"max_new_tokens": NEW_TOKENS, "tokens_per_wave": 4096}),
+            run.eval.model_copy(update={"max_new_tokens": NEW_TOKENS, "tokens_per_batch": 4096}),
         )
         inputs = open_run(run.model_copy(update={"train": train, "eval": evaluation}), TO_BUILD)
         inputs.build()
@@ -52,7 +52,7 @@ def num_different(some: Tokens, others: Tokens) -> int:
 
 
 @pytest.mark.parametrize("min_compiled", [0, 10**9])
-def test_float32_answers_are_those_of_generate_over_several_waves(make_run, random_lora, min_compiled):
+def test_float32_answers_are_those_of_generate_over_several_batches(make_run, random_lora, min_compiled):
     asked = Asked(make_run(), random_lora, "fp32")
     engine = SharedPrefixes(asked.session, min_compiled=min_compiled)
     assert len(asked.dialogues.plan(engine)) > 2
@@ -73,7 +73,7 @@ def test_bfloat16_answers_are_as_near_to_those_of_float32_as_those_of_generate(m
     assert num_different(shared, expected) <= spread + 2 * spread**0.5 + 1
 
 
-def test_replayed_passes_have_the_bits_of_launched_ones_whatever_leaves_the_wave(make_run, random_lora, monkeypatch):
+def test_replayed_passes_have_the_bits_of_launched_ones_whatever_leaves_the_batch(make_run, random_lora, monkeypatch):
     asked = Asked(make_run(), random_lora, "bf16")
     monkeypatch.setattr(decoder, "BRANCHES", 4)
     replayed = asked.given(SharedPrefixes(asked.session, min_compiled=0))

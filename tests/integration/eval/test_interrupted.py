@@ -93,9 +93,9 @@ def test_an_interrupted_evaluation_continues_and_ends_with_the_same_bytes(traine
 
 
 @SAME_PREDICTIONS
-def test_so_does_one_in_waves(trained, run, monkeypatch):
-    """Although a wave is answered while the prompts of the next are computed."""
-    settings = trained.eval.model_copy(update={"engine": "shared", "tokens_per_wave": 600})
+def test_so_does_one_in_batches(trained, run, monkeypatch):
+    """Although a batch is answered while the prompts of the next are computed."""
+    settings = trained.eval.model_copy(update={"engine": "shared", "tokens_per_batch": 600})
     (run / "run.yaml").write_text(trained.model_copy(update={"eval": settings}).to_yaml())
     evaluate_run(run / "run.yaml", "test")
     expected, notes = results(run), []
@@ -145,17 +145,6 @@ def test_answers_to_other_questions_or_of_another_adapter_are_not_taken(trained,
     assert sum(asked) == 87 and not list(run.glob("predictions/*partial*"))
 
 
-@pytest.mark.parametrize("name", [".", "predictions"])
-def test_a_folder_that_may_not_be_written_to_is_noticed_before_the_model_is_loaded(run, with_mode, monkeypatch, name):
-    (run / "predictions").mkdir()
-    monkeypatch.setattr("lookonce.eval.run.load_trained", pytest.fail)
-    with_mode(run / name, 0o500)
-    with pytest.raises(
-        Exception, match=r"cannot write to .*run \(Permission denied\)|Permission denied: '.*predictions"
-    ):
-        evaluate_run(run, "test")
-
-
 def test_a_training_that_is_killed_while_it_evaluates_continues_there(trained, tmp_path, monkeypatch):
     sections = {"train": {"steps": 1}, "eval": {"split": "test"}}
     changes = {name: getattr(trained, name).model_copy(update=change) for name, change in sections.items()}
@@ -173,13 +162,11 @@ def test_a_training_that_is_killed_while_it_evaluates_continues_there(trained, t
 
 
 @SAME_PREDICTIONS
-@pytest.mark.parametrize("num_answered", [0, 4])
-def test_ranks_share_the_questions_and_the_first_writes(trained, run, preloaded, monkeypatch, num_answered):
+def test_ranks_share_the_questions_and_the_first_writes(trained, run, preloaded, monkeypatch):
     """Also those that are left of an evaluation by a single process."""
-    if num_answered:
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            interrupt_after(patch, num_answered)
-            evaluate_run(run, "test")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupt_after(patch, 4)
+        evaluate_run(run, "test")
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -194,8 +181,8 @@ def test_ranks_share_the_questions_and_the_first_writes(trained, run, preloaded,
     first, second = ranks
     assert json.loads(first.out)["overall"]["num_questions"] == 87 and second.out == ""
     numbers = [rank.error.count("answered a batch") for rank in ranks]
-    assert sum(numbers) == NUM_BATCHES - num_answered and abs(numbers[0] - numbers[1]) <= 1
-    assert first.error.count("continuing an evaluation") == bool(num_answered) and "continuing" not in second.error
+    assert sum(numbers) == NUM_BATCHES - 4 and abs(numbers[0] - numbers[1]) <= 1
+    assert first.error.count("continuing an evaluation") == 1 and "continuing" not in second.error
 
 
 SHOWING = """

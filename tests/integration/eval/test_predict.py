@@ -14,7 +14,6 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 from lookonce.cache.model.tower import Tower
-from lookonce.cache.store.fingerprint import hash_language_model as real_hash
 from lookonce.cli import main
 from lookonce.datasets.images import image_key
 from lookonce.datasets.records import read_records, write_records
@@ -53,7 +52,7 @@ def run_file(trained, tmp_path):
     """Writes a run file of the trained run, with other settings of a section."""
 
     def write(engine: str = "shared", **changes) -> Path:
-        sections = {"eval": {"engine": engine, "tokens_per_wave": 600} | changes.pop("eval", {})} | changes
+        sections = {"eval": {"engine": engine, "tokens_per_batch": 600} | changes.pop("eval", {})} | changes
         parts = {name: getattr(trained, name).model_copy(update=change) for name, change in sections.items()}
         path = tmp_path / f"{engine}.yaml"
         path.write_text(trained.model_copy(update=parts).to_yaml())
@@ -299,28 +298,3 @@ def test_a_cache_with_a_damaged_shard_is_not_read(trained, run_file, built, samp
     place = run_file(cache={"dir": tmp_path / "caches"})
     done = lookonce("predict", place, "--records", sample / "train.jsonl", "--json", code=1)
     assert "checksum" in done.stderr and "lookonce cache repair" in done.stderr
-
-
-def test_starting_reads_the_weights_for_their_hash_once(trained, sample, tmp_path, monkeypatch):
-    """The hash of the language model is kept beside the caches, for asking as for training."""
-    monkeypatch.setattr("lookonce.datasets.images.now", lambda: float("inf"))
-    settings = trained.model_copy(update={"cache": trained.cache.model_copy(update={"dir": tmp_path / "caches"})})
-    shutil.copytree(trained.cache.dir, settings.cache.dir)
-    shutil.rmtree(settings.cache.dir / "fingerprints", ignore_errors=True)
-    (tmp_path / "run.yaml").write_text(settings.to_yaml())
-    hashed, real = [], real_hash
-
-    def hash_language_model(folder: Path) -> str:
-        hashed.append(folder)
-        return real(folder)
-
-    monkeypatch.setattr("lookonce.cache.store.fingerprint.hash_language_model", hash_language_model)
-    words = ["--image", str(next((sample / "images").iterdir())), "--question", "Is there text?"]
-    for command in (
-        ["predict", *words],
-        ["predict", *words, "-o", str(tmp_path / "answers.jsonl")],
-        ["ask", *words[1:2]],
-    ):
-        result = CliRunner().invoke(main, [command[0], str(tmp_path / "run.yaml"), *command[1:]], input="")
-        assert result.exit_code == 0, result.output
-    assert len(hashed) == 1

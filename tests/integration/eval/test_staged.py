@@ -16,7 +16,7 @@ from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.errors import UsageError
 from lookonce.eval.answers.accuracy import Accuracy
 from lookonce.eval.answers.engines import engine_of
-from lookonce.eval.answers.questions import BlankImages, Dialogues, Questions, as_asked
+from lookonce.eval.answers.questions import Dialogues
 from lookonce.eval.run import evaluate_run
 from lookonce.eval.scores.prediction import Prediction, read_predictions
 from lookonce.run.config import RunFile
@@ -27,7 +27,7 @@ from lookonce.workflow import train
 
 QUIET = {"notify": lambda note: None}
 MAP = "datasets/kvasir-vqa.stages/reasoning.yaml"
-EVERY = ("val-blank", "val-none", "val-shuffled", "val-true", "val-untuned", "val")
+EVERY = ("val-none", "val-reference", "val-shuffled", "val-untuned", "val")
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +45,19 @@ def trained(make_run_in, sample, built, root, tmp_path_factory) -> RunFile:
         },
         cache={"dir": str(built.folder.parent)},
         train={"steps": 40, "learning_rate": 0.01},
-        eval={"max_new_tokens": 4, "tokens_per_wave": 400},
+        eval={"max_new_tokens": 4, "tokens_per_batch": 400},
     )
     train(run, **QUIET)
     return run
 
 
+@pytest.fixture(scope="module")
+def run(trained) -> RunFile:
+    return trained
+
+
 @pytest.fixture(scope="module", params=["summary", "turns"])
-def run(request, trained, tmp_path_factory) -> RunFile:
+def each(request, trained, tmp_path_factory) -> RunFile:
     """The run, or a copy that asks with turns; to train it with turns would take longer than all else."""
     if request.param == "summary":
         return trained
@@ -89,11 +94,11 @@ def by_hand(row: Prediction, form: str) -> Record:
     "With predicted answers as context, prompts have the answers that the model gave, and the answers to them "
     "are those to the same prompts written by hand."
 )
-def test_contexts_have_the_answers_of_earlier_stages_and_answers_are_those_to_prompts_written_by_hand(run):
-    found = rows(run)
+def test_contexts_have_the_answers_of_earlier_stages_and_answers_are_those_to_prompts_written_by_hand(each):
+    run, found = each, rows(each)
     assert {row.ended for row in found} == {"stop"} and {row.stage for row in found} == {"1", "2", "3"}
     assert [row.context for row in found] == [earlier(found, row, False) for row in found]
-    assert {row.context_answers for row in found if row.context} == {"own"}
+    assert {row.context_answers for row in found if row.context} == {"predicted"}
     assert any(row.context != earlier(found, row, True) for row in found), "an own answer is wrong"
     assert not list(run.output.glob("predictions/*partial*"))
 
@@ -113,16 +118,16 @@ def test_the_exact_match_while_training_is_that_of_own_answers(run):
 
 
 def test_true_answers_and_none_stand_beside_the_own(run):
-    beside, path = evaluate_run(run.output, baselines=("true", "none"), **QUIET)
-    assert path.stem == "val" and list(beside.baselines)[-2:] == ["true", "none"]
+    beside, path = evaluate_run(run.output, baselines=("reference", "none"), **QUIET)
+    assert path.stem == "val" and list(beside.baselines)[-2:] == ["reference", "none"]
     scored, path = evaluate_run(run.output, baselines="all", **QUIET)
     assert {name: scored.baselines[name] for name in beside.baselines} == beside.baselines
     assert sorted(one.stem for one in path.parent.iterdir()) == sorted(EVERY) and path.stem == "val"
-    own, true, none = (rows(run, name) for name in ("val", "val-true", "val-none"))
+    own, true, none = (rows(run, name) for name in ("val", "val-reference", "val-none"))
     assert [row.context for row in true] == [earlier(true, row, True) for row in true]
-    assert {row.context_answers for row in true if row.context} == {"true"}
+    assert {row.context_answers for row in true if row.context} == {"reference"}
     assert not any(row.context or row.context_answers for row in none)
-    for name, of in (("true", true), ("none", none)):
+    for name, of in (("reference", true), ("none", none)):
         assert scored.baselines[name].exact_match == sum(row.is_right for row in of) / len(of)
     first = [number for number, row in enumerate(own) if row.stage == "1"]
     assert [own[n].predicted for n in first] == [true[n].predicted for n in first] == [none[n].predicted for n in first]
@@ -130,15 +135,9 @@ def test_true_answers_and_none_stand_beside_the_own(run):
     evaluate_run(run.output, baselines="all", notify=notes.append)
     assert [note for note in notes if "on disk" in note] == [
         f"the answers of {name} are on disk"
-        for name in ("val-untuned", "val-shuffled", "val-blank", "val-true", "val-none", "val")
+        for name in ("val-untuned", "val-shuffled", "val-reference", "val-none", "val")
     ]
     assert rows(run) == own
-
-
-def test_images_are_grey_in_every_stage_of_the_blank_baseline(run):
-    blank = as_asked(Questions.of(open_run(run, FROM_CACHE), "val"), "blank")
-    engines = [blank.at_stage(stage, {}).engine for stage in range(len(blank.stages))]
-    assert len(engines) == 3 and all(isinstance(engine._source, BlankImages) for engine in engines)
 
 
 @pytest.mark.guarantee(
@@ -190,11 +189,11 @@ def test_both_engines_have_the_same_contexts(run):
 
 
 def test_the_key_says_what_the_run_itself_answers(run):
-    own = rows(run, "val-true")
-    evaluate_run(run.output, assignments=["eval.staged=true"], **QUIET)
+    own = rows(run, "val-reference")
+    evaluate_run(run.output, assignments=["eval.staged=reference"], **QUIET)
     assert [(row.predicted, row.context) for row in rows(run)] == [(row.predicted, row.context) for row in own]
-    with pytest.raises(UsageError, match="`eval.staged` is true, so these are the answers of the run itself"):
-        evaluate_run(run.output, baselines=("true",), assignments=["eval.staged=true"], **QUIET)
+    with pytest.raises(UsageError, match="`eval.staged` is reference, so these are the answers of the run itself"):
+        evaluate_run(run.output, baselines=("reference",), assignments=["eval.staged=reference"], **QUIET)
 
 
 @pytest.mark.guarantee(

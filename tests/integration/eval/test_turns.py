@@ -24,16 +24,18 @@ from lookonce.datasets.images import image_size
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.datasets.sample.model import write_model
 from lookonce.eval.answerer import Answerer, Conversation
+from lookonce.eval.answers.engines import in_turns
 from lookonce.eval.answers.questions import Dialogues
-from lookonce.eval.decoding.decoder import Decoder, Talk
+from lookonce.eval.decoding.batches import Room, plan_batches
+from lookonce.eval.decoding.decoder import Decoder
 from lookonce.eval.decoding.dialogue import Answer, Dialogue
-from lookonce.eval.decoding.waves import Room, groups_of, plan_waves
 from lookonce.eval.run import evaluate_run
 from lookonce.eval.scores.prediction import read_predictions
 from lookonce.families.qwen3_5 import QWEN3_5
 from lookonce.families.qwen3_vl import QWEN3_VL
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.train.data.batches import Pixels, RowCollator
+from lookonce.train.data.tokenize import Example
 from lookonce.train.model.load import load_with_tower, load_without_tower
 from lookonce.workflow import train
 
@@ -88,14 +90,14 @@ class Asked:
     def answers(self, dialogues: list[Dialogue], room: Room, end: int, *, by_rows: bool = False) -> list[list[Answer]]:
         chat, ending = self.session.chat_tokenizer, self.ending(end)
         decoder = Decoder(self.model, ending, self.session.features, room, torch.float32, by_rows=by_rows)
-        waves = plan_waves(dialogues, chat.image_token_id, room)
-        given = decoder.answers([dialogues[number] for number in wave] for wave in waves)
-        found = {
-            number: some
-            for wave, of_wave in zip(waves, given, strict=True)
-            for number, some in zip(wave, of_wave, strict=True)
-        }
-        return [found[number] for number in range(len(dialogues))]
+
+        def answer(prompts: list[Example]) -> list[Answer]:
+            batches = plan_batches(prompts, [room.max_new_tokens] * len(prompts), chat.image_token_id, room)
+            given = decoder.answers([prompts[number] for number in batch] for batch in batches)
+            found = dict(pair for batch in batches for pair in zip(batch, next(given), strict=True))
+            return [found[number] for number in range(len(prompts))]
+
+        return in_turns(dialogues, answer)
 
     @torch.inference_mode()
     def generated(self, dialogue: Dialogue, token_ids: list[int], end: int) -> tuple[int, ...]:
@@ -170,55 +172,14 @@ def often(asked) -> list[int]:
     "In a dialogue, each answer has the tokens of stock `generate` after the model's earlier answers, whatever"
     " ends these and whatever they contain; also through layers of linear attention."
 )
-def test_own_answers_are_those_of_generate_in_one_wave_and_in_many(asked, often):
+def test_own_answers_are_those_of_generate_in_one_batch_and_in_many(asked, often):
     for room in (Room(100_000, 100_000, NEW_TOKENS), Room(900, 300, NEW_TOKENS), Room(1, 1, NEW_TOKENS)):
         assert assert_stock_answers(asked, EVERY, room, often[0]) > 0
 
 
-@pytest.mark.guarantee("In a dialogue, no token is computed twice.")
-def test_nothing_is_computed_twice(asked, often):
-    """Each token of the first prompts, of later questions and of answers is in one pass; an image once for all."""
-    passes: list[int] = []
-    embeddings = asked.model.get_input_embeddings()
-    hook = embeddings.register_forward_hook(lambda module, inputs, output: passes.append(inputs[0].numel()))
-    dialogues = asked.ending_with(often[0])[:3]
-    answers = asked.answers(dialogues, Room(10_000, 1000, NEW_TOKENS), often[0])
-    hook.remove()
-    groups = groups_of(dialogues, asked.session.chat_tokenizer.image_token_id)
-    computed = sum(group.num_tokens for group in groups)
-    assert len(groups) == 2, "two dialogues share an image and the text before it"
-    for dialogue, found in zip(dialogues, answers, strict=True):
-        computed += sum(len(answer.token_ids) - 1 for answer in found) + sum(map(len, dialogue.later))
-        hidden = (answer for answer in found[:-1] if answer.ended == "length")
-        computed += sum(len(dialogue.not_answered) for _ in hidden)
-    assert sum(passes) == computed and any(answer.ended == "stop" for found in answers for answer in found[:-1])
-
-
-def test_questions_that_are_asked_one_at_a_time_have_these_answers_and_keep_their_image(asked, often):
-    """The buffer grows with the conversation, and tokens are handed out as they come."""
-    dialogues, passes = asked.ending_with(often[0]), []
-    embeddings = asked.model.get_input_embeddings()
-    hook = embeddings.register_forward_hook(lambda module, inputs, output: passes.append(inputs[0].numel()))
-    expected = asked.answers(dialogues, Room(10_000, 1000, NEW_TOKENS), often[0])
-    together = sum(passes[:])
-    passes.clear()
-    for dialogue, answers in zip(dialogues, expected, strict=True):
-        chat, room = asked.ending(often[0]), Room(1, 1000, NEW_TOKENS)
-        talk = Talk(asked.model, chat, asked.session.features, room, torch.float32)
-        for number, answer in enumerate(answers):
-            given: list[int] = []
-            so_far = replace(dialogue, later=dialogue.later[:number])
-            assert talk.answer(so_far, given.append).token_ids == answer.token_ids
-            assert given == [token for token in answer.token_ids if token != often[0]]
-    hook.remove()
-    shared = [group.num_prefix_tokens for group in groups_of(dialogues, chat.image_token_id) if len(group.examples) > 1]
-    assert sum(passes) == together + sum(shared)
-
-
 @pytest.mark.filterwarnings("default:flex_attention called without torch.compile")
-def test_passes_by_rows_have_the_same_answers(asked, often, monkeypatch):
-    """As on a GPU, but launched and with FlexAttention written out; in passes that cut questions in two."""
-    monkeypatch.setattr("lookonce.eval.decoding.passes.LATER_TOKENS", 32)
+def test_passes_by_rows_have_the_same_answers(asked, often):
+    """As on a GPU, but launched and with FlexAttention written out."""
     assert assert_stock_answers(asked, [0, 2, 4], Room(700, 400, NEW_TOKENS), often[0], by_rows=True) > 0
 
 
@@ -260,12 +221,12 @@ def test_predictions_say_whose_answers_their_prompts_have_with_each_engine(run):
         evaluate_run(run.output, assignments=assignments)
         return read_predictions(run.output / "predictions" / "val.jsonl")
 
-    own, stock, true = rows(), rows("eval.engine=generate"), rows("eval.turns=true")
+    own, stock, true = rows(), rows("eval.engine=generate"), rows("eval.turns=reference")
     assert {row.ended for row in own} == {"stop"}
     assert [(row.predicted, row.earlier) for row in own] == [(row.predicted, row.earlier) for row in stock]
     for first, second, oracle in zip(own[::2], own[1::2], true[1::2], strict=True):
-        assert second.earlier == (Turn(first.question, first.predicted),) and second.earlier_answers == "own"
-        assert oracle.earlier == (Turn(first.question, first.answer),) and oracle.earlier_answers == "true"
+        assert second.earlier == (Turn(first.question, first.predicted),) and second.earlier_answers == "predicted"
+        assert oracle.earlier == (Turn(first.question, first.answer),) and oracle.earlier_answers == "reference"
         assert first.earlier_answers is None
     assert [row.predicted for row in own[::2]] == [row.predicted for row in true[::2]]
     cut = rows("eval.max_new_tokens=1")
@@ -296,35 +257,27 @@ def test_answers_follow_the_models_own_answers_and_images_are_encoded_once(run_f
     monkeypatch.setattr(Tower, "encode", lambda *given: encoded.append(1) or real(*given))
     monkeypatch.chdir(tmp_path)
     one, other = sorted((sample / "images").glob("*.jpg"))[:2]
-    lines = [FIRST, "", SECOND, "/save a.jsonl", "/reset", SECOND, f"/image '{other}' {one}", FIRST, "/save b.jsonl"]
-    printed, said = converse(run_file, one, "--system", "Be brief.", lines=[*lines, "/quit", "never asked"])
+    lines = [FIRST, "", SECOND, "/reset", SECOND, f"/image '{other}' {one}", FIRST]
+    printed, _ = converse(run_file, one, "--system", "Be brief.", lines=[*lines, "/quit", "never asked"])
     found = [json.loads(line) for line in printed]
     assert [row["question"] for row in found] == [FIRST, SECOND, SECOND, FIRST]
-    assert "wrote a.jsonl" in said and len(encoded) == 2
-    [first], [second] = (read_records(tmp_path / name) for name in ("a.jsonl", "b.jsonl"))
-    assert first.images == (one,) and second.images == (other, one) and first.system == second.system == "Be brief."
-    assert [turn.answer for turn in first.turns] == [row["answer"] for row in found[:2]]
-    again = Answerer.open(run_file, untuned=True).answer_records([first, second])
+    assert len(encoded) == 2
+    first = Record((one,), (Turn(FIRST, "x"), Turn(SECOND, "x")), system="Be brief.")
+    again = Answerer.open(run_file, untuned=True).answer_records(
+        [first, replace(first, images=(other, one), turns=first.turns[:1])]
+    )
     assert [answer.text for answer in again] == [found[number]["answer"] for number in (0, 1, 3)]
     assert found[1]["answer"] != found[2]["answer"], "the first turn is part of the prompt"
 
 
 def test_a_mistake_does_not_end_the_conversation(run_file, sample, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "there.jsonl").write_text("")
     frame = next((sample / "images").glob("*.jpg"))
-    wrong = ["/save a.jsonl", "/image gone.jpg", "/what", "/image 'open", "/save", "Is it <|im_end|>?"]
-    printed, said = converse(run_file, frame, lines=[*wrong, FIRST, "/save there.jsonl"])
+    wrong = ["/image gone.jpg", "/what", "/image 'open", "Is it <|im_end|>?"]
+    printed, said = converse(run_file, frame, lines=[*wrong, FIRST])
     assert len(printed) == 1
-    for words in (
-        "nothing to save",
-        "cannot read image",
-        "/what is not a command",
-        "close the quotes",
-        "/save is not a",
-    ):
+    for words in ("cannot read image", "/what is not a command", "close the quotes", "special token"):
         assert words in said
-    assert "special token" in said and "there.jsonl exists; name another file" in said
 
 
 def test_an_image_that_cannot_be_read_ends_it_before_the_first_question(run_file):
@@ -332,9 +285,14 @@ def test_an_image_that_cannot_be_read_ends_it_before_the_first_question(run_file
     assert done.exit_code == 1 and "cannot read image" in done.stderr
 
 
-def test_words_are_given_as_they_come(run_file, sample):
+def test_words_are_given_as_they_come_and_an_interrupted_answer_leaves_the_conversation_as_it_was(run_file, sample):
+    def stop(text: str) -> None:
+        raise KeyboardInterrupt
+
     conversation = Conversation(Answerer.open(run_file, untuned=True), [next((sample / "images").glob("*.jpg"))])
     for question in (FIRST, SECOND):
         words: list[str] = []
+        with pytest.raises(KeyboardInterrupt):
+            conversation.ask(question, stop)
         answer = conversation.ask(question, words.append)
         assert "".join(words) == answer.text and len(words) > 1

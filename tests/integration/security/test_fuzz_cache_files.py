@@ -78,10 +78,8 @@ RECEIPT = {
     ("file", "value"),
     [
         (f"receipts/{shard_name(0)}.json", RECEIPT | {"images": {f"{number:064x}": ENTRY for number in range(9)}}),
-        (f"receipts/{shard_name(0)}.json", RECEIPT | {"images": {f"{number}": ENTRY for number in range(9)}}),
         (f"receipts/{shard_name(0)}.json", RECEIPT | {"failed": {f"{number}": {} for number in range(9)}}),
         ("plan.json", {"shards": [{"name": 1}] * 9}),
-        ("plan.json", {"shards": [{"name": shard_name(0), "keys": [1] * 9, "num_tokens": [], "files": []}]}),
         ("plan.json", {"shards": [{"name": shard_name(0), "keys": [], "num_tokens": [], "files": [[1] * 9]}]}),
     ],
 )

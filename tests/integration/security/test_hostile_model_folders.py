@@ -75,13 +75,6 @@ def test_classes_that_only_the_folder_has_are_not_run(hostile, harm, name):
     assert not harm.exists()
 
 
-def test_a_model_of_another_type_is_refused_before_its_code_is_looked_at(hostile, harm):
-    write_json(hostile / "config.json", read_json(hostile / "config.json") | {"model_type": "other"})
-    with pytest.raises(ModelError):
-        ModelFolder.open(str(hostile))
-    assert not harm.exists()
-
-
 @pytest.mark.guarantee("Nothing but numbers is unpickled.")
 def test_weights_that_are_pickled_are_not_read(hostile):
     (hostile / "model.safetensors").rename(hostile / "pytorch_model.bin")
@@ -105,19 +98,10 @@ TEMPLATES = {
         "{% for i in range(10**9) %}x{% endfor %}",
         "is refused by Jinja's sandbox: Range",
     ),
-    "an attribute that the sandbox refuses": (
-        "{{ ''.__class__.__mro__ }}",
-        "is refused by Jinja's sandbox: access to attribute",
-    ),
-    "loops in loops": (LOOPS, "does not end, or takes more than 1 s for a few words"),
     "loops for several turns": ("{% if messages|length > 3 %}" + LOOPS + "{% endif %}", "does not end, or takes more"),
     "a text that grows": (GROWS, ("takes too much memory for a few words", "does not end, or takes more than 1 s")),
-    "a wide text": ("{{ 'a'|center(10**10) }}", "takes too much memory for a few words"),
-    "a large number": ("{{ 10**(10**9) }}", ""),
     "a long text": ("{{ 'a' * 5000000 }}", "writes more than 1,048,576 characters for a few words"),
     "an error of its own": ("{{ raise_exception('only texts') }}", "cannot be rendered: only texts"),
-    "a syntax error": ("{% if %}", "cannot be rendered: Expected an expression"),
-    "an unknown function": ("{{ foo() }}", "cannot be rendered: 'foo' is undefined"),
     "endless recursion": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "cannot be rendered: RecursionError"),
 }
 COMMANDS = (

@@ -13,11 +13,11 @@ from click.testing import CliRunner
 from lookonce.cli import main
 
 
-@pytest.fixture(params=[0o027, 0o002], ids=["027", "002"])
-def umask(request: pytest.FixtureRequest) -> Iterator[int]:
-    """027 keeps others out, 002 lets a group write."""
-    before = os.umask(request.param)
-    yield request.param
+@pytest.fixture
+def umask() -> Iterator[int]:
+    """One that keeps others out, but for reading by a group."""
+    before = os.umask(0o027)
+    yield 0o027
     os.umask(before)
 
 

@@ -70,7 +70,7 @@ def test_contexts_are_answers_of_models_that_did_not_see_the_image_and_an_adapte
         f"nothing is trained: the adapter of {folders['plain'].folder}" in (output / "logs" / "asked-1.log").read_text()
     )
     plain, asked = (read_predictions(folders[variant].predictions("test")) for variant in ("plain", "asked"))
-    assert all(row.context_answers == (None if row.stage == "1" else "own") for row in asked)
+    assert all(row.context_answers == (None if row.stage == "1" else "predicted") for row in asked)
     firsts = [[row.predicted for row in rows if row.stage == "1"] for rows in (plain, asked)]
     assert firsts[0] == firsts[1] != []
     assert [

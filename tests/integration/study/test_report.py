@@ -180,12 +180,14 @@ def test_a_variant_with_context_has_a_table_of_predicted_reference_and_no_answer
     path = study(variants)
     for seed in (1, 2):
         folder = expand(read_study(path))[f"one-{seed}"].folder
-        write_predictions(folder.predictions("val-true"), answered((20, 20, 20)))
+        write_predictions(folder.predictions("val-reference"), answered((20, 20, 20)))
     report = report_study(path)
     [one] = report.to_json()["contexts"]
     assert (one["name"], list(one["num_questions"])) == ("one", ["all", "stage 1", "stage 2", "stage 3"])
-    assert one["exact_match"]["true"]["stage 3"]["value"] == 1 and "none" not in one["exact_match"]
-    assert one["exact_match"]["own"]["all"]["value"] == pytest.approx(report.to_json()["variants"][1]["exact_match"])
+    assert one["exact_match"]["reference"]["stage 3"]["value"] == 1 and "none" not in one["exact_match"]
+    assert one["exact_match"]["predicted"]["all"]["value"] == pytest.approx(
+        report.to_json()["variants"][1]["exact_match"]
+    )
     assert [line.endswith(" --split val --no-context") for line in one["not_asked"]] == [True, True]
     lines = (
         report.text()

@@ -52,7 +52,7 @@ def test_routed_variants_sequences_and_variants_with_context_are_answered_and_re
     [contexts] = report["contexts"]
     shares = {kind: found["all"]["value"] for kind, found in contexts["exact_match"].items()}
     folder = RunFolder(output / "staged-1")
-    for kind, name in (("own", "test"), ("true", "test-true"), ("none", "test-none")):
+    for kind, name in (("predicted", "test"), ("reference", "test-reference"), ("none", "test-none")):
         rows = read_predictions(folder.predictions(name))
         assert shares[kind] == pytest.approx(sum(row.is_right for row in rows) / len(rows))
         assert {row.context_answers for row in rows if row.context} == ({kind} if kind != "none" else set())

@@ -7,40 +7,13 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-INTERESTING = [
-    b"\0",
-    b"\xff" * 4,
-    b"\r\n",
-    b"\xef\xbb\xbf",
-    b"\xed\xa0\x80",
-    "\u2028".encode(),
-    b'"',
-    b"[" * 50,
-    b"{" * 50,
-]
+INTERESTING = [b"\0", b"\xff" * 4, b"\r\n", b"\xef\xbb\xbf", b"\xed\xa0\x80", "\u2028".encode(), b'"']
+INTERESTING += [b"[" * 50, b"{" * 50]
 HUGE = (-1, 0, 1, 255, 2**31 - 1, 2**31, 2**32, 2**40, 2**53, 2**63 - 1, 2**63, 2**64, 10**400, -(2**63))
 STRINGS = (
-    *(
-        "",
-        "\0",
-        "../../../../etc/passwd",
-        "/dev/zero",
-        "/dev/stdin",
-        "a" * 5000,
-        "\ud800",
-        "\u202e",
-        "NaN",
-        "$HOME",
-        "~root",
-    ),
-    *(
-        "é\u0301",
-        "file:///etc/passwd",
-        "http://127.0.0.1/a.png",
-        "data:image/png;base64,AAAA",
-        "x.tar/../../y",
-        "{{7*7}}",
-    ),
+    *("", "\0", "../../../../etc/passwd", "/dev/zero", "/dev/stdin", "a" * 5000, "\ud800", "\u202e", "NaN"),
+    *("$HOME", "~root", "é\u0301", "file:///etc/passwd", "http://127.0.0.1/a.png", "data:image/png;base64,AAAA"),
+    *("x.tar/../../y", "{{7*7}}"),
 )
 LEAVES: tuple[Any, ...] = (None, True, False, [], {}, float("nan"), float("inf"), -0.0, 1e308, *HUGE, *STRINGS)
 

@@ -15,13 +15,17 @@ def refusal(*words: str) -> str:
     return done.stderr
 
 
+ONE_OF = "questions come either from --records, with --image-root for its images, or from --question"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--records", "q.jsonl", "--question", "q"), "--records has all of a question"),
-        (("--images", "*.jpg", "--image", "a.jpg", "--question", "q"), "give only one of them"),
-        (("--image", "a.jpg"), "no question is given"),
-        (("--question", "q", "--image-root", "x"), "--image-root is for --records"),
+        ((), ONE_OF),
+        (("--records", "q.jsonl", "--question", "q"), ONE_OF),
+        (("--images", "*.jpg", "--image", "a.jpg", "--question", "q"), ONE_OF),
+        (("--image", "a.jpg"), ONE_OF),
+        (("--question", "q", "--image-root", "x"), ONE_OF),
         (("--images", "*.nothing", "--question", "q"), "matches no file"),
         (("--question", ""), "question 1 of 1 is empty"),
         (("--question", "q", "-o", "out.txt"), "the suffix decides"),

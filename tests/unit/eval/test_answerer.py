@@ -117,9 +117,3 @@ def test_questions_about_the_same_images_are_in_one_round_of_limited_size(prompt
         shown = {frozenset(key for key in keys if SIZES[key]) for keys in members} - {frozenset()}
         everything = frozenset().union(*shown)
         assert sum(SIZES[key] for key in everything) <= limit or everything in shown
-
-
-def test_questions_come_in_the_order_of_their_images():
-    keys_of = dict(enumerate([("a",), ("b",), ("a",), ("c",), (), ("b",)]))
-    assert planned(keys_of, 50) == [[0, 2, 1, 5], [3, 4]]
-    assert plan_rounds({}, SIZES.__getitem__) == []

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from math import comb
-from statistics import NormalDist
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,10 +13,8 @@ from lookonce.eval.statistics import (
     clusters_of,
     difference_interval,
     holm,
-    mcnemar_p,
     share_interval,
     sign_flip_p,
-    totals,
 )
 
 
@@ -54,12 +49,7 @@ def test_clusters_share_no_image_and_cannot_be_split(images):
         assert reached == seen[cluster]
 
 
-def test_totals_are_sums_by_cluster():
-    values = np.array([[1.0, 0.5], [2.0, 0.5], [4.0, 0.0]])
-    assert totals(values, clusters_of(["a", "b", "a"])).tolist() == [[5.0, 0.5], [2.0, 0.5]]
-
-
-SIZES = [1, 3, 9]
+SIZES = [1, 9]
 """Questions an image."""
 
 
@@ -126,12 +116,6 @@ def test_the_order_of_questions_and_the_names_of_images_count_nothing():
         assert interval(values[order], 7 * clusters[order]) == pytest.approx(interval(values, clusters))
 
 
-def test_quantiles_of_t_are_those_of_the_tables():
-    z = NormalDist().inv_cdf(0.975)
-    found = statistics._t_quantiles(z, np.array([9.0, 29, 99]))
-    assert found == pytest.approx([2.262, 2.045, 1.984], abs=0.005)
-
-
 def test_an_interval_is_shown_in_percent_and_without_a_negative_zero():
     assert Interval(0.9134, 0.935).in_percent() == "91.3 to 93.5"
     assert Interval(-0.0001, 0.0001).in_percent() == "0.0 to 0.0"
@@ -151,17 +135,6 @@ def test_equal_answers_have_p_1_and_memory_limits_change_nothing(monkeypatch):
     assert expected[0] == 1.0 and expected[1] == expected[2] == 1 / 10_001
     monkeypatch.setattr(statistics, "MAX_CHUNK", 1234)
     assert sign_flip_p(differences).tolist() == expected.tolist()
-
-
-@pytest.mark.parametrize(("one", "other"), [(0, 0), (5, 5), (0, 6), (3, 10), (10, 3), (40, 61)])
-def test_mcnemar_is_the_exact_binomial(one, other):
-    number = one + other
-    tail = sum(comb(number, wins) for wins in range(min(one, other) + 1)) / 2**number
-    assert mcnemar_p(one, other) == pytest.approx(min(1.0, 2 * tail))
-
-
-def test_mcnemar_of_thousands_of_questions_does_not_overflow():
-    assert mcnemar_p(4500, 4500) == 1.0 and mcnemar_p(4000, 5000) < 1e-20
 
 
 @pytest.mark.parametrize(

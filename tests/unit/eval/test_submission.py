@@ -90,9 +90,3 @@ def test_what_is_missing_from_a_submission_is_said():
 def test_questions_of_another_kind_are_refused(row):
     with pytest.raises(UsageError, match=r"a: the challenge asks one question about one image|about 0 images"):
         submission([row], "medico", INFO, COST)
-
-
-def test_without_the_extra_the_command_that_installs_it_is_named(monkeypatch):
-    monkeypatch.setattr(match, "has_text_metrics", lambda: False)
-    with pytest.raises(UsageError, match=r"not installed: pip install 'lookonce\[metrics\]'"):
-        submission(ROWS, "medico", INFO, COST)

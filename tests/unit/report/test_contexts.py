@@ -1,4 +1,4 @@
-"""Own, true and no earlier answers side by side: figures by hand, seeds, what was not asked, and the page."""
+"""Predicted, reference and no earlier answers side by side: figures by hand, seeds, what was not asked."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def staged(num_wrong: int, whose: str | None = None) -> list[Prediction]:
     return [row if row.stage == "1" else next(later) for row in rows]
 
 
-ANSWERS = {"true": staged(3, "true"), "none": staged(21)}
+ANSWERS = {"reference": staged(3, "reference"), "none": staged(21)}
 
 
 def scores(*folders: Path) -> list[ContextScores]:
@@ -45,24 +45,29 @@ def values(one: ContextScores, name: str) -> list[float]:
     "other questions count as absent."
 )
 def test_shares_and_paired_differences_are_those_of_the_answers(make_folder):
-    [one] = scores(make_folder("a", staged(9, "own"), beside=ANSWERS), make_folder("b", questions()))
+    [one] = scores(make_folder("a", staged(9, "predicted"), beside=ANSWERS), make_folder("b", questions()))
     assert one.num_questions == {"all": 60, "stage 1": 30, "stage 2": 30} and not one.not_asked
-    assert values(one, "own") == [0.85, 1.0, 0.7]
-    assert (values(one, "true"), values(one, "none")) == ([0.95, 1.0, 0.9], [0.65, 1.0, 0.3])
-    assert (values(one, "own - none"), values(one, "true - own")) == ([0.2, 0.0, 0.4], [0.1, 0.0, 0.2])
-    low, high = one.exact_match["own"]["all"].interval
-    assert (low, high) == open_runs([make_folder("c", staged(9, "own"))])[0].scores.overall.interval
+    assert values(one, "predicted") == [0.85, 1.0, 0.7]
+    assert (values(one, "reference"), values(one, "none")) == ([0.95, 1.0, 0.9], [0.65, 1.0, 0.3])
+    assert (values(one, "predicted - none"), values(one, "reference - predicted")) == ([0.2, 0.0, 0.4], [0.1, 0.0, 0.2])
+    low, high = one.exact_match["predicted"]["all"].interval
+    assert (low, high) == open_runs([make_folder("c", staged(9, "predicted"))])[0].scores.overall.interval
     assert all(
-        found.interval.low <= found.value <= found.interval.high for found in one.differences["own - none"].values()
+        found.interval.low <= found.value <= found.interval.high
+        for found in one.differences["predicted - none"].values()
     )
 
 
 def test_seeds_are_one_and_a_difference_is_over_those_that_have_both(make_folder, tmp_path):
-    first = make_folder("a", staged(9, "own"), 1, ANSWERS)
-    second = make_folder("b", staged(15, "own"), 2, {"true": staged(0, "true")})
+    first = make_folder("a", staged(9, "predicted"), 1, ANSWERS)
+    second = make_folder("b", staged(15, "predicted"), 2, {"reference": staged(0, "reference")})
     [one] = scores(first, second)
-    assert values(one, "own") == [0.8, 1.0, 0.6] and values(one, "true") == [0.975, 1.0, 0.95]
-    assert values(one, "own - none") == [0.2, 0.0, 0.4] and values(one, "true - own") == [0.175, 0.0, 0.35]
+    assert values(one, "predicted") == [0.8, 1.0, 0.6] and values(one, "reference") == [0.975, 1.0, 0.95]
+    assert values(one, "predicted - none") == [0.2, 0.0, 0.4] and values(one, "reference - predicted") == [
+        0.175,
+        0.0,
+        0.35,
+    ]
     assert one.title == "a (2 seeds)"
     assert one.not_asked == [f"lookonce eval {tmp_path}/b --split val --no-context"]
 
@@ -71,25 +76,25 @@ def test_seeds_are_one_and_a_difference_is_over_those_that_have_both(make_folder
     "Prompts with predicted, reference and no earlier answers are compared on the same questions; answers to "
     "other questions count as absent."
 )
-@pytest.mark.parametrize("beside", [{}, {"true": staged(3, "true")[:30]}], ids=["nothing", "other questions"])
+@pytest.mark.parametrize("beside", [{}, {"reference": staged(3, "reference")[:30]}], ids=["nothing", "other questions"])
 def test_what_is_absent_is_named_with_its_command(make_folder, tmp_path, beside):
-    report = Report.of(open_runs([make_folder("a", staged(9, "own"), beside=beside)]))
-    command = f"lookonce eval {tmp_path}/a --split val --true-context --no-context"
+    report = Report.of(open_runs([make_folder("a", staged(9, "predicted"), beside=beside)]))
+    command = f"lookonce eval {tmp_path}/a --split val --reference-context --no-context"
     [one] = report.to_json()["contexts"]
-    assert one["not_asked"] == [command] and list(one["exact_match"]) == ["own"] and not one["differences"]
+    assert one["not_asked"] == [command] and list(one["exact_match"]) == ["predicted"] and not one["differences"]
     page = as_text(report.to_page())
     assert f"Not asked yet; run: {command}" in page and "not asked" in page.partition(TITLE)[2]
 
 
 def test_a_result_with_true_answers_is_not_shown_as_own(make_folder):
-    folder = make_folder("a", ANSWERS["true"], beside={"none": ANSWERS["none"]})
+    folder = make_folder("a", ANSWERS["reference"], beside={"none": ANSWERS["none"]})
     [one] = scores(folder)
-    assert list(one.exact_match) == ["true", "none"] and not one.differences
+    assert list(one.exact_match) == ["reference", "none"] and not one.differences
     assert scores(folder / "predictions" / "val-none.jsonl") == [], "a file that is named is not the result of a run"
 
 
 def test_the_page_of_a_run_with_context_has_the_table_and_its_json_every_number(make_folder):
-    report = Report.of(open_runs([make_folder("a", staged(9, "own"), beside=ANSWERS)]))
+    report = Report.of(open_runs([make_folder("a", staged(9, "predicted"), beside=ANSWERS)]))
     page = report.to_page()
     assert TITLE in as_text(page)
     assert numbers_of(page) - numbers_in(json.loads(json.dumps(report.to_json()))) == set()
@@ -100,10 +105,10 @@ def test_the_page_of_a_run_with_context_has_the_table_and_its_json_every_number(
 @pytest.mark.parametrize(
     ("data", "whose", "kinds"),
     [
-        ({"context": {"by": "stage", "order": [1, 2]}}, "own", ["true", "none"]),
-        ({"context": {"by": "stage", "order": [1, 2]}}, "true", ["none"]),
-        ({"context": {"by": "stage", "order": [1, 2]}, "val": []}, "own", []),
-        ({}, "own", []),
+        ({"context": {"by": "stage", "order": [1, 2]}}, "predicted", ["reference", "none"]),
+        ({"context": {"by": "stage", "order": [1, 2]}}, "reference", ["none"]),
+        ({"context": {"by": "stage", "order": [1, 2]}, "val": []}, "predicted", []),
+        ({}, "predicted", []),
     ],
 )
 def test_a_run_is_asked_beside_its_own_evaluation(make_run, data, whose, kinds: Sequence[str]):

@@ -181,6 +181,26 @@ def test_a_key_that_was_removed_is_refused_with_what_to_write_instead(tmp_path, 
         read(tmp_path, MINIMAL, f"{name}=null")
 
 
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("eval.turns=own", "eval.turns: .*own is called predicted now"),
+        ("eval.staged=true", "eval.staged: .*true is called reference now"),
+        ("data.context={by: stage, order: [1, 2], answers: true}", "answers.*true is called reference now"),
+    ],
+)
+def test_former_names_of_answers_are_refused_with_the_new_one_and_read_in_a_recorded_run(
+    tmp_path, make_run, assignment, message
+):
+    with pytest.raises(UsageError, match=message):
+        read(tmp_path, MINIMAL, assignment)
+    values = make_run().model_dump(mode="json")
+    values["eval"] |= {"turns": "true", "staged": "own"}
+    values["data"]["context"] = {"by": "stage", "order": [1, 2], "answers": "true"}
+    run = RunFile.model_validate(values, context=RECORDED)
+    assert (run.eval.turns, run.eval.staged, run.data.context.answers) == ("reference", "predicted", "reference")
+
+
 def test_a_recorded_run_may_have_removed_keys_that_say_what_is_still_done(make_run):
     values = make_run().model_dump(mode="json")
     values["train"] |= {"prefetch": 3, "tf32": True}

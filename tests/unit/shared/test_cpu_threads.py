@@ -59,9 +59,3 @@ def test_a_number_that_the_user_has_set_stays(sample, monkeypatch, name):
     monkeypatch.setenv(name, "2")
     limit_cpu_threads(sample / "model")
     assert torch.get_num_threads() == 2
-
-
-def test_with_a_gpu_the_number_stays(sample, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    limit_cpu_threads(sample / "model")
-    assert torch.get_num_threads() == 2

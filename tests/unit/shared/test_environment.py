@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 
 import pytest
 
@@ -41,7 +40,7 @@ def test_ranks_are_those_of_torchrun(monkeypatch, variables, expected):
 
 
 VALUES = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
-SUBSETS = [names for number in range(1, 5) for names in itertools.combinations(VALUES, number)]
+SUBSETS = [("RANK",), ("WORLD_SIZE", "LOCAL_RANK"), ("RANK", "LOCAL_RANK", "MASTER_PORT"), ("MASTER_ADDR",)]
 
 
 @pytest.mark.parametrize("names", SUBSETS, ids="+".join)
@@ -66,18 +65,12 @@ def test_a_part_of_what_torchrun_sets_is_named_with_how_to_unset_it(monkeypatch,
     ("variables", "said"),
     [
         ({}, ""),
-        ({"RANK": "0", "WORLD_SIZE": "1"}, "has no effect"),
-        ({"RANK": "1"}, "without WORLD_SIZE, LOCAL_RANK"),
         ({"RANK": "x"}, "RANK='x' in the environment is not a number"),
-        ({"WORLD_SIZE": ""}, "WORLD_SIZE='' in the environment is not the number"),
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE='0' in the environment is not the number of processes"),
-        (VALUES | {"WORLD_SIZE": "00"}, "WORLD_SIZE='00' in the environment is not the number of processes"),
         (VALUES, "waiting for 1 more of 2 processes, because of RANK=0, WORLD_SIZE=2"),
-        (VALUES | {"RANK": "1"}, ""),
         (VALUES | {"TORCHELASTIC_RUN_ID": "1"}, ""),
         (VALUES | {"RANK": "2"}, "do not fit together"),
         ({"OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE=4 in the environment"),
-        ({"PMI_SIZE": "1", "SLURM_NTASKS": "1"}, ""),
         ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, "SLURM_NTASKS=4 in the environment, but srun did not start"),
         ({"SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}, ""),
     ],

@@ -6,18 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.text import count, duration, located, rows, size, table
+from lookonce.text import count, duration, located, size, table
 
 
 @pytest.mark.parametrize(
     ("num_bytes", "text"),
     [
-        (0, "0 B"),
         (999, "999 B"),
-        (1000, "1.0 kB"),
-        (1_300_000, "1.3 MB"),
+        (999.6, "1.0 kB"),
+        (999_960, "1.0 MB"),
         (7_500_000_000, "7.5 GB"),
-        (2_000_000_000_000, "2.0 TB"),
         (5_000_000_000_000_000, "5000.0 TB"),
     ],
 )
@@ -28,15 +26,10 @@ def test_size_is_in_decimal_units(num_bytes: int, text: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0, "0.0 s"),
         (0.94, "0.9 s"),
-        (59.9, "59.9 s"),
-        (60, "1 min 0 s"),
-        (119.6, "2 min 0 s"),
+        (59.97, "1 min 0 s"),
         (252, "4 min 12 s"),
-        (3599, "59 min 59 s"),
         (3599.6, "1 h 0 min"),
-        (12_000, "3 h 20 min"),
         (360_000, "100 h 0 min"),
     ],
 )
@@ -44,15 +37,9 @@ def test_duration_is_in_its_two_largest_units(seconds: float, text: str) -> None
     assert duration(seconds) == text
 
 
-@pytest.mark.parametrize(("number", "text"), [(0, "0 images"), (1, "1 image"), (2, "2 images"), (6500, "6,500 images")])
+@pytest.mark.parametrize(("number", "text"), [(0, "0 images"), (1, "1 image"), (6500, "6,500 images")])
 def test_count_agrees_with_its_noun(number: int, text: str) -> None:
     assert count(number, "image") == text
-
-
-def test_rows_align_values_without_trailing_blanks() -> None:
-    assert rows([("model", "tiny"), ("output folder", "runs/a"), ("none", "")]) == (
-        "  model          tiny\n  output folder  runs/a\n  none"
-    )
 
 
 def test_table_aligns_the_first_column_left_and_numbers_right() -> None:
@@ -71,28 +58,8 @@ def test_a_table_fits_a_terminal_by_shortening_its_longest_texts() -> None:
     assert lines[0].startswith("Where in the image is the ...") and " 6,500  centre; lowe..." in lines[0]
 
 
-def test_a_table_is_whole_where_its_lines_fit_and_in_a_pipe() -> None:
-    whole = table(("question", "asked", "majority", "share"), LONG)
-    assert LONG[0][0] in whole and table(("question", "asked", "majority", "share"), LONG, width=200) == whole
-
-
-def test_numbers_stay_whole_in_the_narrowest_terminal() -> None:
-    lines = table(("", "a number"), [("x" * 50, "12,345,678")], width=10).splitlines()
-    assert lines[1] == f"{'x' * 9}...  12,345,678"
-
-
 def test_a_line_break_in_a_text_does_not_break_a_table() -> None:
     assert table(("question",), [("What is\nthis?",)]).splitlines() == ["question", "What is\\nthis?"]
-
-
-def test_a_table_asks_the_terminal_for_its_width(monkeypatch) -> None:
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "50")
-    assert max(map(len, table(("question", "asked", "majority", "share"), LONG).splitlines())) == 50
-
-
-def test_a_table_without_lines_is_its_header() -> None:
-    assert table(("part", "images"), []) == "part  images"
 
 
 @pytest.mark.parametrize(

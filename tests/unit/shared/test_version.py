@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,23 +59,10 @@ def test_git_is_asked_for_the_commit_of_an_editable_checkout(installed, describe
     [
         None,
         "{",
-        "[]",
         {"url": "file:///tmp", "dir_info": {"editable": True}},
-        {"url": "file:///tmp", "dir_info": {}},
         {"url": "file:///tmp/lookonce.whl", "archive_info": {}},
-        {"dir_info": {"editable": True}},
     ],
 )
 def test_without_a_note_of_a_commit_there_is_none(installed, described, note):
     installed(note)
     assert version.commit() is None and described == []
-
-
-@pytest.mark.parametrize("error", [FileNotFoundError("git"), subprocess.TimeoutExpired("git", 1)])
-def test_without_git_there_is_none(installed, monkeypatch, root, error):
-    def fail(*_: Any, **__: Any) -> None:
-        raise error
-
-    monkeypatch.setattr("subprocess.run", fail)
-    installed({"url": f"file://{root}", "dir_info": {"editable": True}})
-    assert version.commit() is None

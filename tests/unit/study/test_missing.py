@@ -54,7 +54,7 @@ def test_only_what_is_missing_is_a_job(write_study, look_complete, monkeypatch):
 def test_answers_with_true_and_with_no_context_have_the_options_of_their_command(write_study):
     study = write_study(VARIANTS | {"staged": {"data.context": {"by": "stage", "order": [1, 2]}}}, seeds=[1])
     job = next(job for job in find_missing(study) if job.name == "staged-1-contexts")
-    assert job.command[:-1] == ("eval", "--true-context", "--no-context", "--split", "val")
+    assert job.command[:-1] == ("eval", "--reference-context", "--no-context", "--split", "val")
     assert job.after == ("staged-1",)
 
 

@@ -44,7 +44,7 @@ def test_a_run_with_context_is_asked_with_reference_and_with_no_answers_after_it
     jobs = {job.name: job for job in find_jobs(runs, set())}
     assert {name for name in jobs if name.endswith("-contexts")} == {"staged-1-contexts", "inference-only-1-contexts"}
     one, own = jobs["staged-1-contexts"], runs["staged-1"]
-    assert one.command == ("eval", "--true-context", "--no-context", "--split", "val", str(own.run_file))
+    assert one.command == ("eval", "--reference-context", "--no-context", "--split", "val", str(own.run_file))
     assert one.after == ("staged-1",) and not one.is_done()
     assert "--no-context" not in jobs["inference-only-1-contexts"].command
 
@@ -55,9 +55,9 @@ def test_a_run_with_context_is_asked_with_reference_and_with_no_answers_after_it
     status = StudyStatus.read(path)
     assert "staged-1 is not asked with reference and no earlier answers yet" in status.text()
     assert status.num_complete == 1
-    assert status.to_json()["runs"][1]["not_asked"] == ["true", "none"]
+    assert status.to_json()["runs"][1]["not_asked"] == ["reference", "none"]
 
-    for kind in ("true", "none"):
+    for kind in ("reference", "none"):
         write_json(own.folder.metrics(f"val-{kind}"), Evaluation.of([ROW]).to_json())
     assert jobs["staged-1-contexts"].is_done() and find_jobs({own.name: own}, set()) == []
     assert "not asked" not in StudyStatus.read(path).text()

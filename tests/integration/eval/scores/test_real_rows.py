@@ -77,16 +77,6 @@ def test_exact_match_is_the_known_accuracy_beside_the_majority(evaluation):
     assert evaluation.figures["lenient"].majority == pytest.approx(0.698, abs=A_DIGIT)
 
 
-def test_no_answer_of_the_set_is_read_as_a_point(evaluation):
-    assert not [key for key in evaluation.figures if key.startswith("point")]
-
-
-def test_every_grouping_has_the_same_questions(evaluation, rows):
-    for grouping, number in (("question", 20), ("stage", 3)):
-        scores = evaluation.groups[grouping].values()
-        assert len(scores) == number and sum(score.num_questions for score in scores) == len(rows)
-
-
 @pytest.mark.skipif(not match.has_text_metrics(), reason=f"the extra `metrics` is {match.NOT_INSTALLED}")
 def test_the_text_metrics_of_the_split_are_the_same_to_four_digits(real_rows):
     """Without METEOR's synonyms, which change nothing here; of all rows, each with its question's majority answer."""

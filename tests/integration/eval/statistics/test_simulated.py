@@ -7,7 +7,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from lookonce.eval.statistics import difference_ends, mcnemar_p, share_ends, sign_flip_p
+from lookonce.eval.statistics import difference_ends, share_ends, sign_flip_p
 
 SIMULATED = 2000
 """Test sets of each kind; shares of them have a standard error of 0.5 points."""
@@ -50,8 +50,9 @@ def coverage(ends: np.ndarray, truth: float) -> float:
     "A 95 % interval of a score holds the truth 93 to 99 % of the time, and that of a difference 93 % or more:"
     " simulated with correlated questions, 20 to 975 images and scores of 50 to 99 %."
 )
-@pytest.mark.parametrize("images", IMAGES)
-@pytest.mark.parametrize("correlation", [0.05, 0.2, 0.5])
+@pytest.mark.parametrize(
+    ("images", "correlation"), [*((images, one) for images in IMAGES[:3] for one in (0.05, 0.2, 0.5)), (975, 0.2)]
+)
 def test_the_interval_of_a_score_holds_the_truth_93_to_99_percent_of_the_time(images, correlation):
     for share in SHARES:
         for questions in QUESTIONS:
@@ -85,11 +86,8 @@ def test_intervals_over_questions_would_be_too_short():
 
 
 @pytest.mark.guarantee("A p value of sign flips occurs as rarely as it states.")
-def test_sign_flips_are_honest_with_correlated_questions_and_mcnemar_is_not():
+def test_sign_flips_are_honest_with_correlated_questions():
     rng = np.random.default_rng(3)
     by_image = rng.binomial(9, rng.beta(0.5, 2, (100, 1000))) * rng.choice([-1, 1], (100, 1000))
     p = sign_flip_p(by_image.astype(float))
     assert 0.03 <= np.mean(p < 0.05) <= 0.07
-    won, lost = by_image.clip(0).sum(axis=0), (-by_image).clip(0).sum(axis=0)
-    naive = [mcnemar_p(int(one), int(other)) for one, other in zip(won[:200], lost[:200], strict=True)]
-    assert np.mean(np.array(naive) < 0.05) > 0.15

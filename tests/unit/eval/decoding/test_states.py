@@ -15,8 +15,8 @@ from support.models.flash_linear_attention import take_stand_in
 from transformers import Qwen3_5TextConfig
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
+from lookonce.eval.decoding.batches import PADDING, Branches, state_rows
 from lookonce.eval.decoding.buffers import Continued, OfPrompts, States, bytes_per_state
-from lookonce.eval.decoding.waves import PADDING, Branches, state_rows
 from lookonce.families.kernels import restrict_kernels
 from lookonce.train.model.linear_attention import InPack, states_of_branches
 
@@ -44,7 +44,7 @@ def layer_of(model: Any) -> Any:
     return model.model.language_model.layers[0].linear_attn
 
 
-class Wave:
+class Batch:
     """Conversations about one image, their inputs so far, and their states."""
 
     def __init__(self, prefix: int, lengths: list[int], num_states: int | None = None) -> None:
@@ -69,13 +69,13 @@ class Wave:
         expected = torch.stack([layer_of(hybrid())(one[None])[0, -1] for one in self.so_far])
         assert (found - expected).norm() < TOLERANCE * expected.norm()
 
-    def continues(self, lengths: list[int], padding: int = 0) -> None:
-        """Add some tokens to each conversation."""
-        own = [self.inputs(length) for length in lengths]
+    def continues(self, padding: int = 0) -> None:
+        """Add a token to each conversation; branches that have ended are padding."""
+        count = len(self.so_far)
+        own = [self.inputs(1) for _ in range(count)]
         self.so_far = [torch.cat(pair) for pair in zip(self.so_far, own, strict=True)]
-        branch = np.repeat(np.arange(len(lengths)), lengths)
-        sequences = Continued.by_tokens(branch, self.rows, len(branch) + padding)
-        self.check(torch.cat([*own, self.inputs(padding)]), sequences, np.cumsum(lengths) - 1)
+        branches = branches_of([*range(count), *[0] * padding], [*[False] * count, *[True] * padding])
+        self.check(torch.cat([*own, self.inputs(padding)]), Continued.of(branches), slice(count))
 
 
 @pytest.mark.guarantee(
@@ -83,23 +83,19 @@ class Wave:
     "gives it by itself."
 )
 @settings(max_examples=20)
-@given(prefix=st.integers(1, 150), lengths=LENGTHS, padding=st.integers(0, 3), data=st.data())
-def test_conversations_continue_by_any_tokens_as_if_each_were_computed_from_its_beginning(
-    prefix, lengths, padding, data
-):
-    wave = Wave(prefix, lengths)
+@given(prefix=st.integers(1, 150), lengths=LENGTHS, padding=st.integers(0, 3))
+def test_conversations_continue_as_if_each_were_computed_from_its_beginning(prefix, lengths, padding):
+    batch = Batch(prefix, lengths)
     for _ in range(3):
-        wave.continues([data.draw(st.integers(1, 5)) for _ in lengths], padding)
-    wave.continues([1] * len(lengths))
+        batch.continues(padding)
 
 
 def test_calls_keep_to_what_flash_linear_attention_takes(monkeypatch):
     calls = take_stand_in(monkeypatch)
-    wave = Wave(9, [2, 3])
+    batch = Batch(9, [2, 3])
     with torch.inference_mode():
-        wave.continues([1, 1])
-        assert "recurrent" in calls
-        wave.continues([3, 1], padding=1)
+        batch.continues()
+    assert "recurrent" in calls
 
 
 def branches_of(examples: list[int], ended: list[bool]) -> Branches:
@@ -111,26 +107,13 @@ def branches_of(examples: list[int], ended: list[bool]) -> Branches:
 
 @pytest.mark.guarantee("An ended answer or another conversation changes no state of linear attention.")
 def test_only_branches_that_go_on_change_their_states_and_unused_rows_none():
-    wave, other = Wave(9, [2, 3, 4], num_states=6), Wave(9, [2, 3, 4], num_states=6)
-    tokens = wave.inputs(4)
-    with states_of_branches(hybrid()), wave.states.attached():
-        layer_of(hybrid())(tokens[None], attention_mask=Continued.by_a_token(branches_of([2, 0, 1, -1], [0, 1, 0, 1])))
-    for mine, before in zip(wave.states._buffers[0], other.states._buffers[0], strict=True):
+    batch, other = Batch(9, [2, 3, 4], num_states=6), Batch(9, [2, 3, 4], num_states=6)
+    tokens = batch.inputs(4)
+    with states_of_branches(hybrid()), batch.states.attached():
+        layer_of(hybrid())(tokens[None], attention_mask=Continued.of(branches_of([2, 0, 1, -1], [0, 1, 0, 1])))
+    for mine, before in zip(batch.states._buffers[0], other.states._buffers[0], strict=True):
         changed = [row for row in range(6) if not torch.equal(mine[row], before[row])]
         assert changed == [PADDING, *state_rows(torch.tensor([1, 2])).tolist()]
-
-
-def test_a_state_is_as_it_was_after_a_copy_was_taken_back():
-    wave = Wave(5, [2, 3], num_states=5)
-    before = wave.so_far
-    wave.states.copy([1, 2], [3, 4])
-    kept = wave.states.clone()
-    wave.continues([3, 1])
-    wave.so_far = [before[0], wave.so_far[1]]
-    wave.states.copy([3], [1])
-    wave.continues([1, 2])
-    wave.states, wave.so_far = kept, before
-    wave.continues([2, 2])
 
 
 def test_the_memory_of_a_state_is_counted():
@@ -142,6 +125,5 @@ def test_the_memory_of_a_state_is_counted():
 def test_a_model_without_such_layers_has_no_states_and_always_room():
     text = SimpleNamespace(layers=[SimpleNamespace()])
     states = States(SimpleNamespace(model=SimpleNamespace(language_model=text)), 3, torch.float32)
-    states.copy([1], [2])
     assert states.has_room(9) and states._buffers == [] and not States(hybrid(), 3, torch.float32).has_room(4)
     assert bytes_per_state(SimpleNamespace(num_hidden_layers=4), torch.float32) == 0

@@ -12,14 +12,12 @@ pytestmark = pytest.mark.guarantee("Metrics have the values of their published d
 @pytest.mark.parametrize(
     ("given", "references", "strict", "lower"),
     [
-        ("none", ["none"], True, True),
         (" none\n", ["none"], True, True),
         ("None", ["none"], False, True),
         ("no", ["none"], False, False),
         ("paris is", ["paris ip", "paris is"], True, True),
         ("", [""], True, True),
         ("", ["yes"], False, False),
-        ("yes\x00", ["yes"], False, False),
     ],
 )
 def test_exact_match_allows_outer_spaces_and_lower_case_only_where_it_says_so(given, references, strict, lower):
@@ -109,14 +107,11 @@ def test_hostile_answers_are_scored_like_others(hostile):
     ("text", "numbers"),
     [
         ("(12, 30)", (12, 30)),
-        ("[12,30]", (12, 30)),
-        ("12, 30", (12, 30)),
         ("0.25, .5", (0.25, 0.5)),
         ("x=12 y=-3", (12, -3)),
         ('{"x": 12, "y": 30}', (12, 30)),
         ("<point>(12,30)</point>", (12, 30)),
         ("<|box_start|>(1,2),(3,4)<|box_end|>", (1, 2, 3, 4)),
-        ("[1, 2, 3, 4]", (1, 2, 3, 4)),
         ("bbox=[1, 2, 3, 4]", (1, 2, 3, 4)),
         ('[{"bbox_2d": [1, 2, 3, 4], "label": "2 polyps"}]', (1, 2, 3, 4)),
     ],
@@ -160,16 +155,7 @@ def test_the_edge_of_a_box_is_inside(given, is_inside):
     assert match.is_inside(given, ["[30, 40, 10, 20]"]) is is_inside
 
 
-def test_any_of_several_boxes_counts():
-    assert match.is_inside("(1, 1)", ["[8, 8, 9, 9]", "[0, 0, 2, 2]"])
-
-
 def test_the_distance_is_to_the_nearest_reference():
     assert match.distance("(3, 4)", ["(0, 0)"]) == 5
     assert match.distance("(3, 4)", ["(0, 0)", "(3, 5)"]) == 1
     assert match.distance("nowhere", ["(0, 0)"]) is None
-
-
-def test_references_of_both_kinds_are_neither():
-    mixed = ["(1, 2)", "[1, 2, 3, 4]"]
-    assert match.reference_boxes(mixed) == match.reference_points(mixed) == []

@@ -19,22 +19,6 @@ def prediction(answer: str, predicted: str, majority: str = "no", question: str 
 
 
 @pytest.mark.parametrize(
-    ("answer", "predicted", "right"),
-    [
-        ("none", "none", True),
-        ("none", " none\n", True),
-        ("none", "no", False),
-        ("no", "none", False),
-        ("yes", "Yes", False),
-        ("11-20mm", "11-20mm.", False),
-        ("yes", "", False),
-    ],
-)
-def test_exact_match_is_strict_apart_from_outer_spaces(answer, predicted, right):
-    assert prediction(answer, predicted).is_right is right
-
-
-@pytest.mark.parametrize(
     ("predicted", "right"), [("paris ip", True), (" paris is ", True), ("paris", False), ("paris ip; paris is", False)]
 )
 def test_any_of_several_references_is_right_and_nothing_between_them(predicted, right):
@@ -85,19 +69,12 @@ def test_the_report_has_one_line_per_question_and_one_for_all():
     assert "interval  none, because the questions are about fewer than 5 images" in text
 
 
-def test_of_many_question_texts_those_that_are_asked_most_are_shown():
-    rows = [prediction("yes", "yes", question=f"q{number:02}") for number in range(60)]
-    lines = Evaluation.of([*rows, *rows[30:]]).text().split("\n\n")[0].splitlines()
-    assert [line.split()[0] for line in lines[1:3]] == ["q00", "q01"] and lines[40].split()[0] == "q59"
-    assert lines[41] == "20 other question texts" and lines[42].split()[:2] == ["all", "90"] and len(lines) == 43
-
-
 def test_the_other_metrics_of_baselines_stand_beside_those_of_the_model():
     rows = [prediction("yes", "yes"), prediction("2", "1", "2", "how many")]
     untuned = Evaluation.of([prediction("yes", "yes"), prediction("2", "2", "2", "how many")]).to_json()
-    text = Evaluation.of(rows).text({"untuned": untuned, "blank": {}})
+    text = Evaluation.of(rows).text({"untuned": untuned, "shuffled": {}})
     header, first = text[text.index("other metrics") :].splitlines()[:2]
-    assert header.split() == ["other", "metrics", "asked", "model", "majority", "untuned", "blank", "at", "most"]
+    assert header.split() == ["other", "metrics", "asked", "model", "majority", "untuned", "shuffled", "at", "most"]
     assert first.split() == [*"mean over question texts 2 50.0% 50.0% 100.0%".split()]
 
 
@@ -137,13 +114,13 @@ def test_the_keys_of_the_file_are_the_documented_ones(root):
         "majority": 0,
     }
     parts = (value[name] for name in ("overall", "metrics", "counts"))
-    keys = [*value, *NAMES, *value["baselines"]["majority"], *(key for part in parts for key in part)]
+    keys = [
+        *value,
+        *NAMES,
+        *value["baselines"]["majority"],
+        *(key for part in parts for key in part),
+    ]
     assert [key for key in keys if f"`{key}`" not in page] == []
-
-
-def test_the_file_is_json_and_equal_in_every_repetition():
-    values = [json.dumps(Evaluation.of(ANSWERED).to_json(), allow_nan=False) for _ in range(2)]
-    assert values[0] == values[1]
 
 
 def test_without_the_extra_the_report_says_what_to_install(monkeypatch):
@@ -151,11 +128,6 @@ def test_without_the_extra_the_report_says_what_to_install(monkeypatch):
     evaluation = Evaluation.of(ANSWERED)
     assert "not installed: pip install 'lookonce[metrics]'" in evaluation.text()
     assert "bleu" not in evaluation.to_json()["metrics"] and evaluation.to_json()["text_metrics"].startswith("not")
-
-
-def test_no_predictions_have_a_report():
-    evaluation = Evaluation.of([])
-    assert evaluation.text() and evaluation.to_json()["metrics"] == {}
 
 
 NUM_QUESTIONS = 40
@@ -169,7 +141,7 @@ ROWS = [
 
 def test_a_baseline_is_compared_question_by_question():
     half = ["yes" if number % 4 > 1 else "no" for number in range(NUM_QUESTIONS)]
-    headline = Headline.of(ROWS, {"untuned": half, "blank": [row.predicted for row in ROWS]})
+    headline = Headline.of(ROWS, {"untuned": half, "shuffled": [row.predicted for row in ROWS]})
     majority = headline.baselines["majority"]
     assert (majority.exact_match, majority.difference) == (0.0, 0.75)
     assert headline.interval == (pytest.approx(0.6, abs=0.02), pytest.approx(0.86, abs=0.02))
@@ -177,9 +149,9 @@ def test_a_baseline_is_compared_question_by_question():
     untuned = headline.baselines["untuned"]
     assert (untuned.exact_match, untuned.difference) == (0.5, 0.25)
     assert 0.1 < untuned.interval.low < 0.25 < untuned.interval.high < 0.41  # 0.05 to 0.45 if not in pairs
-    blank = headline.baselines["blank"]
-    assert (blank.exact_match, blank.difference) == (0.75, 0.0)
-    assert 0 < blank.interval.high < 0.1  # the same answers are no certainty
+    same = headline.baselines["shuffled"]
+    assert (same.exact_match, same.difference) == (0.75, 0.0)
+    assert 0 < same.interval.high < 0.1  # the same answers are no certainty
 
 
 def test_a_baseline_of_an_earlier_version_is_not_read(tmp_path):
@@ -189,12 +161,6 @@ def test_a_baseline_of_an_earlier_version_is_not_read(tmp_path):
     folder.metrics("test").parent.mkdir(parents=True)
     folder.metrics("test").write_text(json.dumps(value))
     assert read_metrics(folder, "test")["baselines"].keys() == {"majority"}
-
-
-def test_of_one_image_there_is_no_interval():
-    headline = Headline.of([replace(row, image_keys=("a",)) for row in ROWS], {})
-    assert headline.interval is None
-    assert headline.baselines["majority"].line("majority") == ("majority", "0.0%", "+75.0", "none")
 
 
 def test_the_table_of_all_baselines_fits_80_columns():

@@ -1,0 +1,261 @@
+"""Which questions are answered together, where their tokens lie in the buffer, and how far their answers are.
+
+Design: a *batch* is as many questions as the buffer of keys and values has slots for, and in models with linear
+attention as there are rows for their states. Questions are grouped by their images as in training, each group's prefix
+gets its slots once, and behind each question there is room for the longest answer. Groups are taken in the order of
+the records, so that a batch is the same whenever it is planned, and the answers of an interrupted evaluation have the
+bits of an uninterrupted one. A group with more questions than there is room for is split, and its prefix computed
+again. The prompts are computed in packs of training, one after another.
+
+The answers of a batch while they grow are columns of tensors, one entry for each branch. All columns stay on the
+device and are changed in place, and nothing is read back. So a pass can be captured as a CUDA graph, and the CPU asks
+only now and then which answers have ended. A branch that has ended stays where it is: passes overwrite its last token
+until it leaves the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lookonce.train.data.packing import Group, Pack, group_examples, pack_step
+from lookonce.train.data.tokenize import Example
+
+
+@dataclass(frozen=True)
+class Room:
+    """How much is computed together."""
+
+    num_slots: int
+    """Tokens in the buffer of keys and values: prompts, and room for answers."""
+    tokens_per_pack: int
+    """Tokens of prompts that are computed in one pass."""
+    max_new_tokens: int
+    num_states: int | None = None
+    """States of linear attention that are in memory together; None if there is no limit."""
+
+    @property
+    def free(self) -> NDArray[np.float64]:
+        """The slots and states of a batch."""
+        return np.array([self.num_slots, self.num_states or math.inf])
+
+
+def needed(num_tokens: int, behind: Sequence[int]) -> NDArray[np.int64]:
+    """The slots and states of questions whose prompts have `num_tokens`, each with some slots behind it."""
+    return np.array([num_tokens + sum(behind), len(behind)])
+
+
+def plan_batches(prompts: Sequence[Example], behind: Sequence[int], image_token_id: int, room: Room) -> list[list[int]]:
+    """The numbers of the questions of each batch; one with more tokens than there are slots is a batch by itself.
+
+    `behind` has the slots that each question needs behind its prompt.
+    """
+    batches: list[list[int]] = []
+    free = room.free
+    for group in group_examples(prompts, image_token_id):
+        for part in _split(group, behind, room):
+            wanted = needed(part.num_tokens, [behind[number] for number in part.examples])
+            if (wanted > free).any() or not batches:
+                batches.append([])
+                free = room.free
+            batches[-1] += part.examples
+            free = free - wanted
+    return batches
+
+
+def _split(group: Group, behind: Sequence[int], room: Room) -> list[Group]:
+    """The group in parts that each have room, or have one question."""
+    parts: list[list[int]] = [[]]
+    free = empty = room.free - [group.num_prefix_tokens, 0]
+    for member, num_tokens in enumerate(group.branch_tokens):
+        wanted = needed(num_tokens, [behind[group.examples[member]]])
+        if (wanted > free).any() and parts[-1]:
+            parts.append([])
+            free = empty
+        parts[-1].append(member)
+        free = free - wanted
+    return [group.subset(members) for members in parts]
+
+
+UNUSED = -1
+"""The segment of a slot that belongs to nothing, such as that of padding."""
+
+
+def attends(segment_q: Any, prefix_q: Any, slot_q: Any, segment_k: Any, slot_k: Any) -> Any:
+    """Whether a token at `slot_q`, of a branch and its prefix, attends to the one at `slot_k`.
+
+    It is the rule of training for slots that have room between them. Takes numbers or tensors.
+    """
+    return (slot_k <= slot_q) & ((segment_k == segment_q) | (segment_k == prefix_q))
+
+
+@dataclass
+class Branches:
+    """Branches that are being answered; `N` of them. The next pass computes the latest token of each."""
+
+    segment: torch.Tensor
+    prefix: torch.Tensor
+    """Each one's segment, and the segment that is its prefix, `[N]`."""
+    slot: torch.Tensor
+    """The slot where the pass writes the keys and values of the token, `[N]`."""
+    position: torch.Tensor
+    """The token's position, on all three axes, `[N]`."""
+    token: torch.Tensor
+    """The latest token, `[N]`."""
+    examples: torch.Tensor
+    """The number of each one's question, `[N]`."""
+    ended: torch.Tensor
+    """Whether the latest token is the end token, `[N]`."""
+    tokens: torch.Tensor
+    """The answers so far, filled up with the end token, `[N, max_new_tokens]`."""
+    logprobs: torch.Tensor
+    """The log-probability of each token, and 0 behind the end token, `[N, max_new_tokens]`."""
+
+    def subset(self, chosen: torch.Tensor | slice) -> Branches:
+        """Some of them, by their indices or by a mask `[N]`; those of a slice share their tensors with these."""
+        return Branches(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
+
+    @classmethod
+    def unused(cls, number: int, slot: int, max_new_tokens: int, end_token_id: int, device: torch.device) -> Branches:
+        """Branches that belong to no question, and have ended; `slot` is one for padding, where they write."""
+
+        def column(value: int) -> torch.Tensor:
+            return torch.full((number,), value, device=device)
+
+        return cls(
+            segment=column(UNUSED),
+            prefix=column(UNUSED),
+            slot=column(slot),
+            position=column(0),
+            token=column(end_token_id),
+            examples=column(UNUSED),
+            ended=torch.ones(number, dtype=torch.bool, device=device),
+            tokens=torch.full((number, max_new_tokens), end_token_id, device=device),
+            logprobs=torch.zeros(number, max_new_tokens, device=device),
+        )
+
+    @classmethod
+    def answering(
+        cls, logits: torch.Tensor, max_new_tokens: int, end_token_id: int, **columns: torch.Tensor
+    ) -> Branches:
+        """Branches with the first token of each answer, the likeliest by `logits` `[N, vocabulary]`."""
+        device, number = logits.device, len(logits)
+        unused = cls.unused(number, UNUSED, max_new_tokens, end_token_id, device)
+        branches = replace(unused, ended=torch.zeros(number, dtype=torch.bool, device=device), **columns)
+        branches.add(torch.tensor([0], device=device), logits, end_token_id)
+        return branches
+
+    def add(self, number: torch.Tensor, logits: torch.Tensor, end_token_id: int) -> None:
+        """Take the likeliest token of each branch as token `number` `[1]` of its answer. `logits` `[N, vocabulary]`."""
+        logits = logits.float()
+        token = logits.argmax(dim=-1)
+        logprob = logits.gather(1, token[:, None])[:, 0] - logits.logsumexp(dim=-1)
+        self.token.copy_(torch.where(self.ended, end_token_id, token))
+        self.tokens.index_copy_(1, number, self.token[:, None])
+        self.logprobs.index_copy_(1, number, torch.where(self.ended, 0.0, logprob)[:, None])
+        self.ended |= token == end_token_id
+
+    def advance(self) -> None:
+        """Move on to the slot and the position of the token that is added next."""
+        self.slot += ~self.ended
+        self.position += ~self.ended
+
+    def load(self, others: Branches) -> None:
+        """Overwrite the first branches with others, in the same tensors."""
+        for field in fields(self):
+            column = getattr(others, field.name)
+            getattr(self, field.name)[: len(column)].copy_(column)
+
+
+PADDING = 0
+"""The slot where passes write the keys and values of their padding, and the row for its states."""
+Numbers = TypeVar("Numbers", int, torch.Tensor)
+
+
+def state_rows(numbers: Numbers) -> Numbers:
+    """The rows of states for the numbers of questions; `UNUSED` has that of padding."""
+    return numbers - UNUSED
+
+
+@dataclass(frozen=True)
+class Spans:
+    """The slots that each branch attends to, `[N]`."""
+
+    prefix: NDArray[np.int64]
+    """The segment of its prefix."""
+    first: NDArray[np.int64]
+    end: NDArray[np.int64]
+    """The first slot of its prefix, and the slot behind its own room."""
+
+    def subset(self, chosen: NDArray[np.bool_]) -> Spans:
+        """Those of some branches, by a mask."""
+        return Spans(self.prefix[chosen], self.first[chosen], self.end[chosen])
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """Where the tokens of a batch lie in the buffer: its packs, one behind another, after the slot of padding.
+
+    A segment is a prefix, or a branch with the room behind it. `N` branches.
+    """
+
+    prompts: Sequence[Example]
+    packs: list[Pack]
+    slots: list[NDArray[np.int64]]
+    """The slot of each token of each pack."""
+    last: list[NDArray[np.int64]]
+    """The indices in each pack of the last tokens of its branches."""
+    segments: NDArray[np.int64]
+    """The segment of each slot; that of padding is unused."""
+    examples: NDArray[np.int64]
+    """The number of each branch's question, `[N]`."""
+    branch: NDArray[np.int64]
+    """The segment of each branch, `[N]`."""
+    begin: NDArray[np.int64]
+    """The first slot of each answer, `[N]`."""
+    spans: Spans
+
+    @classmethod
+    def of(cls, prompts: Sequence[Example], image_token_id: int, room: Room) -> BatchLayout:
+        """The layout of a batch, in packs of `room.tokens_per_pack`, or longer ones if a question is."""
+        longest = max(prompt.num_tokens for prompt in prompts)
+        [packs] = pack_step(group_examples(prompts, image_token_id), max(room.tokens_per_pack, longest))
+        return cls.of_packs(prompts, packs, room.max_new_tokens)
+
+    @classmethod
+    def of_packs(cls, prompts: Sequence[Example], packs: list[Pack], max_new_tokens: int) -> BatchLayout:
+        """The layout of packs that are made already."""
+        lengths, rooms, examples = [], [], []
+        for group in (group for pack in packs for group in pack.groups):
+            lengths += [group.num_prefix_tokens, *group.branch_tokens]
+            rooms += [0, *[max_new_tokens] * len(group.examples)]
+            examples += [UNUSED, *group.examples]
+        of_segment, num_tokens = np.array(examples), np.array(lengths)
+        num_slots, numbers, is_branch = num_tokens + np.array(rooms), np.arange(len(lengths)), of_segment != UNUSED
+        prefix = np.maximum.accumulate(np.where(is_branch, 0, numbers))
+        starts, ends = PADDING + 1 + np.cumsum(num_slots) - num_slots, np.cumsum(num_tokens)
+        slots = np.repeat(starts - (ends - num_tokens), num_tokens) + np.arange(ends[-1])
+        sizes, branches = ([pack.num_tokens for pack in packs], [pack.num_samples for pack in packs])
+        first_token = np.repeat(np.cumsum(sizes) - sizes, branches)
+        return cls(
+            prompts=prompts,
+            packs=packs,
+            slots=np.split(slots, np.cumsum(sizes)[:-1]),
+            last=np.split(ends[is_branch] - 1 - first_token, np.cumsum(branches)[:-1]),
+            segments=np.concatenate([[UNUSED], np.repeat(numbers, num_slots)]),
+            examples=of_segment[is_branch],
+            branch=numbers[is_branch],
+            begin=(starts + num_tokens)[is_branch],
+            spans=Spans(prefix[is_branch], starts[prefix][is_branch], (starts + num_slots)[is_branch]),
+        )
+
+    def starts(self, device: torch.device) -> dict[str, torch.Tensor]:
+        """For `Branches`: where each answer begins, and its segments."""
+        columns = {"examples": self.examples, "segment": self.branch, "prefix": self.spans.prefix, "slot": self.begin}
+        return {name: torch.from_numpy(column).to(device) for name, column in columns.items()}
