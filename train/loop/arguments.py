@@ -4,7 +4,7 @@ Design: what cannot work is refused here, before anything is read or written. Tr
 is loaded and the run folder is claimed. So the same function makes it here for one weight, and a few steps of it are
 computed, as some errors appear only after the warm-up.
 
-Trainer's trackers are not set here: they are callbacks that a training adds (trackers.py), so that a measurement of
+`report_to` is not set here: a training adds the callbacks of its trackers (log_files.py), so that a measurement of
 training never tracks.
 """
 
@@ -26,7 +26,7 @@ from lookonce.run.config import RunFile
 from lookonce.run.folder import NUM_CHECKPOINTS
 from lookonce.run.sections import TrainSection
 from lookonce.text import first_line
-from lookonce.train.loop.trackers import check_trackers
+from lookonce.train.loop.log_files import check_trackers
 from lookonce.train.model.frozen import check_frozen
 
 NUM_WARMUP, NUM_STEPS = 10, 1000
@@ -152,6 +152,7 @@ def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> Training
         "metric_for_best_model": options.best,
         "seed": options.seed,
         "report_to": "none",
+        "run_name": run.output.name,
         "disable_tqdm": True,
         "remove_unused_columns": False,
         "label_names": ["labels"],

@@ -1,4 +1,4 @@
-"""What a training writes of its progress: `log.jsonl` and its printed lines, `curves.svg`, and `progress.json`.
+"""What a training writes of its progress: `log.jsonl` and its printed lines, `curves.svg`, `progress.json`, trackers.
 
 Design: no progress bar. In a Slurm log a bar that is redrawn makes thousands of lines; one dense line per logging step
 reads well there and on a terminal. Memory is what PyTorch reserved at most on this GPU, because that is what decides
@@ -13,18 +13,24 @@ compiling or validating, and one that hangs: its process lives but its step does
 once. A training that is killed (SIGKILL, a lost node) leaves a file that is no longer touched; every other one records
 how it ended. The rate is that of the last minute: it includes waiting for data, but not validation and checkpoints.
 Cost: about 7 microseconds per step, and the writes.
+
+The trackers of `train.track` are transformers' own callbacks, and follow the environment variables of each tracker.
+TensorBoard alone gets its folder, in the run folder, and hides what a killed training logged after the checkpoint that
+it is resumed from. In W&B and MLflow each start of a training is a run, named as the run folder.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import math
+import os
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
@@ -33,10 +39,11 @@ from typing import Any
 import torch
 from tqdm import tqdm
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers.integrations.integration_utils import TensorBoardCallback, get_reporting_integration_callbacks
 
 from lookonce import plots
 from lookonce.claim_file import Process
-from lookonce.errors import Stopped, TrainingError
+from lookonce.errors import Stopped, TrainingError, UsageError
 from lookonce.files import write_json, write_text
 from lookonce.plots import Line, Panel
 from lookonce.run.folder import RunFolder
@@ -53,6 +60,8 @@ FIGURES = {"loss": "loss", "validation_loss": "eval_loss", "exact_match": "eval_
 """Figures of the progress, and their keys in Trainer's logs."""
 WINDOW_BEATS = 6
 """Number of beats over which the rate is measured."""
+EXTRAS = {"tensorboard": "track", "wandb": "wandb", "mlflow": "mlflow"}
+"""The extra of lookonce that installs each tracker; trackers are named as their packages."""
 
 
 class MetricsLog(TrainerCallback):
@@ -334,3 +343,37 @@ def _end(error: BaseException | None) -> End:
     if error is None:
         return "finished"
     return "stopped" if isinstance(error, Stopped | KeyboardInterrupt) else "failed"
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Check that the packages of these trackers are installed.
+
+    Raises:
+        UsageError: one is not; says how to install it.
+    """
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise UsageError(
+                f"train.track names {name}, which is not installed; install it with: "
+                f"pip install 'lookonce[{EXTRAS[name]}]', or remove it from train.track"
+            )
+
+
+def tracker_callbacks(names: Sequence[str], folder: Path, first_step: int) -> list[TrainerCallback]:
+    """transformers' callbacks that log to these trackers, for the first rank of a training that begins after a step.
+
+    They must come after `MetricsLog`, which adds to the logs.
+    """
+    kinds: list[Any] = get_reporting_integration_callbacks([*names])  # type: ignore[no-untyped-call]
+    callbacks: list[TrainerCallback] = []
+    for kind in kinds:
+        is_tensorboard = kind is TensorBoardCallback
+        callbacks.append(kind(_tensorboard_writer(folder, first_step)) if is_tensorboard else kind())
+    return callbacks
+
+
+def _tensorboard_writer(folder: Path, first_step: int) -> Any:
+    from torch.utils.tensorboard import SummaryWriter
+
+    files = os.environ.get("TENSORBOARD_LOGGING_DIR") or folder / "tensorboard"
+    return SummaryWriter(files, purge_step=first_step + 1)

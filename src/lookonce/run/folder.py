@@ -8,8 +8,7 @@ claim.json          the process that trains or evaluates here; removed when it e
 curves.svg          its losses and learning rate as a drawing
 progress.json       progress of the training, rewritten every few seconds while it runs
 checkpoints/        Trainer's checkpoints, each with the checksums of its files
-tensorboard/, wandb/, mlruns/, trackers.json
-                    files of the trackers in `train.track`, and the run's names there
+tensorboard/        TensorBoard's files, if `train.track` names it
 adapter/            the trained adapter, as PEFT saves it
 trained.json        figures of the training, written after the adapter: a folder that has it is trained. Of an adapter
                     that another program trained (`lookonce.save_run`) none are known, and there is no environment.json

@@ -439,9 +439,9 @@ class TrainSection(Section):
     seed: Same[Seed] = 42
     """Seed of the adapter's initial weights, the order of the records, dropout, and the share of `data.where`."""
     track: Free[list[Tracker]] = []
-    """Trackers that also get the log, the settings and the scores: tensorboard, wandb, mlflow; one or a list. Their
-    files lie in the run folder; environment variables such as WANDB_PROJECT and MLFLOW_TRACKING_URI are followed.
-    Needs: pip install 'lookonce[track]' for TensorBoard, 'lookonce[wandb]', 'lookonce[mlflow]'."""
+    """Trackers that also get the log: tensorboard, wandb, mlflow; one or a list. TensorBoard's files lie in the run
+    folder; the others follow their environment variables, such as WANDB_PROJECT and MLFLOW_TRACKING_URI. Needs: pip
+    install 'lookonce[track]' for TensorBoard, 'lookonce[wandb]', 'lookonce[mlflow]'."""
 
     @property
     def has_steps(self) -> bool:
