@@ -189,7 +189,7 @@ def open_training(
     arguments = training_arguments(run, folder.checkpoints)  # raises for wrong settings before anything is read
     check_can_answer(run, arguments.world_size)
     ranks = Ranks.of(arguments)
-    stays = not restart and ranks.first_decides(lambda: folder.is_finished and not folder.has_other_length(run))
+    stays = not restart and ranks.first_decides(lambda: folder.is_finished)
     needs = replace(TO_TRAIN, writes=not stays, images="hashed" if verify_images else "cached")
     opened = open_run(run, needs, once=ranks.first_decides, timed=startup.timed, notify=notify)
     try:

@@ -11,7 +11,6 @@ training never tracks.
 from __future__ import annotations
 
 import inspect
-import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -64,25 +63,6 @@ def check_scheduler(options: TrainSection) -> None:
             f"`train.scheduler_args` {arguments} does not fit `train.scheduler: {name}`: {reason}; "
             f"allowed: {', '.join(allowed) or 'none'}"
         ) from None
-
-
-def other_rate(options: TrainSection, num_steps: int, other_num_steps: int, first: int) -> str:
-    """Which of the `first` steps has another learning rate in a training of another length; empty if none has."""
-    pairs = zip(_factors(options, num_steps, first), _factors(options, other_num_steps, first), strict=True)
-    for step, (one, other) in enumerate(pairs, start=1):
-        if one != other:
-            return f"step {step:,}: {one * options.learning_rate:.4g} or {other * options.learning_rate:.4g}"
-    return ""
-
-
-def _factors(options: TrainSection, num_steps: int, first: int) -> list[float]:
-    """What the learning rate is multiplied with in the `first` steps of a training of `num_steps`.
-
-    All of them are NaN, which equals nothing, for a schedule that follows the validation loss.
-    """
-    warmup = int(options.warmup) if options.warmup >= 1 else math.ceil(num_steps * options.warmup)  # as Trainer does
-    factors = getattr(_schedule(options, warmup, num_steps), "lr_lambdas", [lambda step: math.nan])
-    return [float(factors[0](step)) for step in range(first)]
 
 
 def _arguments_of(kind: SchedulerType) -> list[str]:

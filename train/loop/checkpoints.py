@@ -10,13 +10,6 @@ half a second a gigabyte, and what the disk takes.
 Checksums find damage, and not an author who wrote them too. Trainer hands the fields of its own state to a class, so a
 field too many, or a value of another type, would end as an error of Python somewhere later. So each field has its form
 here; one that a later version of transformers adds may be anything.
-
-A training that is extended must end like a longer one from the start. What a step trains does not depend on the steps
-that follow, but its learning rate may. So the rates of all steps that the checkpoint contains are compared for both
-lengths: they are equal with `constant`, and with `constant_with_warmup` after a number of warm-up steps, but not with
-schedules that fall until the last step. The best checkpoint is chosen at the end of a training, so a run with
-`train.best` is not extended. What the shorter training gave is moved to `steps-N/` in the run folder, the files that
-mark a run as finished first.
 """
 
 from __future__ import annotations
@@ -36,12 +29,11 @@ from lookonce.cache.store.claims import leftovers, note_use
 from lookonce.disk_space import full_disk_named
 from lookonce.errors import RunFolderError, TrainingError
 from lookonce.files import flush, flush_files, hash_file, read_json, write_json
-from lookonce.run.config import LENGTH, RunFile
+from lookonce.run.config import RunFile
 from lookonce.run.folder import AGAIN, CHECKSUMS, STATE, RunClaim, RunFolder, Trained, is_complete, step_of
 from lookonce.run.open import OpenRun
 from lookonce.run.start_adapter import check_same_model, find_start
-from lookonce.text import Notify, count, listed, quiet, shown
-from lookonce.train.loop.arguments import other_rate
+from lookonce.text import Notify, count, listed, shown
 
 Form = tuple[Callable[[Any], bool], str]
 """Whether a value has the form, and the form in words."""
@@ -66,8 +58,6 @@ MAKE_ROOM = (
     "make room (`lookonce cache gc RUN.yaml` lists caches that can be deleted), then continue with: "
     "lookonce train RUN.yaml --resume"
 )
-RESULTS = ("summary.json", "trained.json", "metrics", "predictions", "answering", "report.html", "adapter")
-ELSEWHERE = "train from the start, in another `output` or with --restart"
 
 
 def _or_null(form: Form) -> Form:
@@ -315,15 +305,15 @@ class Start:
         """Where the training of an open run starts; `identity` is what it depends on.
 
         Raises:
-            RunFolderError: the folder holds another run, this one unfinished and `resume` is false, or one that cannot
-                be extended; its adapter has changed, or with `train.best` the best checkpoint so far is missing.
+            RunFolderError: the folder holds another run, or this one unfinished and `resume` is false; its adapter has
+                changed, or with `train.best` the best checkpoint so far is missing.
             UsageError: the run to start from was trained on another model.
         """
         folder, run = opened.folder, opened.run
         if not restart and _is_finished(opened, identity, resume):
             folder.check_adapter()
             return cls(is_finished=True)
-        if not restart and folder.trained.exists() and not folder.has_other_length(run):
+        if not restart and folder.trained.exists():
             folder.check_adapter()
             return cls(is_trained=True, checkpoint=folder.last_checkpoint)
         checkpoint = None if restart else find_checkpoint(folder, opened.notify)
@@ -358,13 +348,9 @@ class Start:
 
 
 def _is_finished(opened: OpenRun, identity: dict[str, Any], resume: bool) -> bool:
-    """Whether the folder holds this run, finished; with `resume`, a run of another length is not."""
-    folder, run = opened.folder, opened.run
-    if resume and folder.has_other_length(run):
-        folder.check(run, identity, may_differ=LENGTH)
-        check_extension(folder, run)
-        return False
-    folder.check(run, identity)
+    """Whether the folder holds this run, finished."""
+    folder = opened.folder
+    folder.check(opened.run, identity)
     if folder.is_finished:
         return True
     found = "its trained adapter" if folder.trained.exists() else getattr(folder.last_checkpoint, "name", "")
@@ -385,50 +371,8 @@ def begin(opened: OpenRun, identity: dict[str, Any], restart: bool) -> None:
     for path, kind in leftovers(owner.folder):
         if kind == "temporary file":
             path.unlink(missing_ok=True)
-    if folder.has_other_length(run) and (kept := keep_results(folder)):
-        opened.notify(f"moved the results of the shorter training to {kept}")
-    folder.claim(run, identity, may_differ=LENGTH)
+    folder.claim(run, identity)
     note_use(opened.cache_folder, owner.folder)
-
-
-def check_extension(folder: RunFolder, run: RunFile) -> None:
-    """Check that the training in a folder can be continued to the length that `run` asks for.
-
-    Raises:
-        RunFolderError: there is no checkpoint, or a training of that length would have begun in another way.
-    """
-    checkpoint = find_checkpoint(folder, quiet)
-    if checkpoint is None:
-        raise RunFolderError(
-            f"{folder.checkpoints} holds no complete checkpoint, so the training cannot be extended; {ELSEWHERE}"
-        )
-    step, state = step_of(checkpoint), read_state(checkpoint)
-    before, steps_per_epoch = int(state["max_steps"]), round(state["global_step"] / state["epoch"])
-    wanted = run.train.steps or math.ceil(run.train.epochs * steps_per_epoch)
-    cannot = f"{folder.folder} holds a training of {before:,} steps, which cannot be continued to {wanted:,}"
-    if wanted < step:
-        raise RunFolderError(f"{cannot}: its last checkpoint is after step {step:,}; {ELSEWHERE}")
-    if run.train.best:
-        raise RunFolderError(f"{cannot}: with train.best: {run.train.best} it chose among its steps; {ELSEWHERE}")
-    if found := other_rate(run.train, before, wanted, step):
-        raise RunFolderError(
-            f"{cannot}: with train.scheduler: {run.train.scheduler} and train.warmup: {run.train.warmup:g} the "
-            f"learning rate of a step depends on the number of all steps ({found}); {ELSEWHERE}. A training with "
-            "`constant`, or with `constant_with_warmup` and a whole number of warm-up steps, can be continued"
-        )
-
-
-def keep_results(folder: RunFolder) -> Path | None:
-    """Move the results of a shorter training to `steps-N/`; returns that folder, or None if there are none."""
-    checkpoint = find_checkpoint(folder, quiet)
-    found = [folder.folder / name for name in RESULTS if (folder.folder / name).exists()]
-    if not found or checkpoint is None:
-        return None
-    target = folder.folder / f"steps-{int(read_state(checkpoint)['max_steps'])}"
-    target.mkdir(exist_ok=True)
-    for path in found:
-        path.rename(target / path.name)
-    return target
 
 
 class CurrentIntervals(TrainerCallback):

@@ -319,16 +319,11 @@ def _curves(run: ReportedRun) -> dict[str, Any]:
 
 
 def measured(run: ReportedRun) -> dict[int, float]:
-    """The exact match after some steps, of the training before it was extended and of the last one."""
-    if run.folder is None:
-        return {}
-    found = {}
-    for folder in (*run.folder.folder.glob("steps-*"), run.folder.folder):
-        results = RunFolder(folder)
-        trained = results.read_trained() if results.trained.exists() else None
-        if isinstance(trained, Trained) and (scores := read_metrics(results, run.split)):
-            found[trained.num_steps] = scores["overall"]["exact_match"]
-    return dict(sorted(found.items()))
+    """The exact match after the last step."""
+    trained = run.folder.read_trained() if run.folder and run.folder.trained.exists() else None
+    if isinstance(trained, Trained) and run.folder and (scores := read_metrics(run.folder, run.split)):
+        return {trained.num_steps: scores["overall"]["exact_match"]}
+    return {}
 
 
 def _panels(found: Mapping[str, Any]) -> Iterator[Panel]:

@@ -36,7 +36,6 @@ from lookonce.datasets.curriculum import Fold, LessonOrder, Selection
 from lookonce.settings import (
     MAX_COUNT,
     ByContent,
-    Extends,
     Free,
     FreeUnlessAnswersDecide,
     OnResume,
@@ -386,10 +385,10 @@ class TrainSection(Section):
     that `lookonce adapter push` uploaded: `hf://owner/name@COMMIT`. Its section `lora` must be the same apart from
     `dropout`. Only the weights are taken: optimizer and schedule are new, nothing is merged, and that run stays as it
     is. By default a new adapter is trained."""
-    epochs: Extends[Annotated[float, Field(ge=0, le=1_000_000)]] = 3
+    epochs: Same[Annotated[float, Field(ge=0, le=1_000_000)]] = 3
     """How many times the training records are passed through; fractions are allowed. Ignored if `steps` is set. With 0
     nothing is trained: the adapter of `start_from` answers as it is, with this run's other settings."""
-    steps: Extends[Count | None] = None
+    steps: Same[Count | None] = None
     """Number of optimizer steps; by default it follows from `epochs`."""
     precision: Same[Literal["bf16", "fp16", "fp32"]] = "bf16"
     """Precision of the frozen weights and of autocast. Trained weights are always float32. `bf16` and `fp16` use

@@ -40,7 +40,6 @@ AT_EVAL = "lookonce.eval.run.evaluate"
 TRAIN = ("train", "run.yaml")
 ONLY_READ = ("train", "train --resume")
 """What prints the summary of a run that is still finished."""
-EXTEND = ("train", "run.yaml", "--resume", "--set", "train.steps=3")
 
 
 @pytest.fixture(scope="module")
@@ -79,13 +78,8 @@ def changes(run: RunFile) -> dict[str, Callable[[], object]]:
         "train": lambda: train(run, **QUIET),
         "train --resume": lambda: train(run, resume=True, **QUIET),
         "train --restart": lambda: train(run, restart=True, **QUIET),
-        "extend": lambda: train(longer(run), resume=True, **QUIET),
         "eval": lambda: evaluate_run(run.output),
     }
-
-
-def longer(run: RunFile) -> RunFile:
-    return run.model_copy(update={"train": run.train.model_copy(update={"steps": 3})})
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -101,9 +95,6 @@ def contents(folder: Path) -> dict[Path, bytes]:
         (AT_STEP, TRAIN, ()),
         (AT_ANSWERS, TRAIN, ()),
         (AT_STEP, (*TRAIN, "--restart"), ()),
-        (AT_INPUTS, EXTEND, ONLY_READ),
-        (AT_STEP, EXTEND, ()),
-        (AT_ANSWERS, EXTEND, ()),
         (AT_EVAL, ("eval", "run"), ONLY_READ),
     ],
 )
@@ -264,7 +255,6 @@ def watched(finished: RunFile) -> Iterator[Watched]:
 
 WRITERS = {
     "train": (*TRAIN, "--restart"),
-    "extend": EXTEND,
     "eval": ("eval", "run"),
     "report": ("report", "run", "-o", "run/page.html"),
     "export": ("export", "run", "--to", "medvqa-gi", "-o", "run/answers.json"),

@@ -236,3 +236,15 @@ def test_prefetch_continues_into_the_next_epoch(trainings, monkeypatch, resumes_
     monkeypatch.setattr(Sampler, "steps", lambda self, start, end: starts.append(start) or steps(self, start, end))
     assert train(run, resume=True, **QUIET).num_steps > 2 * trainings.steps_an_epoch
     assert starts == [resumes_from]
+
+
+@pytest.mark.guarantee("A training that is saved and validated at other steps ends with the same adapter, bit for bit.")
+def test_an_adapter_does_not_depend_on_when_it_is_saved_and_validated(trainings, monkeypatch):
+    """The steps of both change at the resumption too, and are those of the run file from then on."""
+    run = trainings.unstarted("shared", save_steps=7, eval_steps=10)
+    train_until(run, 9, monkeypatch)
+    run = run.model_copy(update={"train": run.train.model_copy(update={"save_steps": 5, "eval_steps": 8})})
+    assert train(run, resume=True, **QUIET).first_step == 7
+    trainings.assert_same_adapter(run, trainings.uninterrupted("shared"))
+    assert trainings.checkpoints(run) == [20, 24]
+    assert [line[0] for line in trainings.log(run) if line[3] is not None] == [8, 16, 24]

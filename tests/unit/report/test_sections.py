@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.answers import look_trained, questions, wrong
+from support.answers import questions, wrong
 from support.html_page import as_text
 
 from lookonce.eval.scores.metrics import Evaluation
@@ -35,16 +35,6 @@ def test_cost_has_gpu_hours_and_the_measured_speed_beside_plain_training(make_fo
     assert numbers["cost"]["a"]["ms_per_sample"] == pytest.approx(30e3 / 64)
     assert "shared 4.0 times faster than plain" in words and "50.0 ms a question" in words
     assert "tokens per second 10" in words
-
-
-def test_an_extended_training_has_the_exact_match_of_each_length(make_folder):
-    folder = make_folder("a", wrong(questions(), 6))
-    (folder / "steps-4").mkdir()
-    look_trained(RunFolder(folder / "steps-4"), num_steps=4)
-    overall = {"num_questions": 4, "exact_match": 0.5, "majority": 0.25}
-    write_json(folder / "steps-4" / "metrics" / "val.json", {"overall": overall})
-    report = Report.of(open_runs([folder]))
-    assert report.to_json()["curves"]["a"]["exact_match"] == {4: 0.5, 8: 0.9} and "exact match" in report.plots()
 
 
 def test_exact_match_that_was_measured_while_training_is_drawn_and_named(make_folder):

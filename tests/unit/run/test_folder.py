@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lookonce.errors import RunFolderError
-from lookonce.run.config import LENGTH, keys
+from lookonce.run.config import keys
 from lookonce.run.folder import RunFolder
 
 IDENTITY = {"model": "m1", "cache": "c1", "records": {"train": "r1"}}
@@ -34,7 +34,7 @@ def changed(run, name: str):
 @pytest.mark.parametrize("best", [None, "loss", "exact_match"])
 @pytest.mark.parametrize("name", keys())
 def test_every_key_says_whether_it_may_differ_when_a_run_is_resumed(make_run, name, best):
-    """The words at its definition hold: a free value is taken, another one refused, a raised length only extends."""
+    """The words at its definition hold: a free value is taken, another one refused."""
     run = make_run(
         data={"context": {"by": "stage", "order": [1, 2]}},
         train={"best": best, "save_steps": 4, "eval_steps": 4},
@@ -47,7 +47,6 @@ def test_every_key_says_whether_it_may_differ_when_a_run_is_resumed(make_run, na
     folder = RunFolder(run.output)
     found = [one for one, _, _ in folder.differences(other, IDENTITY)]
     assert found == ([] if is_free else [f"run.{name}"])
-    assert folder.differences(other, IDENTITY, LENGTH) == [] or rule.may_differ != "longer"
 
 
 def test_a_run_without_any_step_does_not_keep_its_folder(make_run):
@@ -77,6 +76,7 @@ def test_the_same_run_finds_its_folder_again(make_run):
     [
         ({"train": {"learning_rate": 0.5}}, "run.train.learning_rate"),
         ({"lora": {"rank": 5}}, "run.lora.rank"),
+        ({"train": {"steps": None, "epochs": 9}}, "run.train.steps"),
         ({"batch": {"samples_per_step": 16}}, "run.batch.samples_per_step"),
     ],
 )
@@ -104,19 +104,6 @@ def test_what_is_answered_while_training_is_part_of_a_run_that_chooses_by_it(mak
         claim(RunFolder(run.output), run)
         with pytest.raises(RunFolderError, match="holds another run") if best else contextlib.nullcontext():
             claim(RunFolder(run.output), other)
-
-
-@pytest.mark.parametrize("change", [{"steps": 9}, {"steps": None, "epochs": 9}])
-def test_a_run_of_another_length_is_refused_with_the_command_that_extends_it(make_run, change):
-    folder, longer = RunFolder(make_run().output), make_run(train=change)
-    claim(folder, make_run())
-    with pytest.raises(
-        RunFolderError, match=r"train.steps: this run .*\nExtend it, .* with: lookonce train .* --resume. Or"
-    ):
-        claim(folder, longer)
-    assert folder.has_other_length(longer) and not folder.has_other_length(make_run())
-    folder.claim(longer, IDENTITY, may_differ=LENGTH)
-    assert folder.read_run() == longer
 
 
 @pytest.mark.parametrize("change", [{"cache": "c2"}, {"records": {"train": "r2"}}, {"model": "m2"}])
