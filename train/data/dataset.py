@@ -44,10 +44,9 @@ from lookonce.train.data.batches import (
     image_inputs,
     image_keys,
 )
-from lookonce.train.data.conversations import make_examples
 from lookonce.train.data.packing import padded_length
 from lookonce.train.data.sampler import MicroBatch, Sampler
-from lookonce.train.data.tokenize import ChatTokenizer, Example
+from lookonce.train.data.tokenize import ChatTokenizer, Example, make_examples
 
 Keys = tuple[str, ...]
 COLUMN = "input_ids"

@@ -9,8 +9,7 @@ import pytest
 from lookonce.datasets.curriculum import LessonOrder
 from lookonce.datasets.records import Record, Turn
 from lookonce.errors import RecordsError
-from lookonce.train.data import conversations as module
-from lookonce.train.data.conversations import make_examples
+from lookonce.train.data.tokenize import make_examples
 
 TEXT, COUNT = Turn("Is there text?", "yes"), Turn("How many polyps are in the image?", "2")
 A, B = Path("a"), Path("b")
@@ -21,8 +20,7 @@ def examples_of(chat_tokenizer, records, max_tokens=4096):
     return make_examples(chat_tokenizer, records, lambda path: path.name, GRIDS.__getitem__, max_tokens)
 
 
-def test_examples_are_those_of_the_records_one_by_one(chat_tokenizer, monkeypatch):
-    monkeypatch.setattr(module, "CHUNK", 3)
+def test_examples_are_those_of_the_records_one_by_one(chat_tokenizer):
     turns = [(TEXT,), (COUNT,), (TEXT, COUNT), (Turn(" spaces ", "no"),)]
     images = [(A,), (B,), (A, B), ()]
     records = [Record(paths, some, origin=f"{paths} {some}") for paths in images for some in turns * 2]
