@@ -2,8 +2,8 @@
 
     python benchmarks/own_script.py --tokenizer Qwen3-VL-tokenizer 2b 8b
 
-Both train the same packs of synthetic images with questions as in Kvasir-VQA, in turns of an epoch each. `trainer` is
-`PackTrainer` as `lookonce train` sets it up; `loop` reads its packs from a DataLoader with worker processes.
+Both train the same packs of synthetic images with questions as in Kvasir-VQA. `trainer` is `PackTrainer` as
+`lookonce train` sets it up.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from typing import Any
 
 import torch
 from peft import get_peft_model
-from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
-from lookonce import DataCollatorForPacks, PackBatchSampler, VQADataset, load_without_tower, pack_loss, packed_attention
+from lookonce import PackBatchSampler, PackLoader, VQADataset, load_without_tower, pack_loss, packed_attention
 from lookonce.bench.step import VARIANTS, make_run, set_up
 from lookonce.environment import best_device
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
@@ -39,7 +38,6 @@ def main() -> None:
     parser.add_argument("--place", type=Path, default=Path("bench"))
     parser.add_argument("--tokenizer", type=Path)
     parser.add_argument("--images", type=int, default=64)
-    parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     for model in options.models:
         run = make_run(options.place, model, options.images, options.tokenizer)
@@ -48,7 +46,7 @@ def main() -> None:
         for name, measure in (("trainer", by_trainer), ("loop", by_loop)):
             gc.collect()
             began = time.perf_counter()
-            turns = measure(opened, options.workers)
+            turns = measure(opened)
             milliseconds = [1000 * seconds / len(opened.records["train"]) for seconds in turns[-10:]]
             found = {"ms a sample": round(statistics.median(milliseconds), 3), "turns": milliseconds}
             seconds = time.perf_counter() - began
@@ -67,7 +65,7 @@ class Turns(TrainerCallback):
             control.should_training_stop = len(self.ends) > NUM_TURNS
 
 
-def by_trainer(opened: OpenRun, _: int) -> list[float]:
+def by_trainer(opened: OpenRun) -> list[float]:
     """Seconds of each epoch."""
     examples, turns = opened.examples("train")[0], Turns()
     with TemporaryDirectory() as folder:
@@ -77,36 +75,30 @@ def by_trainer(opened: OpenRun, _: int) -> list[float]:
     return [end - start for start, end in zip(turns.ends, turns.ends[1:], strict=False)]
 
 
-def by_loop(opened: OpenRun, num_workers: int) -> list[float]:
+def by_loop(opened: OpenRun) -> list[float]:
     """Seconds of each epoch."""
     run, on_gpu = opened.run, torch.cuda.is_available()
     dataset = VQADataset(opened.records["train"], opened.cache, opened.model_folder.folder)
     sampler = PackBatchSampler(
         dataset, samples_per_step=run.batch.samples_per_step, tokens_per_pack=run.batch.tokens_per_pack
     )
-    loader = DataLoader(
-        dataset,
-        batch_sampler=sampler,
-        collate_fn=DataCollatorForPacks(dataset),
-        num_workers=num_workers,
-        persistent_workers=num_workers > 0,
-        pin_memory=on_gpu,
-    )
     model = get_peft_model(load_without_tower(opened.model_folder.folder), lora_config(run.lora)).train()
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=run.train.learning_rate, fused=True)
     ends = [time.perf_counter()]
     with packed_attention(model, compiled=on_gpu, captured=on_gpu):
-        for _ in range(NUM_TURNS):
-            for pack in loader:
-                with torch.autocast(best_device().type, torch.bfloat16):
-                    loss = pack_loss(model, pack)
-                loss.backward()
-                if pack["ends_step"]:
-                    torch.nn.utils.clip_grad_norm_(trained, 1.0, foreach=True)
-                    optimizer.step()
-                    optimizer.zero_grad()
-            ends.append(now())
+        num_steps = 0
+        for pack in PackLoader(sampler, num_epochs=NUM_TURNS):
+            with torch.autocast(best_device().type, torch.bfloat16):
+                loss = pack_loss(model, pack)
+            loss.backward()
+            if pack["ends_step"]:
+                torch.nn.utils.clip_grad_norm_(trained, 1.0, foreach=True)
+                optimizer.step()
+                optimizer.zero_grad()
+                num_steps += 1
+                if num_steps % sampler.num_steps == 0:
+                    ends.append(now())
     return [end - start for start, end in zip(ends, ends[1:], strict=False)]
 
 

@@ -6,11 +6,10 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from peft import LoraConfig, get_peft_model
-from torch.utils.data import DataLoader
 
 from lookonce import (
-    DataCollatorForPacks,
     PackBatchSampler,
+    PackLoader,
     VQADataset,
     build_cache,
     load_without_tower,
@@ -26,12 +25,11 @@ records = read_records(Path(records_path))
 cache = build_cache([image for record in records for image in record.images], model_path, "caches")
 dataset = VQADataset(records, cache, model_path)
 sampler = PackBatchSampler(dataset, samples_per_step=16)
-loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=DataCollatorForPacks(dataset), pin_memory=on_gpu)
 tuned = get_peft_model(load_without_tower(model_path), LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
 optimizer = torch.optim.AdamW((weight for weight in tuned.parameters() if weight.requires_grad), lr=2e-4)
-model, optimizer = accelerator.prepare(tuned, optimizer)  # not the loader: packs are divided among processes already
+model, optimizer = accelerator.prepare(tuned, optimizer)  # the sampler has divided the packs among processes already
 with packed_attention(model, compiled=on_gpu, captured=on_gpu and accelerator.num_processes == 1):
-    for pack in loader:
+    for pack in PackLoader(sampler, num_epochs=1):
         accelerator.backward(pack_loss(model, pack))
         if pack["ends_step"]:
             optimizer.step()

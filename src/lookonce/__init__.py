@@ -25,7 +25,13 @@ if TYPE_CHECKING:
     from lookonce.eval.decoding.dialogue import Answer
     from lookonce.library import build_cache, load_without_tower, replace_tower
     from lookonce.run.config import RunFile, read_run_file
-    from lookonce.train.data.dataset import DataCollatorForPacks, DataCollatorForRows, PackBatchSampler, VQADataset
+    from lookonce.train.data.dataset import (
+        DataCollatorForPacks,
+        DataCollatorForRows,
+        PackBatchSampler,
+        PackLoader,
+        VQADataset,
+    )
     from lookonce.train.loop.trainer import PackTrainer
     from lookonce.train.model.load import CachedVisionTower
     from lookonce.train.model.packs import average_gradients, pack_loss, packed_attention
@@ -39,6 +45,7 @@ __all__ = [
     "DataCollatorForRows",
     "LookonceError",
     "PackBatchSampler",
+    "PackLoader",
     "PackTrainer",
     "Record",
     "RunFile",
@@ -64,6 +71,7 @@ _HOME = {
     "DataCollatorForPacks": "lookonce.train.data.dataset",
     "DataCollatorForRows": "lookonce.train.data.dataset",
     "PackBatchSampler": "lookonce.train.data.dataset",
+    "PackLoader": "lookonce.train.data.dataset",
     "PackTrainer": "lookonce.train.loop.trainer",
     "VQADataset": "lookonce.train.data.dataset",
     "average_gradients": "lookonce.train.model.packs",

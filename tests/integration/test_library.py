@@ -22,6 +22,7 @@ from lookonce import (
     DataCollatorForPacks,
     DataCollatorForRows,
     PackBatchSampler,
+    PackLoader,
     PackTrainer,
     VisionCache,
     VQADataset,
@@ -180,6 +181,7 @@ SIGNATURES = """
 DataCollatorForPacks(dataset, *, device, pads_to_blocks)
 DataCollatorForRows(dataset)
 PackBatchSampler(dataset, *, samples_per_step, tokens_per_pack, seed, loss, shuffle, rank, num_ranks)
+PackLoader(sampler, *, num_epochs, device, num_ahead)
 PackTrainer(model, args, train_sampler, *, eval_dataset, callbacks, compiled, captured, flex, checkpointing, \
 num_ahead, optimizers)
 VQADataset(records, cache, tokenizer, *, revision, max_bytes_in_memory)
@@ -243,6 +245,34 @@ def test_each_epoch_has_every_example_once_in_an_order_of_its_own(sample, record
     assert len(sampler) == num_packs
 
 
+def test_packs_read_ahead_are_those_of_a_dataloader(sample, records, cache):
+    """Across epochs, and also after a loop that was left."""
+    sampler = PackBatchSampler(VQADataset(records, cache, sample / "model"), samples_per_step=7, tokens_per_pack=192)
+    collate = DataCollatorForPacks(sampler.dataset)
+    by_dataloader = [
+        pack
+        for _ in range(2)
+        for pack in DataLoader(sampler.dataset, batch_sampler=sampler, collate_fn=collate, num_workers=1)
+    ]
+    next(iter(PackLoader(sampler)))
+    sampler.set_epoch(0)
+    loader = PackLoader(sampler, num_epochs=2)
+    ahead = list(loader)
+    assert loader.num_steps == 2 * sampler.num_steps == sum(pack["ends_step"] for pack in ahead) and sampler.epoch == 2
+    for one, other in zip(ahead, by_dataloader, strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(torch.as_tensor(one[name]), torch.as_tensor(other[name])) for name in one)
+
+
+def test_an_image_that_cannot_be_read_stops_the_loop_that_asks_for_its_pack(sample, records, cache, monkeypatch):
+    sampler = PackBatchSampler(VQADataset(records, cache, sample / "model"), samples_per_step=7, tokens_per_pack=192)
+    packs = iter(PackLoader(sampler, num_ahead=1))
+    next(packs)
+    monkeypatch.setattr(cache, "get_many", lambda keys, pin: [cache.grid_thw("missing")])
+    with pytest.raises(LookonceError, match="missing"):
+        list(packs)
+
+
 def test_packs_that_cannot_be_made_are_named(sample, records, cache):
     dataset = VQADataset(records, cache, sample / "model")
     with pytest.raises(RecordsError, match=r"train.jsonl:\d+ has \d+ tokens, more than tokens_per_pack: 20; raise it"):
@@ -290,9 +320,8 @@ def test_a_loop_of_ones_own_ends_with_the_adapter_of_lookonce_train_bit_for_bit(
     tuned, sampler = to_train(sample, built)
     weights = [weight for weight in tuned.parameters() if weight.requires_grad]
     optimizer, num_steps = torch.optim.AdamW(weights, lr=0.01, weight_decay=0), 0
-    collate = DataCollatorForPacks(sampler.dataset)
     with packed_attention(tuned, captured=captured):
-        for pack in DataLoader(sampler.dataset, batch_sampler=sampler, collate_fn=collate):
+        for pack in PackLoader(sampler):
             pack_loss(tuned, pack).backward()
             if pack["ends_step"]:
                 torch.nn.utils.clip_grad_norm_(weights, 1.0)

@@ -364,7 +364,9 @@ torch.optim.AdamW = torch.optim.SGD
 sys.argv = sys.argv[1:]
 names = runpy.run_path(sys.argv[0], run_name="__main__")
 try:
-    names["accelerator"].prepare(names["loader"])
+    collate = lookonce.DataCollatorForPacks(names["dataset"])
+    loader = torch.utils.data.DataLoader(names["dataset"], batch_sampler=names["sampler"], collate_fn=collate)
+    names["accelerator"].prepare(loader)
 except lookonce.LookonceError as error:
     open("refused-" + os.environ["RANK"], "w").write(str(error))
 """

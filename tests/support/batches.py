@@ -68,7 +68,7 @@ class Replays:
     def __init__(self, passes: Passes, merge_size: int, tokens_per_pack: int) -> None:
         self._passes, self._tokens_per_pack = passes, {"tokens_per_pack": tokens_per_pack}
         self._captured = CapturedPasses(
-            lambda batch: passes.loss(batch | self._tokens_per_pack), passes.trained, merge_size, cuda_graph_capture()
+            lambda batch: passes.loss(batch | self._tokens_per_pack), passes.trained, merge_size, cuda_graph_capture
         )
 
     def launched(self, pack: Mapping[str, Any]) -> Outcome:

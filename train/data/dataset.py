@@ -2,12 +2,13 @@
 
 Design: each piece is what a library for training expects of its kind: a dataset by index, a sampler of indices, a
 function that makes a batch of examples. So a DataLoader, Trainer or a loop by hand use them without knowing of a cache.
-The indices of a pack say how it is packed, so a DataLoader may make its batches in other processes. `lookonce train`
-uses the same pieces, with a thread that reads ahead instead of a DataLoader.
+The indices of a pack say how it is packed, so a DataLoader may make its batches in other processes. `PackLoader` makes
+them in a thread that reads ahead, as `lookonce train` does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import pickle
@@ -40,6 +41,7 @@ from lookonce.train.data.batches import (
     CachedFeatures,
     FeatureSource,
     PackCollator,
+    Prefetcher,
     RowCollator,
     image_inputs,
     image_keys,
@@ -425,3 +427,44 @@ class DataCollatorForPacks:
         batch = {name: tensor.to(self._device, non_blocking=True) for name, tensor in text.items()}
         about = {name: getattr(indices, name) for name in ("ends_step", "num_ranks", "tokens_per_pack")}
         return batch | image_inputs(self._features, image_keys(first), self._device) | about
+
+
+class PackLoader:
+    """The packs of some epochs on a device, read ahead by a thread, also from one epoch into the next.
+
+    It serves as `DataLoader(dataset, batch_sampler=sampler, collate_fn=DataCollatorForPacks(dataset))` does. A
+    DataLoader copies the features between processes, several hundred megabytes a second, and begins each epoch empty.
+    """
+
+    def __init__(
+        self, sampler: PackBatchSampler, *, num_epochs: int = 1, device: torch.device | None = None, num_ahead: int = 2
+    ) -> None:
+        """Packs of `num_epochs` epochs, beginning with the sampler's next, on the GPU if there is one.
+
+        `num_ahead` packs are on the device before they are asked for.
+        """
+        self.sampler, self.num_epochs, self.num_ahead = sampler, num_epochs, num_ahead
+        self.device = device or environment.best_device()
+        if self.device == torch.device("cuda"):  # the thread that reads ahead has a current GPU of its own
+            self.device = torch.device("cuda", torch.cuda.current_device())
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of all epochs."""
+        return self.num_epochs * self.sampler.num_steps
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """What `DataCollatorForPacks` makes of each pack; an error of a pack is raised where the pack is asked for."""
+        sampler = self.sampler
+        collator, start = DataCollatorForPacks(sampler.dataset, device=self.device), sampler.epoch * sampler.num_steps
+        sampler.epoch += self.num_epochs
+        ahead = Prefetcher(
+            sampler.steps(start, start + self.num_steps),
+            lambda indices: collator(sampler.dataset.__getitems__(indices)),
+            self.device,
+            self.num_ahead,
+        )
+        with contextlib.closing(ahead):
+            for _ in range(self.num_steps):
+                for pack, _ in ahead.step():
+                    yield pack

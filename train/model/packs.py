@@ -214,9 +214,9 @@ class PackPasses:
             )
         if self._captured is None:
             trained = [weight for weight in model.parameters() if weight.requires_grad]
-            capture = cuda_graph_capture() if trained[0].is_cuda else run_again
+            new_capture = cuda_graph_capture if trained[0].is_cuda else lambda: run_again
             self._captured = CapturedPasses(
-                lambda batch: forward_loss(model, batch, mask), trained, self._merge_size, capture
+                lambda batch: forward_loss(model, batch, mask), trained, self._merge_size, new_capture
             )
         return self._captured
 
@@ -262,9 +262,12 @@ run_again: Capture = lambda function: function  # noqa: E731
 class CapturedPasses:
     """Passes over packs, each captured when a pack has its shape for the first time."""
 
-    def __init__(self, forward: Forward, trained: Sequence[torch.Tensor], merge_size: int, capture: Capture) -> None:
-        """`trained` are the weights that get gradients; `merge_size` squared patches are one token."""
-        self._forward, self._trained, self._merge_size, self._capture = forward, trained, merge_size, capture
+    def __init__(
+        self, forward: Forward, trained: Sequence[torch.Tensor], merge_size: int, new_capture: Callable[[], Capture]
+    ) -> None:
+        """`trained` are the weights that get gradients; `merge_size` squared patches are one token; `new_capture` gives
+        a `Capture` with memory of its own."""
+        self._forward, self._trained, self._merge_size, self._new_capture = forward, trained, merge_size, new_capture
         self._gradients = [torch.zeros_like(weight) for weight in trained]
         """The gradients of the last pass."""
         self._number = 0
@@ -308,10 +311,20 @@ class CapturedPasses:
         `like` is a batch of any length with the same keys. Capturing reads no values.
         """
         if shape not in self._captured:
+            if shape[0] > max((length for length, _, _ in self._captured), default=0):
+                self._start_over()
             inputs = self._inputs(shape, like)
             used: list[int] = []
             self._captured[shape] = self._captured_pass(inputs, used), inputs, used
         return self._captured[shape]
+
+    def _start_over(self) -> None:
+        """Forget all captured passes: shorter ones share the memory of the longest only if that is captured first."""
+        self._captured.clear()
+        self._capture = self._new_capture()  # memory of which a tensor is still in use takes no other capture
+        if any(weight.is_cuda for weight in self._trained):
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
 
     def add_gradients(self, number: int, times: torch.Tensor) -> None:
         """Add the gradients of a pass to those of the weights, multiplied with the gradient of its loss.

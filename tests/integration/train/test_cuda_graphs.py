@@ -33,7 +33,7 @@ class Passes:
         self.trained = [weight for weight in self.model.parameters() if weight.requires_grad]
         self.mask = PackMask(2048, CPU)
         self.num_captured = 0
-        self.captured = CapturedPasses(self.loss, self.trained, session.chat_tokenizer.merge_size, self.capture)
+        self.captured = CapturedPasses(self.loss, self.trained, session.chat_tokenizer.merge_size, lambda: self.capture)
 
     def loss(self, batch: Batch) -> torch.Tensor:
         return forward_loss(self.model, batch, self.mask)
@@ -108,8 +108,8 @@ def test_passes_of_all_shapes_can_be_captured_from_one_batch(session, passes):
     batches = steps(session, samples_per_step=6) + steps(session, samples_per_step=40)
     batches.append([without_images(batch) for batch in batches[0]])
     shapes = {shape_of_batch(batch) for step in batches for batch in step}
-    captured = CapturedPasses(passes.loss, passes.trained, session.chat_tokenizer.merge_size, passes.capture)
-    for shape in shapes:
+    captured = CapturedPasses(passes.loss, passes.trained, session.chat_tokenizer.merge_size, lambda: passes.capture)
+    for shape in sorted(shapes, reverse=True):
         captured.prepare(shape, like=batches[0][0])
     before = passes.num_captured
     for step in batches:
@@ -149,7 +149,7 @@ def test_a_failed_capture_says_how_to_continue_without_cuda_graphs(passes, sessi
     def refuse(function):
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
-    captured = CapturedPasses(passes.loss, passes.trained, session.chat_tokenizer.merge_size, refuse)
+    captured = CapturedPasses(passes.loss, passes.trained, session.chat_tokenizer.merge_size, lambda: refuse)
     with pytest.raises(
         TrainingError, match=r"\(operation not permitted .* capturing\); .* --resume --set train.cuda_graphs=false"
     ):

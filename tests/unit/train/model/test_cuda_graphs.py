@@ -23,7 +23,7 @@ def captured(*errors: Exception) -> CapturedPasses:
             for error in errors[1:]:
                 raise error
 
-    return CapturedPasses(lambda batch: torch.zeros(()), [], 2, capture)
+    return CapturedPasses(lambda batch: torch.zeros(()), [], 2, lambda: capture)
 
 
 @pytest.mark.parametrize("later", [(), (RuntimeError("failed due to a previous error"),)])
@@ -38,6 +38,26 @@ def test_out_of_memory_stays_that(later):
         captured(torch.OutOfMemoryError(), *later)(BATCH)
 
 
+def test_a_longer_pass_is_captured_before_all_others():
+    """Memory of CUDA graphs is shared if the longest is first."""
+    lengths: list[int] = []
+
+    def capture(function: Replay) -> Replay:
+        function()
+        return function
+
+    def forward(batch: Batch) -> torch.Tensor:
+        lengths.append(batch["input_ids"].shape[1])
+        return weight.sum()
+
+    weight = torch.nn.Parameter(torch.ones(1))
+    passes = CapturedPasses(forward, [weight], 2, lambda: capture)
+    for length, captured_lengths in ((256, [256]), (128, [128]), (512, [512]), (512, []), (256, [256]), (128, [128])):
+        lengths.clear()
+        passes.prepare((length, 64, False), BATCH)
+        assert lengths == captured_lengths
+
+
 @pytest.mark.guarantee("Captured passes add up the gradients of a step as launched passes do.")
 def test_passes_add_to_the_gradients_of_their_step():
     """A weight that no pass of the step uses has no gradient; those of the step before are gone."""
@@ -49,7 +69,7 @@ def test_passes_add_to_the_gradients_of_their_step():
         return (used * number + (sometimes * number**2 if numbers[-1] > 1 else 0)).sum()
 
     for step, expected in (((1, 2), (3, 4)), ((1,), (1, None)), ((3, 1, 2), (6, 13))):
-        passes = CapturedPasses(forward, [used, sometimes], 2, lambda function: function)
+        passes = CapturedPasses(forward, [used, sometimes], 2, lambda: lambda function: function)
         used.grad = sometimes.grad = None
         for number in step:
             numbers.append(number)
