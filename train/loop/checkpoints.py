@@ -15,14 +15,14 @@ here; one that a later version of transformers adds may be anything.
 from __future__ import annotations
 
 import contextlib
-import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from transformers import TrainerCallback, TrainerState
 
 from lookonce.cache.store.claims import leftovers, note_use
@@ -30,24 +30,26 @@ from lookonce.disk_space import full_disk_named
 from lookonce.errors import RunFolderError, TrainingError
 from lookonce.files import flush, flush_files, hash_file, read_json, write_json
 from lookonce.run.config import RunFile
-from lookonce.run.folder import AGAIN, CHECKSUMS, STATE, RunClaim, RunFolder, Trained, is_complete, step_of
+from lookonce.run.folder import (
+    AGAIN,
+    CHECKSUMS,
+    STATE,
+    RunClaim,
+    RunFolder,
+    Trained,
+    is_complete,
+    read_form,
+    step_of,
+)
 from lookonce.run.open import OpenRun
 from lookonce.run.start_adapter import check_same_model, find_start
 from lookonce.text import Notify, count, listed, shown
 
-Form = tuple[Callable[[Any], bool], str]
-"""Whether a value has the form, and the form in words."""
 LOSSES = "losses"
 """Under this name in `stateful_callbacks`: the sums of losses so far, of the logged steps and of those since."""
-COUNT: Form = ((lambda value: type(value) is int and 0 <= value < 1 << 63), "a whole number of 0 or more")
-NUMBER: Form = ((lambda value: type(value) in (int, float) and 0 <= value < math.inf), "a number of 0 or more")
-POSITIVE: Form = ((lambda value: type(value) in (int, float) and 1e-18 < value < 1e18), "a number above 0")
-STEPS: Form = ((lambda value: COUNT[0](value) and value > 0), "a whole number above 0")
-ANY_NUMBER: Form = ((lambda value: type(value) in (int, float)), "a number")
-SWITCH: Form = ((lambda value: isinstance(value, bool)), "true or false")
-TEXT: Form = ((lambda value: isinstance(value, str)), "a text")
-OBJECT: Form = ((lambda value: isinstance(value, dict)), "an object")
-NEEDED_FIELDS = ("global_step", "max_steps", "epoch")
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+Steps = Annotated[int, Field(gt=0, lt=1 << 63)]
+Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 NEEDED = (STATE, "adapter_model.safetensors", "optimizer.pt", "scheduler.pt")
 """Files without which no training is resumed."""
 LOADED = ("adapter_*", "*.pt", "*.pth", "*.safetensors", "*.bin")
@@ -60,68 +62,65 @@ MAKE_ROOM = (
 )
 
 
-def _or_null(form: Form) -> Form:
-    return (lambda value: value is None or form[0](value)), f"{form[1]} or null"
+class _Losses(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    num_steps: Count
+    last_logged_step: Count
+    logged: float
+    not_logged: float
 
 
-def _has_losses(value: Any) -> bool:
-    """Whether it is an object, whose losses have their form if it has any."""
-    if not isinstance(value, dict) or LOSSES not in value:
-        return isinstance(value, dict)
-    losses, numbers = value[LOSSES], ("logged", "not_logged")
-    return (
-        isinstance(losses, dict)
-        and losses.keys() == {"num_steps", "last_logged_step", *numbers}
-        and all(type(losses[name]) is float for name in numbers)
-        and all(COUNT[0](losses[name]) for name in losses.keys() - {*numbers})
-    )
+class _Callbacks(BaseModel):
+    losses: _Losses | None = None
 
 
-def _is_log(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(line, dict) for line in value)
+class State(BaseModel):
+    """Trainer's state in a checkpoint: how far it was, and how far it had to go."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    global_step: Steps
+    max_steps: Steps
+    epoch: Annotated[float, Field(gt=1e-18, lt=1e18)]
+    num_train_epochs: Count = 0
+    num_input_tokens_seen: Count = 0
+    logging_steps: Number = 0
+    eval_steps: Number = 0
+    save_steps: Number = 0
+    total_flos: Number = 0
+    train_batch_size: Count | None = None
+    best_global_step: Count | None = None
+    best_metric: float | None = None
+    best_model_checkpoint: str | None = None
+    is_local_process_zero: bool = True
+    is_world_process_zero: bool = True
+    is_hyper_param_search: bool = False
+    trial_name: str | None = None
+    trial_params: dict[str, Any] | None = None
+    log_history: list[dict[str, Any]] = []
+    stateful_callbacks: _Callbacks = _Callbacks()
+
+    @model_validator(mode="after")
+    def _has_only_fields_of_trainer(self) -> State:
+        if unknown := sorted((self.model_extra or {}).keys() - {field.name for field in fields(TrainerState)}):
+            raise ValueError(f"Trainer has no field {shown(repr(unknown[0]))}")
+        return self
 
 
-FORMS: dict[str, Form] = {
-    **{"global_step": STEPS, "max_steps": STEPS, "epoch": POSITIVE},
-    **dict.fromkeys(("num_train_epochs", "num_input_tokens_seen"), COUNT),
-    **dict.fromkeys(("logging_steps", "eval_steps", "save_steps", "total_flos"), NUMBER),
-    **dict.fromkeys(("train_batch_size", "best_global_step"), _or_null(COUNT)),
-    **dict.fromkeys(("is_local_process_zero", "is_world_process_zero", "is_hyper_param_search"), SWITCH),
-    **dict.fromkeys(("best_model_checkpoint", "trial_name"), _or_null(TEXT)),
-    **{"best_metric": _or_null(ANY_NUMBER), "log_history": (_is_log, "a list of objects")},
-    **{"stateful_callbacks": (_has_losses, "an object, with numbers in its losses"), "trial_params": _or_null(OBJECT)},
-}
-
-
-def read_state(checkpoint: Path) -> dict[str, Any]:
-    """How far Trainer was, and how far it had to go, when it wrote a checkpoint.
+def read_state(checkpoint: Path) -> State:
+    """Trainer's state in a checkpoint.
 
     Raises:
         RunFolderError: Trainer cannot have written it; names the file and the field.
     """
     path = checkpoint / STATE
-    try:
-        state = read_json(path)
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"{path} is broken ({shown(repr(error))}); {AGAIN}") from None
-    if wrong := _fault(state, step_of(checkpoint)):
-        raise RunFolderError(f"{path} is broken: {wrong}; {AGAIN}")
-    return dict(state)
-
-
-def _fault(state: Any, step: int) -> str | None:
-    """What Trainer cannot have written, in words; None if all fields have their form."""
-    if not isinstance(state, dict):
-        return f"it holds {shown(repr(state))}, expected an object"
-    if absent := [name for name in NEEDED_FIELDS if name not in state]:
-        return f"it lacks {absent[0]}"
-    if unknown := sorted(state.keys() - {field.name for field in fields(TrainerState)}):
-        return f"Trainer has no field {shown(repr(unknown[0]))}"
-    for name in FORMS.keys() & state.keys():
-        has_form, form = FORMS[name]
-        if not has_form(state[name]):
-            return f"{name} is {shown(repr(state[name]))}, expected {form}"
-    return None if state["global_step"] == step else f"global_step is {state['global_step']}, expected {step}"
+    state = read_form(path, State, AGAIN)
+    if state.global_step != step_of(checkpoint):
+        raise RunFolderError(
+            f"{path} is broken: global_step is {state.global_step}, expected {step_of(checkpoint)}; {AGAIN}"
+        )
+    return state
 
 
 def kept(folder: RunFolder) -> str:
@@ -166,7 +165,7 @@ def best_checkpoint(checkpoint: Path) -> Path | None:
     Raises:
         RunFolderError: it is not there.
     """
-    recorded = read_state(checkpoint).get("best_model_checkpoint")
+    recorded = read_state(checkpoint).best_model_checkpoint
     if recorded is None:
         return None
     best = checkpoint.parent / Path(recorded).name
