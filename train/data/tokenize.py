@@ -154,6 +154,7 @@ class ChatTokenizer:
         self.template_options = _template_options(self.tokenizer, folder, enable_thinking)
         """What the chat template is given beside messages."""
         self._folder = folder
+        self._shared: dict[object, Tokens] = {}
         if reason := failure_of(self._try_template):
             raise self._template_error(reason)
         found = self.tokenizer.get_vocab().get(self.image_token)
@@ -197,6 +198,13 @@ class ChatTokenizer:
         messages = to_messages(record)
         text = self.render(messages, origin=record.origin)
         return self._tokenize(text, self._answer_spans(messages, text, record, num_given), record)
+
+    def shared_tokens(self, record: Record) -> Tokens:
+        """The same as `tokens`, the same arrays for all records that differ in their images alone."""
+        texts = (record.turns, record.system, record.context, len(record.images))
+        if texts not in self._shared:
+            self._shared[texts] = self.tokens(record)
+        return self._shared[texts]
 
     def with_images(self, tokens: Tokens, record: Record, image_keys: Sequence[str], grids: Sequence[Grid]) -> Example:
         """The example of a record with these tokens."""
@@ -383,17 +391,11 @@ def _each_example(
     grid_of: Callable[[str], Grid],
     order: LessonOrder | None,
 ) -> Iterator[Example]:
-    """The examples of records; those that differ in their images alone have the same arrays of tokens."""
-    tokens_of: dict[object, Tokens] = {}
-
     @functools.cache
     def shown(images: tuple[Path, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
         keys = tuple(key_of(path) for path in images)
         return keys, tuple(chat_tokenizer.num_image_tokens(grid_of(key)) for key in keys)
 
     for record in records:
-        texts = (record.turns, record.system, record.context, len(record.images))
-        if texts not in tokens_of:
-            tokens_of[texts] = chat_tokenizer.tokens(record)
         lesson = order.lesson_of(record) if order else 0
-        yield Example(*tokens_of[texts], *shown(record.images), record.origin, lesson)
+        yield Example(*chat_tokenizer.shared_tokens(record), *shown(record.images), record.origin, lesson)

@@ -56,7 +56,7 @@ def test_what_trainer_writes_is_read(checkpoint):
 )
 def test_a_field_of_another_form_is_named(checkpoint, name, value):
     change(checkpoint, **{name: value})
-    with pytest.raises(RunFolderError, match=rf"trainer_state.json is broken: `{name}[a-z_.0-9]*`: .*; train again with:"):
+    with pytest.raises(RunFolderError, match=rf"is broken: `{name}[a-z_.0-9]*`: .*; train again with:"):
         read_state(checkpoint)
 
 
