@@ -36,7 +36,7 @@ from lookonce.train.loop.checkpoints import (
     kept,
 )
 from lookonce.train.loop.distributed import RESUME_HINT, Ranks, StopAfterStep
-from lookonce.train.loop.log_files import CurvesFile, Heartbeat, MetricsLog, tracker_callbacks
+from lookonce.train.loop.log_files import Heartbeat, MetricsLog, tracker_callbacks
 from lookonce.train.loop.session import make_trainer, weights_fit
 from lookonce.train.loop.trainer import Answer, Evaluations, check_can_answer
 from lookonce.train.model.linear_attention import linear_layers
@@ -98,7 +98,7 @@ class Training:
         stop = StopAfterStep(self.ranks)
         evaluations = Evaluations(self.opened.run.eval.every, answer)
         first = [StopIfTakenOver(self.opened.owner), CurrentIntervals(), evaluations]
-        callbacks = [*first, log, CurvesFile(self.opened.folder), stop, heartbeat, *self._trackers()]
+        callbacks = [*first, log, stop, heartbeat, *self._trackers()]
         with self._weights_fit():
             trainer = make_trainer(self.opened, model, self.arguments, examples, held_out, callbacks, self.startup)
         log.attach(trainer)

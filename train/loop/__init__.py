@@ -4,7 +4,7 @@ trainer      PackTrainer: Trainer over whole optimizer steps; what is measured w
 warmup       the trial of the longest pack in front of a training
 session      the trainer of an open run; what to change if the model does not fit the GPU
 arguments    Trainer's settings from the run file, and its learning rate schedule
-log_files    one line per logging step in log.jsonl, curves.svg, progress.json while a training runs, and trackers
+log_files    one line per logging step in log.jsonl, progress.json while a training runs, and trackers
 checkpoints  checkpoints with checksums: whole, or not used; which one a run resumes from
 distributed  the ranks, decisions of the first rank for all, and stopping after a signal
 """

@@ -1,12 +1,8 @@
-"""What a training writes of its progress: `log.jsonl` and its printed lines, `curves.svg`, `progress.json`, trackers.
+"""What a training writes of its progress: `log.jsonl` and its printed lines, `progress.json`, and trackers.
 
 Design: no progress bar. In a Slurm log a bar that is redrawn makes thousands of lines; one dense line per logging step
 reads well there and on a terminal. Memory is what PyTorch reserved at most on this GPU, because that is what decides
 whether a training fits; the peak of what it allocated is lower.
-
-`curves.svg` is drawn from `log.jsonl` at each save and at the end, so a resumed training has the points of the steps
-before, each once. It costs 0.2 s, and once 0.3 s more to import matplotlib. A full disk is ignored, because a drawing
-is not worth a training.
 
 A thread of the first rank rewrites `progress.json` every few seconds, so that it also shows a training that is loading,
 compiling or validating, and one that hangs: its process lives but its step does not change. A new phase is written at
@@ -41,13 +37,10 @@ from tqdm import tqdm
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.integrations.integration_utils import TensorBoardCallback, get_reporting_integration_callbacks
 
-from lookonce import plots
 from lookonce.claim_file import Process
 from lookonce.errors import Stopped, TrainingError, UsageError
 from lookonce.files import write_json, write_text
-from lookonce.plots import Line, Panel
-from lookonce.run.folder import RunFolder
-from lookonce.run.log_file import Curves, End, Progress, read_curves, read_lines, smoothed
+from lookonce.run.log_file import End, Progress, read_lines
 from lookonce.text import count, duration, first_line
 
 MUCH_WAITING = 0.05
@@ -209,35 +202,6 @@ def step_line(logs: dict[str, Any], measured: dict[str, float]) -> str:
     parts.append(f"data wait {measured['wait_share']:.1%}")
     parts.append(f"eta {tqdm.format_interval(measured['eta_seconds'])}")
     return "  ".join(parts)
-
-
-class CurvesFile(TrainerCallback):
-    """Draws the curves, on the first rank."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            with contextlib.suppress(OSError):
-                write_text(self._folder.curves, curves_svg(read_curves(self._folder.log), self._folder.folder.name))
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.on_save(args, state, control)
-
-
-def curves_svg(curves: Curves, title: str) -> str:
-    """The curves as the text of an SVG file."""
-    lines = [Line("each logged loss", curves.loss, "faint"), Line("mean training loss", smoothed(curves.loss), "line")]
-    lines += [Line("validation loss", curves.validation_loss, "marked", 1)] if curves.validation_loss else []
-    words = f"lowest: {curves.best[1]:.4f} at step {curves.best[0]:,}" if curves.best else ""
-    panels = [Panel("loss", lines, curves.loss_range(), curves.best, words, height=300)]
-    if curves.most_right:
-        words = f"highest: {curves.most_right[1]:.1%} at step {curves.most_right[0]:,}"
-        right = [Line("", curves.exact_match, "marked")]
-        panels.append(Panel("exact match", right, (0, 1), curves.most_right, words, height=150))
-    panels.append(Panel("learning rate", [Line("", curves.learning_rate, "line")], height=100))
-    return plots.to_file(plots.curves(panels, "step", title))
 
 
 class Heartbeat(TrainerCallback):

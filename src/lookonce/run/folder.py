@@ -5,7 +5,6 @@ run.yaml            the run file with absolute paths, for people
 environment.json    versions, commit and device
 log.jsonl           one line per logging step
 claim.json          the process that trains or evaluates here; removed when it ends
-curves.svg          its losses and learning rate as a drawing
 progress.json       progress of the training, rewritten every few seconds while it runs
 checkpoints/        Trainer's checkpoints, each with the checksums of its files
 tensorboard/        TensorBoard's files, if `train.track` names it
@@ -112,7 +111,6 @@ class RunFolder:
         self.checkpoints = folder / "checkpoints"
         self.trained = folder / "trained.json"
         self.log = folder / "log.jsonl"
-        self.curves = folder / "curves.svg"
         self.progress = folder / "progress.json"
         self.report = folder / "report.html"
         self.summary = folder / "summary.json"
