@@ -36,14 +36,13 @@ from lookonce.run.folder import (
     STATE,
     RunClaim,
     RunFolder,
-    Trained,
     is_complete,
     read_form,
     step_of,
 )
 from lookonce.run.open import OpenRun
 from lookonce.run.start_adapter import check_same_model, find_start
-from lookonce.text import Notify, count, listed, shown
+from lookonce.text import Notify, listed, shown
 
 LOSSES = "losses"
 """Under this name in `stateful_callbacks`: the sums of losses so far, of the logged steps and of those since."""
@@ -135,8 +134,6 @@ def find_checkpoint(folder: RunFolder, notify: Notify) -> Path | None:
     for checkpoint in checkpoints:
         if damaged := damaged_files(checkpoint):
             notify(f"{checkpoint} is damaged ({_changed(damaged)}), so it is not used")
-        elif (step := _recorded_step(checkpoint)) not in (None, step_of(checkpoint)):
-            notify(f"{checkpoint} was written after step {step}, and renamed or copied since, so it is not used")
         else:
             return checkpoint
     if checkpoints:
@@ -212,15 +209,6 @@ def damaged_files(checkpoint: Path) -> list[str]:
     changed = [str(name) for name, checksum in recorded.items() if _checksum(checkpoint, name) != checksum]
     loaded = {path.name for pattern in LOADED for path in checkpoint.glob(pattern)} | {*NEEDED}
     return changed + sorted(loaded - recorded.keys())
-
-
-def _recorded_step(checkpoint: Path) -> int | None:
-    """The step after which Trainer wrote a checkpoint, by its state; None if that is not a number."""
-    with contextlib.suppress(OSError, ValueError):
-        state = read_json(checkpoint / STATE)
-        step = state.get("global_step") if isinstance(state, dict) else None
-        return step if type(step) is int else None
-    return None
 
 
 def _checksum(checkpoint: Path, name: str) -> str | None:
@@ -338,12 +326,7 @@ class Start:
             if not run.train.has_steps:
                 yield f"nothing is trained: {adapter} answers as it is"
                 return
-            trained = self.other.read_trained()
-            after = f"after its {count(trained.num_steps, 'step')}" if isinstance(trained, Trained) else "there"
-            yield (
-                f"training starts with {adapter}, as it is {after}, and continues as an "
-                "adapter of its own, with a new optimizer and schedule; that run stays as it is, and nothing is merged"
-            )
+            yield f"training starts with {adapter}, and a new optimizer and schedule; that run stays as it is"
 
 
 def _is_finished(opened: OpenRun, identity: dict[str, Any], resume: bool) -> bool:

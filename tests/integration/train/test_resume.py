@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 
 from lookonce.cache.store.reader import VisionCache
 from lookonce.errors import RunFolderError
-from lookonce.train.data.sampler import Sampler
 from lookonce.train.loop.log_files import MetricsLog
 from lookonce.train.loop.trainer import PackTrainer
 from lookonce.workflow import train
@@ -125,26 +124,16 @@ main(["train", "run.yaml"])
 """
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_killed_process_loses_only_the_steps_since_its_checkpoint(trainings, preloaded, tmp_path, mode):
-    run = trainings.unstarted(mode)
+def test_a_killed_process_loses_only_the_steps_since_its_checkpoint(trainings, preloaded, tmp_path):
+    run = trainings.unstarted("shared")
     (tmp_path / "run.yaml").write_text(run.to_yaml())
     assert preloaded.start(KILLED, folder=tmp_path).wait() == -signal.SIGKILL
-    assert train(run, resume=True, **QUIET).first_step == 4
-    trainings.assert_same_adapter(run, trainings.uninterrupted(mode))
-
-
-def test_an_incomplete_checkpoint_is_ignored(trainings, monkeypatch):
-    run = trainings.unstarted("shared")
-    train_until(run, 9, monkeypatch)
-    (run.output / "checkpoints" / "checkpoint-8" / "trainer_state.json").write_text('{"best_global')
     assert train(run, resume=True, **QUIET).first_step == 4
     trainings.assert_same_adapter(run, trainings.uninterrupted("shared"))
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_resuming_neither_reads_nor_batches_the_steps_before(make_run, trainings, monkeypatch, mode):
-    options = trainings.options(mode, steps=9, save_steps=8, eval_steps=None)
+def test_resuming_neither_reads_nor_batches_the_steps_before(make_run, trainings, monkeypatch):
+    options = trainings.options("shared", steps=9, save_steps=8, eval_steps=None)
     options["data"]["val"] = []
     run = make_run(**options)
     train_until(run, 9, monkeypatch)
@@ -225,17 +214,6 @@ def test_a_best_checkpoint_that_was_left_behind_is_named(trainings, monkeypatch)
         train(there, resume=True, **QUIET)
     run.output.with_name("left").rename(left)
     assert train(there, resume=True, **QUIET).first_step == 8
-
-
-@pytest.mark.parametrize("resumes_from", [0, 4])
-def test_prefetch_continues_into_the_next_epoch(trainings, monkeypatch, resumes_from):
-    run = trainings.unstarted("shared")
-    if resumes_from:
-        train_until(run, resumes_from + 1, monkeypatch)
-    starts, steps = [], Sampler.steps
-    monkeypatch.setattr(Sampler, "steps", lambda self, start, end: starts.append(start) or steps(self, start, end))
-    assert train(run, resume=True, **QUIET).num_steps > 2 * trainings.steps_an_epoch
-    assert starts == [resumes_from]
 
 
 @pytest.mark.guarantee("A training that is saved and validated at other steps ends with the same adapter, bit for bit.")

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
-from lookonce.errors import CacheError
 from lookonce.run.log_file import read_curves
 from lookonce.run.open import TO_BUILD, open_run
 from lookonce.run.startup import OTHER
@@ -32,15 +29,6 @@ def test_restart_trains_again_and_keeps_the_old_run(make_cached_run, trainings):
     train(run, restart=True, **QUIET)
     assert json.loads((run.output.with_name("run.old-1") / "summary.json").read_text())["num_steps"] == 2
     assert all((before[name] == weight).all() for name, weight in trainings.adapter(run).items())
-
-
-def test_a_refused_restart_keeps_the_old_run(make_cached_run):
-    run = make_cached_run(train={"steps": 1})
-    train(run, **QUIET)
-    cache = {"dir": str(run.cache.dir), "max_pixels": 9_999}
-    with pytest.raises(CacheError):
-        train(make_cached_run(train={"steps": 1}, cache=cache), restart=True, **QUIET)
-    assert (run.output / "summary.json").exists()
 
 
 def test_checkpoints_and_log_follow_the_run_file(make_cached_run):
