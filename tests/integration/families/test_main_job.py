@@ -22,6 +22,7 @@ from lookonce.workflow import train
 
 NUM_ASKED = 6
 SHARED, EXPERTS = "shared", "experts"
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 @pytest.fixture(scope="module")

@@ -179,14 +179,14 @@ def test_two_ranks_give_the_results_of_one(make, trained, tmp_path, batch, val, 
 )
 def test_ranks_stop_and_resume_together_whichever_gets_the_signal(trainings, trained, run_ranks, tmp_path):
     """First one rank gets a signal; then all ranks and torchrun itself."""
-    run = trainings.unstarted("shared")
+    run = trainings.unstarted("shared", steps=20)
     uninterrupted = run.model_copy(update={"output": tmp_path / "uninterrupted"})
     trained(tmp_path / "notes-uninterrupted", uninterrupted)
     notes = tmp_path / "notes"
 
     stopped = run_ranks(notes, run, signal=[5, 1])
     assert stopped.codes == [75, 0]  # only the first rank reports
-    assert stopped.error.count("Error: stopped by SIGUSR1 after step 6 of 24, which is saved") == 1
+    assert stopped.error.count("Error: stopped by SIGUSR1 after step 6 of 20, which is saved") == 1
     assert "Traceback" not in stopped.error
 
     process = torchrun(notes, run, "--resume", sleep=0.1)
@@ -194,7 +194,7 @@ def test_ranks_stop_and_resume_together_whichever_gets_the_signal(trainings, tra
     os.killpg(process.pid, signal.SIGTERM)
     error = error_of(process)
     assert process.returncode != 0
-    [step] = re.findall(r"Error: stopped by SIGTERM after step (\d+) of 24, which is saved", error)
+    [step] = re.findall(r"Error: stopped by SIGTERM after step (\d+) of 20, which is saved", error)
     assert trainings.checkpoints(run)[-1] == int(step) >= 9
 
     assert trained(notes, run, "--resume").error.count(f"resuming from checkpoint-{step}\n") == 1

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from lookonce.run.log_file import read_curves
 from lookonce.run.open import TO_BUILD, open_run
 from lookonce.run.startup import OTHER
 from lookonce.workflow import train
 
 QUIET = {"notify": lambda note: None}
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 def test_a_finished_run_is_not_trained_again(make_cached_run):

@@ -8,6 +8,7 @@ from lookonce.train.loop.log_files import MetricsLog
 from lookonce.workflow import train
 
 QUIET = {"notify": lambda note: None}
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 @pytest.mark.guarantee(
