@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lookonce.datasets.curriculum import LessonOrder
-from lookonce.datasets.records import Record, Turn
+from lookonce.datasets.records import Context, Record, Turn
 from lookonce.errors import RecordsError
 from lookonce.train.data.tokenize import make_examples
 
@@ -34,10 +34,11 @@ def test_examples_are_those_of_the_records_one_by_one(chat_tokenizer):
 
 
 def test_conversations_that_differ_in_their_images_alone_share_their_tokens(chat_tokenizer):
-    records = [Record((A,), (TEXT,)), Record((A,), (COUNT,)), Record((B,), (TEXT,)), Record((A, B), (TEXT,))]
-    first, other, second, longer = examples_of(chat_tokenizer, records)[0]
+    others = [Record((A,), (COUNT,)), Record((A, B), (TEXT,)), Record((A,), (TEXT,), context=Context((COUNT,)))]
+    others.append(Record((A,), (TEXT,), "Be brief."))
+    first, second, *different = examples_of(chat_tokenizer, [Record((A,), (TEXT,)), Record((B,), (TEXT,)), *others])[0]
     assert first.token_ids is second.token_ids
-    assert first.token_ids is not other.token_ids and first.token_ids is not longer.token_ids
+    assert all(first.token_ids.tolist() != other.token_ids.tolist() for other in different)
 
 
 def test_the_first_record_that_cannot_be_tokenized_is_named(chat_tokenizer):

@@ -178,6 +178,15 @@ def shareable(e: Example) -> list[int]:
     return e.token_ids[:end].tolist()
 
 
+def test_what_is_shared_is_counted_once():
+    examples = [example("a", [5, *known, number], [8]) for number, known in enumerate([[], [1, 2], [1, 2], [1, 2, 3]])]
+    [flat] = group_examples(examples, IMAGE)
+    group = nested(flat, examples)
+    assert (group.examples, group.branch_tokens, group.shared_tokens) == ((0, 1, 2, 3), (2, 4, 4, 5), (0, 0, 2, 2))
+    assert flat.num_tokens - group.num_tokens == 4
+    assert group.subset([3, 1]).shared_tokens == (0, 2)
+
+
 def test_an_answer_before_the_last_image_fails_an_assertion():
     supervised = np.array([False, True, False, False])
     with pytest.raises(AssertionError, match="row 7: an answer before the last image"):
