@@ -58,6 +58,7 @@ from lookonce.train.loop.checkpoints import (
     numbers_only,
     saving,
 )
+from lookonce.train.loop.first_pack import FirstPack, first_pack_of
 from lookonce.train.loop.warmup import WarmUp
 from lookonce.train.model.compile import CompileCache, checkpointed
 from lookonce.train.model.gpu_memory import out_of_memory
@@ -195,6 +196,8 @@ class PackTrainer(Trainer):
         self.captured = captured is not False and self._can_capture(model, args)
         self.passes: PackPasses | None = None
         """How packs go through the model, while it trains or validates."""
+        self.first_pack: FirstPack | None = None
+        """What the first pack is checked by, until it is."""
         self._resumed_from = -1
         self._num_losses_before = 0
         """Steps before this training resumed, whose losses it continues."""
@@ -247,6 +250,7 @@ class PackTrainer(Trainer):
             checkpoint = kwargs["resume_from_checkpoint"] = get_last_checkpoint(str(self.args.output_dir))  # type: ignore[no-untyped-call]
         self._resumed_from = step_of(Path(checkpoint)) if checkpoint else -1
         try:
+            self._compute_rows()
             with (
                 numbers_only(Path(checkpoint) if checkpoint else None),
                 self._on_packs(),
@@ -258,6 +262,14 @@ class PackTrainer(Trainer):
         finally:
             self.seconds = time.perf_counter() - began
             self.stop_prefetch()
+
+    def _compute_rows(self) -> None:
+        """Compute what the first pack is checked by, while the model is as it was loaded."""
+        if self.train_sampler.batch.has_packs and (pack := first_pack_of(self, max(self._resumed_from, 0))):
+            with self.startup.timed("compute rows to check packs by"):
+                self.first_pack = FirstPack(self, pack)
+            if self.args.device.type == "cuda":
+                torch.cuda.empty_cache()
 
     @contextlib.contextmanager
     def _on_packs(self) -> Iterator[None]:

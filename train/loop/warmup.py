@@ -113,6 +113,10 @@ def run_trial(trainer: Any, startup: Startup) -> Trial:
             if trainer.captured:
                 with startup.timed(CAPTURE):
                     _capture(trainer, packs)
+            if trainer.first_pack:
+                with startup.timed("check that packs are exact"):
+                    startup.notify(trainer.first_pack.check(trainer.model_wrapped))
+                trainer.first_pack = None
             with startup.timed("try validation"):
                 _validate(trainer)
                 torch.cuda.synchronize()

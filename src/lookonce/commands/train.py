@@ -171,8 +171,8 @@ def selftest(context: click.Context, as_json: bool) -> None:
     measured in the same run between exact ways to compute rows. Takes a minute or two on a GPU. Without one, small
     packs are compared with dense masks.
 
-    Exits with 1 if anything differs by more, and prints the fastest settings that are exact. The first training on a
-    GPU with new libraries runs this test by itself; LOOKONCE_SELFTEST=off in the environment skips that.
+    Exits with 1 if anything differs by more, and prints the fastest settings that are exact. Each training on a GPU
+    checks its own first pack; LOOKONCE_SELFTEST=off in the environment skips that.
 
     \b
     Keys of --json: ok, combination (the GPU, driver and versions), checks (what, difference, allowed, ok, error),
@@ -183,12 +183,9 @@ def selftest(context: click.Context, as_json: bool) -> None:
       lookonce selftest
       lookonce selftest --json
     """
-    from lookonce.selftest.report import save_note
     from lookonce.selftest.run import run_selftest
 
     report = run_selftest(notify=notify)
-    if report.combination["device"] != "CPU":
-        save_note(report, notify)
     emit(report.to_json(), report.text(), as_json)
     context.exit(0 if report.ok else 1)
 

@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from peft import get_peft_model
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import sdpa_kernel
 
 from lookonce.cache.format import Grid
 from lookonce.datasets.sample.model import make_config, random_model
@@ -44,6 +44,7 @@ from lookonce.train.data.dataset import (
     VQADataset,
 )
 from lookonce.train.data.tokenize import Example
+from lookonce.train.loop.first_pack import STOCK_KERNELS, Outcome
 from lookonce.train.model.load import replace_tower, text_model
 from lookonce.train.model.lora import lora_config
 from lookonce.train.model.packs import packed_attention, share_of_loss
@@ -182,24 +183,6 @@ def _config(size: ModelSize) -> Any:
     return config
 
 
-STOCK_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""PyTorch's attention without cuDNN's, which takes a second to prepare for each shape."""
-
-
-@dataclass
-class Outcome:
-    """Loss and gradient of some passes."""
-
-    loss: torch.Tensor
-    gradient: torch.Tensor
-
-    def distance(self, other: Outcome) -> tuple[float, float]:
-        """Relative distances of loss and gradient."""
-        pairs = ((self.loss, other.loss), (self.gradient, other.gradient))
-        loss, gradient = (float((found - expected).norm() / expected.norm()) for found, expected in pairs)
-        return loss, gradient
-
-
 class Passes:
     """Forward and backward passes of a model in one precision, with autocast as in training."""
 
@@ -241,9 +224,7 @@ class Passes:
 
     def taken(self, loss: torch.Tensor) -> Outcome:
         """The loss with the gradients, which are then cleared."""
-        gradient = torch.cat([weight.grad.flatten().double() for weight in self.trained if weight.grad is not None])
-        self.model.zero_grad(set_to_none=True)
-        return Outcome(loss.double(), gradient)
+        return Outcome.of(self.model, loss)
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)

@@ -7,20 +7,12 @@ No difference has a fixed limit. It may be `FACTOR` times the spread, which is m
 difference between exact ways: stock rows alone and several together, with another attention of PyTorch's, or in the
 precision of training beside a higher one. Faults change results much more than rounding does, so the factor only keeps
 chance from raising an alarm. No spread counts as smaller than `ROUNDING`, since a loss may agree by chance.
-
-Results are noted so that the self-test runs once on each combination of what decides which kernels run: the GPU and its
-driver, torch and its compiler, transformers, this program, and the precision. Each combination has a file of its own in
-the user's cache folder, $XDG_CACHE_HOME/lookonce/selftest (~/.cache without the variable). A file that cannot be read
-or written is not an error: the self-test then runs again, and a note says why.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import math
-import os
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,11 +22,9 @@ from typing import Any
 
 import torch
 
-from lookonce import environment
 from lookonce.environment import device_name, library_version, library_versions
-from lookonce.files import read_json, write_json
-from lookonce.run.config import RunFile
-from lookonce.text import Notify, duration, first_line, quiet, table
+from lookonce.text import duration, first_line, table
+from lookonce.train.loop.first_pack import FACTOR, ROUNDING
 
 SETTINGS = {"flex": "train.flex_attention", "compiled": "train.compile", "recorded": "train.cuda_graphs"}
 """The key of the run file for each switch."""
@@ -52,15 +42,6 @@ class Way:
     """Whether the decoder layers are compiled."""
     recorded: bool = True
     """Whether passes are captured as CUDA graphs and replayed."""
-
-    @classmethod
-    def of(cls, run: RunFile) -> Way:
-        """The way in which a run computes packs on a GPU."""
-        options = run.train
-        is_sharded = options.fsdp and environment.num_ranks() > 1
-        keeps_random_states = options.gradient_checkpointing and not options.compile
-        is_launched = keeps_random_states or options.precision == "fp16" or is_sharded
-        return cls(options.flex_attention, options.compile, options.cuda_graphs and not is_launched)
 
     @property
     def name(self) -> str:
@@ -82,12 +63,6 @@ ON_GPU = tuple(Way(*switches) for switches in product((True, False), repeat=3))
 """All ways on a GPU, the fastest first."""
 ON_CPU = (Way(flex=False, compiled=False, recorded=True), Way(flex=False, compiled=False, recorded=False))
 """The ways without a GPU. Replaying only runs a pass again on the buffers of its capture."""
-
-
-FACTOR = 4
-"""How many times the spread a difference may be."""
-ROUNDING = 16 * torch.finfo(torch.float32).eps
-"""The smallest spread: what the rounding of float32 makes in a sum of some hundred terms, the root of their number."""
 
 
 @dataclass(frozen=True)
@@ -203,8 +178,6 @@ def _figures(check: Check) -> tuple[str, str]:
 MODULE = Path("/sys/module/nvidia/version")
 """The driver's version, where Linux shows its module; nvidia-smi takes a second."""
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-VARIABLE = "LOOKONCE_SELFTEST"
-"""The environment variable that switches the self-test before trainings off."""
 
 
 def combination(precision: str) -> dict[str, str]:
@@ -223,42 +196,3 @@ def _driver() -> str | None:
         done = subprocess.run(NVIDIA_SMI, capture_output=True, text=True, timeout=60, check=True)
         return next(iter(done.stdout.split()), None)
     return None
-
-
-def note_path(found: dict[str, str]) -> Path | None:
-    """The file of a combination; None without a home folder."""
-    digest = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
-    with contextlib.suppress(RuntimeError):
-        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        return Path(cache) / "lookonce" / "selftest" / f"{digest}.json"
-    return None
-
-
-def save_note(report: Report, notify: Notify = quiet) -> None:
-    """Note a result, or say why that is not possible; earlier results of ways that it did not compare stay."""
-    path, found = note_path(report.combination), report.to_json()
-    compared = [way.settings for way in report.compared]
-    found["exact"] += [settings for settings in noted_exact(report.combination) if settings not in compared]
-    try:
-        if path is None:
-            raise OSError("there is no home folder")
-        write_json(path, found)
-    except OSError as error:
-        notify(
-            f"the self-test's result cannot be kept ({first_line(error)}), so it runs again before the next training; "
-            "name a folder that you can write to in XDG_CACHE_HOME"
-        )
-
-
-def noted_exact(found: dict[str, str]) -> list[list[str]]:
-    """The settings of each way that was noted as exact with a combination; empty without a note."""
-    path = note_path(found)
-    with contextlib.suppress(OSError, ValueError):
-        noted = read_json(path) if path else {}
-        if isinstance(noted, dict) and noted.get("combination") == found:
-            return list(noted.get("exact", []))
-    return []
-
-
-def is_noted_exact(found: dict[str, str], way: Way) -> bool:
-    return way.settings in noted_exact(found)

@@ -3,8 +3,7 @@
 Design: most of the time is compilation, so each kernel is compiled only in the precision in which trainings use it:
 bfloat16, or float16 on GPUs before Ampere. float32 shows small faults, such as a mask that is off by one token, because
 its spread is a millionth; such faults are those of the code around the kernels, so its layers are not compiled. Heads
-have 64 numbers in float32, since larger ones exceed the shared memory of some GPUs, and 128 otherwise. Before a
-training, dense masks are computed only if no way with FlexAttention is exact.
+have 64 numbers in float32, since larger ones exceed the shared memory of some GPUs, and 128 otherwise.
 """
 
 from __future__ import annotations
@@ -65,22 +64,19 @@ def cpu_sizes() -> Sizes:
     return Sizes(layouts, questions, {"fp32": size, "bf16": size})
 
 
-def run_selftest(own: Way | None = None, precision: str | None = None, notify: Notify = print) -> Report:
-    """Run the self-test on the best device.
-
-    Compares all ways; with `own` that way alone, and others only if it is not exact. `precision` is that of training,
-    by default the best that the device has.
+def run_selftest(notify: Notify = print) -> Report:
+    """Run the self-test on the best device, in the best precision that it has.
 
     Raises:
         TrainingError: the GPU is out of memory.
     """
     start, on_gpu = time.perf_counter(), torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu")
-    precision = precision or default_precision()
+    precision = default_precision()
     comparison = Comparison(gpu_sizes(precision) if on_gpu else cpu_sizes(), device, notify)
     try:
         with ieee_float32():
-            checks = comparison.run(ON_GPU if on_gpu else ON_CPU, own)
+            checks = comparison.run(ON_GPU if on_gpu else ON_CPU)
     except torch.OutOfMemoryError:
         raise TrainingError(
             "the self-test is out of memory; it needs 4 GB of the GPU, which other programs may be using"
@@ -103,18 +99,11 @@ class Comparison:
         self._models: dict[str, ModelChecks] = {}
         self._compared: set[tuple[str, Way]] = set()
 
-    def run(self, ways: Sequence[Way], own: Way | None = None) -> list[Check]:
-        """Compare masks, attention and ways: `own`, then those with FlexAttention, then those with dense masks.
-
-        With `own`, ends when one of them is exact.
-        """
+    def run(self, ways: Sequence[Way]) -> list[Check]:
+        """Compare masks, attention and ways."""
         self._attention()
-        with_flex = [way for way in ways if way.flex]
-        for group in ([own] if own else [], with_flex, ways):
-            for way in group:
-                self._compare(way)
-            if own and Report({}, tuple(self.checks), 0).exact:
-                break
+        for way in ways:
+            self._compare(way)
         return self.checks
 
     def _attention(self) -> None:

@@ -10,10 +10,9 @@ from support.trainings import COMPILED_ON_GPU
 
 from lookonce.selftest.attention import Heads, Layout, Lengths, attention_checks, random_layout
 from lookonce.selftest.model import ModelChecks
-from lookonce.selftest.report import ON_GPU, VARIABLE, Way, combination, is_noted_exact
+from lookonce.selftest.report import ON_GPU, Way
 from lookonce.selftest.run import gpu_sizes, run_selftest
 from lookonce.train.model import attention, packs
-from lookonce.workflow import check_exact
 
 pytestmark = [
     *COMPILED_ON_GPU,
@@ -45,18 +44,6 @@ def test_all_ways_are_exact():
     print(report.text())
     assert report.ok and report.exact == list(ON_GPU)
     assert report.seconds < 200
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_the_first_training_runs_it_in_a_process_of_its_own_and_notes_it(make_run, monkeypatch, tmp_path, precision):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(VARIABLE, raising=False)
-    notes: list[str] = []
-    run = make_run(train={"precision": precision})
-    for _ in range(2):
-        check_exact(run, notes.append)
-    assert len(notes) == 2 and "packs are exact here" in notes[1]
-    assert is_noted_exact(combination(precision), Way.of(run))
 
 
 def test_transposed_block_lists_are_found_in_the_results(monkeypatch):

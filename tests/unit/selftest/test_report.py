@@ -87,21 +87,5 @@ def test_json_has_each_check_and_the_exact_ways_without_numbers_that_json_lacks(
     assert found["checks"][1] == {"what": Way().name, "difference": 1.0, "allowed": 0.1, "ok": False}
 
 
-def test_a_run_names_its_way(make_run):
-    assert Way.of(make_run()) == Way()
-    assert Way.of(make_run(train={"cuda_graphs": False})) == Way(recorded=False)
-    assert Way.of(make_run(train={"gradient_checkpointing": True})) == Way()
-    uncompiled = make_run(train={"gradient_checkpointing": "selective", "compile": False})
-    assert Way.of(uncompiled) == Way(compiled=False, recorded=False)
-    assert Way.of(make_run(train={"flex_attention": False, "compile": False})) == Way(flex=False, compiled=False)
-    assert Way.of(make_run(train={"fsdp": True})) == Way(), "nothing is sharded in one process"
-
-
-def test_settings_choose_the_way_that_names_them(make_run):
-    for way in ON_GPU:
-        keys = {setting.partition("=")[0].partition(".")[2]: False for setting in way.settings}
-        assert Way.of(make_run(train=keys)) == way
-
-
 def test_the_ways_have_different_names():
     assert len({way.name for way in ON_GPU}) == 8 and set(ON_CPU) <= set(ON_GPU)

@@ -1,0 +1,244 @@
+"""The check in front of a training finds each known fault of packs, and changes neither weights nor random numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from support.trainings import COMPILED_ON_GPU
+from transformers import TrainingArguments
+
+from lookonce import PackBatchSampler, PackTrainer, VQADataset, load_without_tower, read_records
+from lookonce.errors import TrainingError
+from lookonce.train.data import batches
+from lookonce.train.loop.first_pack import VARIABLE, FirstPack, first_pack_of
+from lookonce.train.model import attention, loss, packs
+from lookonce.train.model.packs import FEATURES, CapturedPasses
+from lookonce.workflow import train
+
+pytestmark = [
+    pytest.mark.guarantee(
+        "The check in front of a training finds wrong masks, positions, scaled gradients and stale buffers of a"
+        " captured graph, and passes where there are none."
+    ),
+    pytest.mark.filterwarnings("ignore:'pin_memory'"),
+]
+copy_into, dense_mask, weighted_loss = packs.copy_into, attention.dense_mask, loss.weighted_loss
+
+
+@pytest.fixture(autouse=True)
+def switched_on(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+
+@pytest.fixture(scope="module")
+def make_trainer(sample, built, tmp_path_factory):
+    """Makes a trainer whose packs are those of a GPU; captured passes run again on the inputs of the capture."""
+
+    def make(bf16: bool = False, captured: bool = True, **lora: Any) -> PackTrainer:
+        dataset = VQADataset(read_records(sample / "train.jsonl"), built, sample / "model")
+        sampler = PackBatchSampler(dataset, samples_per_step=40, tokens_per_pack=1024, seed=1)
+        model = load_without_tower(sample / "model", dtype=torch.bfloat16 if bf16 else torch.float32, device="cpu")
+        options = TrainingArguments(str(tmp_path_factory.mktemp("out")), use_cpu=True, bf16=bf16, report_to="none")
+        trainer = PackTrainer(
+            get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", **lora)), options, sampler
+        )
+        trainer.collator.pads_to_blocks, trainer.captured = True, captured
+        return trainer
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def trainer(make_trainer) -> PackTrainer:
+    """In float32, with its rows computed."""
+    trainer = make_trainer()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.delenv(VARIABLE, raising=False)
+        pack = first_pack_of(trainer, 0)
+    assert pack and len(pack) > 16
+    trainer.first_pack = FirstPack(trainer, pack)
+    return trainer
+
+
+def check(trainer: PackTrainer, captured: bool = False, times: int = 1) -> str:
+    """Check the first pack; captured passes are replayed from the second time on."""
+    trainer.captured = captured
+    assert trainer.first_pack
+    with trainer._on_packs():
+        return [trainer.first_pack.check(trainer.model) for _ in range(times)][-1]
+
+
+def is_found(trainer: PackTrainer, captured: bool = False) -> bool:
+    try:
+        check(trainer, captured, times=2)
+    except TrainingError as error:
+        assert "; see which settings are exact here: lookonce selftest; LOOKONCE_SELFTEST=off" in str(error)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_what_is_right_passes_and_nothing_changes(trainer, captured):
+    before = {name: weight.clone() for name, weight in trainer.model.named_parameters() if weight.requires_grad}
+    state = torch.get_rng_state()
+    assert check(trainer, captured, times=2).startswith(
+        "packs are exact here: the first one's loss and gradients differ"
+    )
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, weight in trainer.model.named_parameters():
+        assert not weight.requires_grad or (torch.equal(weight, before[name]) and weight.grad is None)
+
+
+def test_rows_are_computed_without_drawing_from_the_random_state(make_trainer):
+    trainer = make_trainer(bf16=True)
+    state = torch.get_rng_state()
+    trainer.first_pack = FirstPack(trainer, first_pack_of(trainer, 0))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert "packs are exact here" in check(trainer)
+
+
+def test_other_weights_do_not_matter(trainer):
+    """A training that resumes loads its weights after the rows were computed."""
+    weights = [weight for weight in trainer.model.parameters() if weight.requires_grad]
+    before = [weight.detach().clone() for weight in weights]
+    for weight in weights:
+        weight.data += 1
+    check(trainer)
+    for weight, value in zip(weights, before, strict=True):
+        assert torch.equal(weight, value + 1)
+        weight.data = value
+
+
+def test_branches_that_see_each_other_are_found(trainer, monkeypatch):
+    monkeypatch.setattr(attention, "dense_mask", lambda seen_until: dense_mask(seen_until.cummax(0).values))
+    assert is_found(trainer)
+
+
+def test_a_mask_that_is_off_by_one_where_a_prefix_ends_is_found(trainer, monkeypatch):
+    def shorter(seen_until: torch.Tensor) -> torch.Tensor:
+        """The last token of a prefix counts as one of the branch that follows."""
+        following = torch.cat([seen_until[1:], seen_until[-1:]])
+        return dense_mask(torch.where(following < seen_until, following, seen_until))
+
+    monkeypatch.setattr(attention, "dense_mask", shorter)
+    assert is_found(trainer)
+
+
+def test_a_scaled_gradient_is_found_by_a_thousandth(trainer, monkeypatch):
+    def scaled(*tensors: torch.Tensor) -> torch.Tensor:
+        right = weighted_loss(*tensors)
+        return right + 1e-3 * (right - right.detach())
+
+    monkeypatch.setattr(loss, "weighted_loss", scaled)
+    assert is_found(trainer)
+
+
+def test_wrong_positions_are_found(trainer, monkeypatch):
+    def shifted(*arguments):
+        positions, start = prefix_positions(*arguments)
+        return positions, start + 1
+
+    prefix_positions = batches.prefix_positions
+    monkeypatch.setattr(batches, "prefix_positions", shifted)
+    assert is_found(trainer)
+
+
+BUFFERS = ["input_ids", "position_ids", "seen_until", "logits_to_keep", "targets", "weights", FEATURES]
+
+
+@pytest.mark.parametrize("stale", BUFFERS)
+def test_a_replay_with_an_old_input_is_found(trainer, monkeypatch, stale):
+    """Everything is copied when a buffer is new, and this one tensor never again."""
+    seen = set()
+
+    def forgetful(inputs, batch):
+        kept = {stale} if id(inputs) in seen else set()
+        before = inputs["weights"].clone()
+        copy_into(inputs, {name: tensor for name, tensor in batch.items() if name not in kept})
+        if stale == "weights" and kept:
+            inputs["weights"].copy_(before)
+        seen.add(id(inputs))
+
+    monkeypatch.setattr(packs, "copy_into", forgetful)
+    assert is_found(trainer, captured=True)
+
+
+def test_gradients_of_an_earlier_pass_are_found(trainer, monkeypatch):
+    add_gradients = CapturedPasses.add_gradients
+
+    def twice(self, number, times):
+        add_gradients(self, number, times)
+        for weight, gradient in zip(self._trained, self._gradients, strict=True):
+            weight.grad += gradient
+
+    monkeypatch.setattr(CapturedPasses, "add_gradients", twice)
+    assert is_found(trainer, captured=True)
+
+
+def test_a_replay_that_returns_its_first_result_is_found(trainer, monkeypatch):
+    def once(function):
+        first = function()
+        return lambda: first
+
+    monkeypatch.setattr(packs, "run_again", once)
+    assert is_found(trainer, captured=True)
+
+
+def test_a_gradient_that_is_no_number_is_found(trainer, monkeypatch):
+    monkeypatch.setattr(loss, "weighted_loss", lambda *tensors: weighted_loss(*tensors) * torch.nan)
+    with pytest.raises(TrainingError, match="the loss of the first pack differ"):
+        check(trainer)
+
+
+def test_what_cannot_be_compared_with_rows_is_left_out(make_trainer, monkeypatch):
+    assert first_pack_of(make_trainer(lora_dropout=0.1), 0) is None
+    trainer = make_trainer()
+    assert first_pack_of(trainer, 0) and first_pack_of(trainer, 10**6)
+    trainer.collator.pads_to_blocks = False
+    assert first_pack_of(trainer, 0) is None, "there is no GPU"
+    trainer.collator.pads_to_blocks = True
+    monkeypatch.setenv(VARIABLE, "off")
+    assert first_pack_of(trainer, 0) is None
+
+
+def on_gpu(test):
+    for mark in COMPILED_ON_GPU:
+        test = mark(test)
+    return test
+
+
+def trained(make_run, **options: Any) -> list[str]:
+    """The notes of a training on the GPU."""
+    notes: list[str] = []
+    train(make_run(train=options | {"steps": 2}), notify=notes.append)
+    return [note for note in notes if "packs are exact here" in note]
+
+
+@on_gpu
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"precision": "bf16"},
+        {"precision": "fp32"},
+        {"precision": "fp16"},
+        {"precision": "bf16", "gradient_checkpointing": True},
+        {"precision": "bf16", "compile": False, "flex_attention": False},
+    ],
+)
+def test_a_training_on_a_gpu_checks_its_first_pack(make_cached_run, options):
+    assert trained(make_cached_run, **options)
+
+
+@on_gpu
+def test_a_training_on_a_gpu_stops_before_its_first_step_if_branches_see_each_other(make_cached_run, monkeypatch):
+    monkeypatch.setattr(attention, "attends", lambda q, k, seen_until_k: k <= q)
+    monkeypatch.setattr(packs, "_MASKS", {})
+    torch._dynamo.reset()  # the right mask function is compiled in
+    try:
+        with pytest.raises(TrainingError, match="packs are not exact on this machine"):
+            trained(make_cached_run, precision="bf16")
+    finally:
+        torch._dynamo.reset()
