@@ -227,7 +227,7 @@ def _make_examples(
 ) -> dict[str, tuple[list[Example], int]]:
     """The examples of training and validation records, and how many records were left out as too long."""
     with startup.timed("open cache"):
-        opened.cache  # noqa: B018  (what it lacks is said before anything else is done)
+        opened.cache  # noqa: B018  (an error names what it lacks before anything else is done)
     for note in (*_notes(opened, ranks), *start.notes(opened.run)):
         opened.notify(note)
     if start.is_trained:

@@ -48,8 +48,8 @@ NOT_QUANTISED = ("lm_head", *{f"model.{family.tower}" for family in FAMILIES.val
 """Modules that keep their precision: the last product, and the tower, in models that have it."""
 FP8_CAPABILITY = (8, 9)
 """CUDA's compute capability of the first GPUs that multiply in fp8."""
-EXTRAS = {"int8": ("bitsandbytes", "qlora"), "nf4": ("bitsandbytes", "qlora")}
-"""The package that a kind of frozen weights needs, and the extra of lookonce that installs it."""
+BITSANDBYTES = ("int8", "nf4")
+"""The values of `train.frozen` that bitsandbytes computes."""
 
 
 class Fp8Linear(nn.Linear):
@@ -115,7 +115,7 @@ def loading_options(frozen: str, dtype: torch.dtype) -> dict[str, Any]:
         UsageError: what it needs is not installed.
     """
     check_frozen(frozen)
-    if frozen not in EXTRAS:
+    if frozen not in BITSANDBYTES:
         return {}
     options: dict[str, dict[str, Any]] = {
         "int8": {"load_in_8bit": True, "llm_int8_threshold": 0.0},
@@ -135,7 +135,7 @@ def finish(model: Any, frozen: str) -> None:
     """Do what is left to do with a model that was loaded with these arguments."""
     if frozen == "fp8":
         _to_fp8(model.model.language_model.layers)
-    if frozen not in EXTRAS:
+    if frozen not in BITSANDBYTES:
         return
     from bitsandbytes.nn import Linear4bit, Linear8bitLt
 
@@ -157,7 +157,7 @@ def _to_fp8(layers: nn.Module) -> None:
 
 def mismatched(model: Any, frozen: str) -> Iterator[tuple[str, Sequence[int], Sequence[int]]]:
     """The tensors that bitsandbytes quantised and that had another shape in their files: name, shape there and here."""
-    if frozen not in EXTRAS:
+    if frozen not in BITSANDBYTES:
         return
     from bitsandbytes.nn import Linear4bit, Linear8bitLt
 
@@ -180,11 +180,10 @@ def check_frozen(frozen: str, key: str = "frozen") -> None:
             f"{key}: fp8 needs a GPU that multiplies in fp8 (Ada, Hopper or later), and "
             f"{torch.cuda.get_device_name()} cannot; set {key}: {UNQUANTISED}, int8 or nf4"
         )
-    package, extra = EXTRAS.get(frozen, ("", ""))
-    if package and importlib.util.find_spec(package) is None:
+    if frozen in BITSANDBYTES and importlib.util.find_spec("bitsandbytes") is None:
         raise UsageError(
-            f"{key}: {frozen} needs {package}, which is not installed; install it with: "
-            f"pip install 'lookonce[{extra}]', or set {key}: {UNQUANTISED}"
+            f"{key}: {frozen} needs bitsandbytes, which is not installed; install it with: "
+            f"pip install 'lookonce[qlora]', or set {key}: {UNQUANTISED}"
         )
 
 
