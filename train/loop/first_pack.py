@@ -10,9 +10,9 @@ No difference has a fixed limit. It may be `FACTOR` times the spread, the larges
 of the same rows: several together, each alone, and with layers that round their results once more. Faults change
 results much more than rounding does, so the factor only keeps chance from raising an alarm.
 
-The cost: some seconds before each start, as 12 rows are computed three times. Left out are sharded weights; dropout,
-which draws other numbers for rows; and linear attention, whose kernels would be tuned for rows for a minute. `lookonce
-selftest` compares more, with a small model of its own.
+The cost: some seconds before each start, as 12 rows are computed two or three times. Left out are sharded weights;
+dropout, which draws other numbers for rows; and linear attention, whose kernels would be tuned for rows for a minute.
+`lookonce selftest` compares more, with a small model of its own.
 """
 
 from __future__ import annotations
@@ -111,12 +111,9 @@ def first_pack_of(trainer: Any, step: int) -> PackIndices | None:
 
 def rounding_of(args: Any) -> float:
     """The distance between one and the next number in the precision of a training's matrix products."""
-    if args.bf16:
-        return float(torch.finfo(torch.bfloat16).eps)
-    has_tf32 = args.device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
-    return float(
-        torch.finfo(torch.float16 if args.fp16 or has_tf32 else torch.float32).eps
-    )  # TF32 is as coarse as fp16
+    is_tf32 = args.device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"  # as coarse as fp16
+    dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 or is_tf32 else torch.float32
+    return float(torch.finfo(dtype).eps)
 
 
 class FirstPack:
@@ -217,10 +214,11 @@ class FirstPack:
     def _computed(self, numbers: Sequence[int]) -> tuple[Outcome, list[tuple[float, float]]]:
         """Questions as rows, several together, and the distances of other exact computations."""
         together = self._as_rows(numbers, len(numbers))
-        alone = self._as_rows(numbers, 1)
         with _rounding_once_more(self._trainer.model, self._eps):
-            rounded = self._as_rows(numbers, len(numbers))
-        return together, [alone.distance(together), rounded.distance(together)]
+            others = [self._as_rows(numbers, len(numbers))]
+        if numbers is self._chosen[0]:  # once, as it takes as long as all others together
+            others.append(self._as_rows(numbers, 1))
+        return together, [other.distance(together) for other in others]
 
     def _as_rows(self, numbers: Sequence[int], rows_per_pass: int) -> Outcome:
         model = self._trainer.model.train()

@@ -168,7 +168,7 @@ def selftest(context: click.Context, as_json: bool) -> None:
     Compares packs with the rows of stock training, on this GPU with these libraries: masks, attention forward and
     backward, and loss and gradients of a small model, in float32 and in bfloat16, compiled or not, launched or replayed
     as CUDA graphs, with FlexAttention and with dense masks. Each difference may be a few times the spread, which is
-    measured in the same run between exact ways to compute rows. Takes a minute or two on a GPU. Without one, small
+    measured in the same run between exact computations of rows. Takes a minute or two on a GPU. Without one, small
     packs are compared with dense masks.
 
     Exits with 1 if anything differs by more, and prints the fastest settings that are exact. Each training on a GPU

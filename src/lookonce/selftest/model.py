@@ -1,4 +1,4 @@
-"""A small Qwen3-VL with random weights: its loss and gradients of packs beside those of stock rows, in every way.
+"""A small Qwen3-VL with random weights: its loss and gradients of packs beside those of stock rows, in every variant.
 
 Design: examples are made of token ids and features are drawn, so that no tokenizer, image, cache or vision tower is
 needed. From there on they take the path of training: sampler, packing, collator, down to CUDA graphs. The questions of
@@ -34,7 +34,7 @@ from lookonce.cache.format import Grid
 from lookonce.datasets.sample.model import make_config, random_model
 from lookonce.run.sections import BatchSection, LoraSection
 from lookonce.selftest.attention import Heads
-from lookonce.selftest.report import Check, Way, failed, within_spread
+from lookonce.selftest.report import Check, Variant, failed, within_spread
 from lookonce.train.data.batches import CPU, Batch
 from lookonce.train.data.dataset import (
     DataCollatorForPacks,
@@ -276,25 +276,25 @@ class ModelChecks:
         self.expected = self._rows(Passes(exact, torch.float32, device), SEVERAL)
         self.spread = self._spread()
 
-    def checks(self, way: Way) -> list[Check]:
-        """Compare one way; a computation that fails is a mismatch."""
-        name = f"model, {self.name}, {way.name}"
+    def checks(self, variant: Variant) -> list[Check]:
+        """Compare one variant; a computation that fails is a mismatch."""
+        name = f"model, {self.name}, {variant.name}"
         try:
-            found = [outcome.distance(expected) for outcome, expected in self._compute(way)]
+            found = [outcome.distance(expected) for outcome, expected in self._compute(variant)]
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a compiler or a kernel raises
-            return [failed(name, error, way)]
+            return [failed(name, error, variant)]
         differences, spreads = zip(*found, strict=True), zip(*self.spread, strict=True)
         return [
-            within_spread(f"{name}: {result}", difference, spread, way)
+            within_spread(f"{name}: {result}", difference, spread, variant)
             for result, difference, spread in zip(RESULTS, differences, spreads, strict=True)
         ]
 
-    def _compute(self, way: Way) -> list[tuple[Outcome, Outcome]]:
+    def _compute(self, variant: Variant) -> list[tuple[Outcome, Outcome]]:
         """Each pack's outcome, beside the expected one."""
         passes = Passes(self.model, self.dtype, self.device)
-        with packed_attention(self.model, compiled=way.compiled, captured=way.recorded, flex=way.flex):
+        with packed_attention(self.model, compiled=variant.compiled, captured=variant.captured, flex=variant.flex):
             return [
                 (passes.outcome([self.collator(self.dataset.__getitems__(self.packs[number]))]), self.expected[number])
                 for number in _orders(len(self.packs))

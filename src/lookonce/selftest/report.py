@@ -1,12 +1,12 @@
-"""The result of a self-test: ways to compute packs, what was compared in each, and results noted on this machine.
+"""The result of a self-test: the variants of computing packs, and what was compared in each.
 
-Design: a way is three switches, as in the run file. Every switch that is off leaves out a part that could be wrong on a
-machine where it was never tested: CUDA graphs, torch.compile, FlexAttention. What is left is slower.
+Design: a variant is three switches, as in the run file. Each switch that is off leaves out a part that could be wrong
+on a machine where it was never tested: CUDA graphs, torch.compile, FlexAttention. What is left is slower.
 
-No difference has a fixed limit. It may be `FACTOR` times the spread, which is measured in the same run as the
-difference between exact ways: stock rows alone and several together, with another attention of PyTorch's, or in the
-precision of training beside a higher one. Faults change results much more than rounding does, so the factor only keeps
-chance from raising an alarm. No spread counts as smaller than `ROUNDING`, since a loss may agree by chance.
+No difference has a fixed limit. It may be `FACTOR` times the spread, which is measured in the same run between exact
+computations: stock rows alone and several together, with another attention of PyTorch's, or in the precision of
+training beside a higher one. Faults change results much more than rounding does, so the factor only keeps chance from
+raising an alarm. No spread counts as smaller than `ROUNDING`, since a loss may agree by chance.
 """
 
 from __future__ import annotations
@@ -26,43 +26,43 @@ from lookonce.environment import device_name, library_version, library_versions
 from lookonce.text import duration, first_line, table
 from lookonce.train.loop.first_pack import FACTOR, ROUNDING
 
-SETTINGS = {"flex": "train.flex_attention", "compiled": "train.compile", "recorded": "train.cuda_graphs"}
+SETTINGS = {"flex": "train.flex_attention", "compiled": "train.compile", "captured": "train.cuda_graphs"}
 """The key of the run file for each switch."""
 ROWS = "batch.mode=separate"
-"""The setting that is left if no way is exact: stock rows."""
+"""The setting that is left if no variant is exact: stock rows."""
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way to compute packs."""
+class Variant:
+    """One variant of computing packs."""
 
     flex: bool = True
     """Whether attention is computed by FlexAttention, and not with a dense mask."""
     compiled: bool = True
     """Whether the decoder layers are compiled."""
-    recorded: bool = True
+    captured: bool = True
     """Whether passes are captured as CUDA graphs and replayed."""
 
     @property
     def name(self) -> str:
         """What is done, for tables: "compiled, replayed"."""
         names = ("" if self.flex else "dense masks", "compiled" if self.compiled else "not compiled")
-        return ", ".join(name for name in (*names, "replayed" if self.recorded else "launched") if name)
+        return ", ".join(name for name in (*names, "replayed" if self.captured else "launched") if name)
 
     @property
     def settings(self) -> list[str]:
         """The settings that differ from the defaults."""
         return [f"{key}=false" for switch, key in SETTINGS.items() if not getattr(self, switch)]
 
-    def includes(self, other: Way) -> bool:
-        """Whether a fault of the other way is one of this way too: the same masks, and not more of the rest."""
-        return self.flex == other.flex and self.compiled >= other.compiled and self.recorded >= other.recorded
+    def includes(self, other: Variant) -> bool:
+        """Whether a fault of the other variant is one of this variant too: the same masks, and not more of the rest."""
+        return self.flex == other.flex and self.compiled >= other.compiled and self.captured >= other.captured
 
 
-ON_GPU = tuple(Way(*switches) for switches in product((True, False), repeat=3))
-"""All ways on a GPU, the fastest first."""
-ON_CPU = (Way(flex=False, compiled=False, recorded=True), Way(flex=False, compiled=False, recorded=False))
-"""The ways without a GPU. Replaying only runs a pass again on the buffers of its capture."""
+ON_GPU = tuple(Variant(*switches) for switches in product((True, False), repeat=3))
+"""All variants on a GPU, the fastest first."""
+ON_CPU = (Variant(flex=False, compiled=False, captured=True), Variant(flex=False, compiled=False, captured=False))
+"""The variants without a GPU. Replaying only runs a pass again on the buffers of its capture."""
 
 
 @dataclass(frozen=True)
@@ -73,22 +73,22 @@ class Check:
     difference: float
     """Infinite if the computation failed, or is not a number."""
     allowed: float
-    way: Way | None = None
-    """The way that was compared; None for what all ways with FlexAttention use."""
+    variant: Variant | None = None
+    """The variant that was compared; None for what all variants with FlexAttention use."""
     error: str = ""
     """The first line of the error if the computation failed."""
     is_part: bool = False
-    """Whether the way was compared as a part of all ways that include it."""
+    """Whether the variant was compared as a part of all variants that include it."""
 
     @property
     def ok(self) -> bool:
         return self.difference <= self.allowed
 
-    def concerns(self, way: Way) -> bool:
-        """Whether a mismatch means that the way is not exact."""
-        if self.way is None:
-            return way.flex
-        return way.includes(self.way) if self.is_part else way == self.way
+    def concerns(self, variant: Variant) -> bool:
+        """Whether a mismatch means that the variant is not exact."""
+        if self.variant is None:
+            return variant.flex
+        return variant.includes(self.variant) if self.is_part else variant == self.variant
 
     def to_json(self) -> dict[str, Any]:
         finite = self.difference if math.isfinite(self.difference) else None
@@ -96,15 +96,17 @@ class Check:
         return found | ({"error": self.error} if self.error else {})
 
 
-def within_spread(what: str, differences: Sequence[float], spread: Sequence[float], way: Way | None = None) -> Check:
+def within_spread(
+    what: str, differences: Sequence[float], spread: Sequence[float], variant: Variant | None = None
+) -> Check:
     """The check that the largest of `differences` is within the spread, whose largest value counts."""
     found = max((difference if math.isfinite(difference) else math.inf for difference in differences), default=math.inf)
-    return Check(what, found, FACTOR * max(*spread, ROUNDING), way)
+    return Check(what, found, FACTOR * max(*spread, ROUNDING), variant)
 
 
-def failed(what: str, error: Exception, way: Way | None = None) -> Check:
+def failed(what: str, error: Exception, variant: Variant | None = None) -> Check:
     """The check of a computation that raised an error."""
-    return Check(what, math.inf, 0, way, f"{type(error).__name__}: {first_line(error)}")
+    return Check(what, math.inf, 0, variant, f"{type(error).__name__}: {first_line(error)}")
 
 
 @dataclass(frozen=True)
@@ -121,15 +123,15 @@ class Report:
         return all(check.ok for check in self.checks)
 
     @property
-    def compared(self) -> list[Way]:
-        """The ways that were compared, the fastest first."""
-        found = {check.way for check in self.checks if not check.is_part}
-        return [way for way in ON_GPU if way in found]
+    def compared(self) -> list[Variant]:
+        """The variants that were compared, the fastest first."""
+        found = {check.variant for check in self.checks if not check.is_part}
+        return [variant for variant in ON_GPU if variant in found]
 
     @property
-    def exact(self) -> list[Way]:
-        """The ways that were compared and whose checks are all within their spread, the fastest first."""
-        return [way for way in self.compared if all(check.ok for check in self.checks_of(way))]
+    def exact(self) -> list[Variant]:
+        """The variants that were compared and whose checks are all within their spread, the fastest first."""
+        return [variant for variant in self.compared if all(check.ok for check in self.checks_of(variant))]
 
     @property
     def fastest(self) -> str:
@@ -139,9 +141,9 @@ class Report:
         settings = self.exact[0].settings if self.exact else [ROWS]
         return " ".join(f"--set {setting}" for setting in settings)
 
-    def checks_of(self, way: Way) -> list[Check]:
-        """The checks that concern a way."""
-        return [check for check in self.checks if check.concerns(way)]
+    def checks_of(self, variant: Variant) -> list[Check]:
+        """The checks that concern a variant."""
+        return [check for check in self.checks if check.concerns(variant)]
 
     def text(self) -> str:
         header = ("", "difference", "allowed", "")
@@ -163,7 +165,7 @@ class Report:
             "ok": self.ok,
             "combination": self.combination,
             "checks": [check.to_json() for check in self.checks],
-            "exact": [way.settings for way in self.exact],
+            "exact": [variant.settings for variant in self.exact],
             "fastest": self.fastest,
             "seconds": self.seconds,
         }

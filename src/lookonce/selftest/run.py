@@ -18,7 +18,7 @@ import torch
 from lookonce.errors import TrainingError
 from lookonce.selftest.attention import Heads, Layout, Lengths, attention_checks, mask_checks, random_layout
 from lookonce.selftest.model import ModelChecks, ModelSize, Questions, ieee_float32
-from lookonce.selftest.report import ON_CPU, ON_GPU, Check, Report, Way, combination, failed
+from lookonce.selftest.report import ON_CPU, ON_GPU, Check, Report, Variant, combination, failed
 from lookonce.text import Notify
 from lookonce.train.model.load import PRECISIONS
 
@@ -97,13 +97,13 @@ class Comparison:
         self.sizes, self.device, self.notify = sizes, device, notify
         self.checks: list[Check] = []
         self._models: dict[str, ModelChecks] = {}
-        self._compared: set[tuple[str, Way]] = set()
+        self._compared: set[tuple[str, Variant]] = set()
 
-    def run(self, ways: Sequence[Way]) -> list[Check]:
-        """Compare masks, attention and ways."""
+    def run(self, variants: Sequence[Variant]) -> list[Check]:
+        """Compare masks, attention and variants."""
         self._attention()
-        for way in ways:
-            self._compare(way)
+        for variant in variants:
+            self._compare(variant)
         return self.checks
 
     def _attention(self) -> None:
@@ -117,21 +117,21 @@ class Comparison:
             except Exception as error:  # whatever a compiler or a kernel raises
                 self.checks.append(failed(f"attention, {name}", error))
 
-    def _compare(self, way: Way) -> None:
-        """Compare a way in the precision of training, and before that its part in float32, each once."""
+    def _compare(self, variant: Variant) -> None:
+        """Compare a variant in the precision of training, and before that its part in float32, each once."""
         if self.sizes.precision != "fp32":
-            part = replace(way, compiled=False)
+            part = replace(variant, compiled=False)
             self.checks += [replace(check, is_part=True) for check in self._model_checks("fp32", part)]
-        self.checks += self._model_checks(self.sizes.precision, way)
+        self.checks += self._model_checks(self.sizes.precision, variant)
 
-    def _model_checks(self, precision: str, way: Way) -> list[Check]:
+    def _model_checks(self, precision: str, variant: Variant) -> list[Check]:
         """Compare packs of the small model in one precision; none if they were."""
-        if (precision, way) in self._compared:
+        if (precision, variant) in self._compared:
             return []
-        self._compared.add((precision, way))
+        self._compared.add((precision, variant))
         if precision not in self._models:
             self.notify(f"computing stock rows in {precision}")
             size, questions = self.sizes.models[precision], self.sizes.questions
             self._models[precision] = ModelChecks(size, questions, PRECISIONS[precision], precision, self.device)
-        self.notify(f"comparing packs in {precision}: {way.name}")
-        return self._models[precision].checks(way)
+        self.notify(f"comparing packs in {precision}: {variant.name}")
+        return self._models[precision].checks(variant)

@@ -1,4 +1,4 @@
-"""The self-test finds each known fault of packs: in masks, positions, losses, gradients, and buffers of a recording."""
+"""The self-test finds each known fault of packs: in masks, positions, losses, gradients and captured buffers."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def small() -> ModelChecks:
     return ModelChecks(ModelSize(64, 3, Heads(4, 2, 16)), QUESTIONS, torch.float32, "fp32", CPU)
 
 
-def passed(checks: ModelChecks, way=LAUNCHED) -> list[bool]:
+def passed(checks: ModelChecks, variant=LAUNCHED) -> list[bool]:
     """Whether loss and gradient are within their spread."""
-    return [check.ok for check in checks.checks(way)]
+    return [check.ok for check in checks.checks(variant)]
 
 
-@pytest.mark.parametrize("way", ON_CPU, ids=lambda way: way.name)
-def test_what_is_right_passes(small, way):
-    assert passed(small, way) == [True, True]
+@pytest.mark.parametrize("variant", ON_CPU, ids=lambda variant: variant.name)
+def test_what_is_right_passes(small, variant):
+    assert passed(small, variant) == [True, True]
 
 
 @pytest.mark.parametrize("sizes", [gpu_sizes(), cpu_sizes()], ids=["GPU", "CPU"])

@@ -1,4 +1,4 @@
-"""On a GPU the self-test passes in all ways, and finds faults that only kernels and recordings can show."""
+"""On a GPU the self-test passes in all variants, and finds faults that only kernels and captures can show."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.trainings import COMPILED_ON_GPU
 
 from lookonce.selftest.attention import Heads, Layout, Lengths, attention_checks, random_layout
 from lookonce.selftest.model import ModelChecks
-from lookonce.selftest.report import ON_GPU, Way
+from lookonce.selftest.report import ON_GPU, Variant
 from lookonce.selftest.run import gpu_sizes, run_selftest
 from lookonce.train.model import attention, packs
 
@@ -61,14 +61,14 @@ def test_block_lists_that_are_not_contiguous_are_found_in_the_gradients(monkeypa
     assert wrong_results()
 
 
-@pytest.mark.parametrize("recorded", [True, False])
-def test_branches_that_see_each_other_are_found(checks, monkeypatch, recorded):
+@pytest.mark.parametrize("captured", [True, False])
+def test_branches_that_see_each_other_are_found(checks, monkeypatch, captured):
     def all_before(q, k, seen_until_k):
         return k <= q
 
     monkeypatch.setattr(attention, "attends", all_before)
     torch._dynamo.reset()  # the right mask function is compiled in
-    found = checks.checks(Way(recorded=recorded))
+    found = checks.checks(Variant(captured=captured))
     monkeypatch.undo()
     torch._dynamo.reset()
     assert not all(check.ok for check in found)
@@ -85,5 +85,5 @@ def test_a_graph_that_is_replayed_with_an_old_input_is_found(checks, monkeypatch
 
     seen: set[int] = set()
     monkeypatch.setattr(packs, "copy_into", forgetful)
-    assert not all(check.ok for check in checks.checks(Way()))
-    assert all(check.ok for check in checks.checks(Way(recorded=False)))
+    assert not all(check.ok for check in checks.checks(Variant()))
+    assert all(check.ok for check in checks.checks(Variant(captured=False)))

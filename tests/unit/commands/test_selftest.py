@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from lookonce.cli import main
-from lookonce.selftest.report import Check, Report, Way
+from lookonce.selftest.report import Check, Report, Variant
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def result(monkeypatch):
     """Runs the command with a difference on a device."""
 
     def run(difference: float, *words: str):
-        report = Report({"device": "NVIDIA H200", "torch": "2.11.0"}, (Check("model", difference, 0.1, Way()),), 1)
+        report = Report({"device": "NVIDIA H200", "torch": "2.11.0"}, (Check("model", difference, 0.1, Variant()),), 1)
         monkeypatch.setattr("lookonce.selftest.run.run_selftest", lambda notify: report)
         return CliRunner().invoke(main, ["selftest", *words])
 

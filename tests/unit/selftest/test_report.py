@@ -1,4 +1,4 @@
-"""What a report concludes: whether all is exact, which ways are, and the settings to train with."""
+"""What a report concludes: whether all is exact, which variants are, and the settings to train with."""
 
 from __future__ import annotations
 
@@ -7,15 +7,26 @@ import math
 
 import pytest
 
-from lookonce.selftest.report import FACTOR, ON_CPU, ON_GPU, ROUNDING, ROWS, Check, Report, Way, failed, within_spread
+from lookonce.selftest.report import (
+    FACTOR,
+    ON_CPU,
+    ON_GPU,
+    ROUNDING,
+    ROWS,
+    Check,
+    Report,
+    Variant,
+    failed,
+    within_spread,
+)
 
 COMBINATION = {"device": "NVIDIA H200", "driver": "580.1", "torch": "2.11.0"}
 
 
-def report(*wrong: Way | None, ways: tuple[Way, ...] = ON_GPU) -> Report:
-    """A report in which some ways are wrong, or all with FlexAttention (None)."""
+def report(*wrong: Variant | None, variants: tuple[Variant, ...] = ON_GPU) -> Report:
+    """A report in which some variants are wrong, or all with FlexAttention (None)."""
     checks = [Check("attention", 1.0 if None in wrong else 0.0, 0.1)]
-    checks += [Check(way.name, 1.0 if way in wrong else 0.0, 0.1, way) for way in ways]
+    checks += [Check(variant.name, 1.0 if variant in wrong else 0.0, 0.1, variant) for variant in variants]
     return Report(COMBINATION, tuple(checks), 50)
 
 
@@ -23,9 +34,9 @@ def report(*wrong: Way | None, ways: tuple[Way, ...] = ON_GPU) -> Report:
     ("wrong", "expected"),
     [
         ((), ""),
-        ((Way(),), "--set train.cuda_graphs=false"),
-        ((Way(), Way(recorded=False)), "--set train.compile=false"),
-        ((Way(), Way(compiled=False)), "--set train.cuda_graphs=false"),
+        ((Variant(),), "--set train.cuda_graphs=false"),
+        ((Variant(), Variant(captured=False)), "--set train.compile=false"),
+        ((Variant(), Variant(compiled=False)), "--set train.cuda_graphs=false"),
         (ON_GPU[:3], "--set train.compile=false --set train.cuda_graphs=false"),
         (ON_GPU[:4], "--set train.flex_attention=false"),
         ((None,), "--set train.flex_attention=false"),
@@ -40,12 +51,12 @@ def test_the_fastest_settings_are_those_of_the_first_way_that_is_exact(wrong, ex
 
 def test_a_fault_of_a_part_is_one_of_all_ways_that_include_it():
     launched, replayed = (
-        Check("", 1, 0, Way(compiled=False, recorded=recorded), "", True) for recorded in (False, True)
+        Check("", 1, 0, Variant(compiled=False, captured=captured), "", True) for captured in (False, True)
     )
     right = report().checks
     assert Report(COMBINATION, (*right, launched), 50).exact == list(ON_GPU[4:])
-    assert Report(COMBINATION, (*right, replayed), 50).exact == [Way(recorded=False), ON_GPU[3], *ON_GPU[4:]]
-    assert Report(COMBINATION, (launched, replayed), 50).compared == [], "a way is not compared by its parts"
+    assert Report(COMBINATION, (*right, replayed), 50).exact == [Variant(captured=False), ON_GPU[3], *ON_GPU[4:]]
+    assert Report(COMBINATION, (launched, replayed), 50).compared == [], "a variant is not compared by its parts"
 
 
 def test_a_difference_may_be_a_few_times_the_largest_spread():
@@ -67,8 +78,8 @@ def test_what_is_not_a_number_is_a_mismatch(broken):
 def test_the_table_has_a_line_for_each_check_and_says_what_to_do():
     checks = (
         Check("masks", 3, 0),
-        Check("model", 0.00123, 0.5, Way()),
-        failed("kernel", ValueError("no\nmore"), Way()),
+        Check("model", 0.00123, 0.5, Variant()),
+        failed("kernel", ValueError("no\nmore"), Variant()),
     )
     text = Report(COMBINATION, checks, 50).text()
     assert [line.split() for line in text.splitlines()[1:4]] == [
@@ -82,10 +93,10 @@ def test_the_table_has_a_line_for_each_check_and_says_what_to_do():
 
 
 def test_json_has_each_check_and_the_exact_ways_without_numbers_that_json_lacks():
-    found = json.loads(json.dumps(report(Way()).to_json(), allow_nan=False))
+    found = json.loads(json.dumps(report(Variant()).to_json(), allow_nan=False))
     assert found["exact"][0] == ["train.cuda_graphs=false"] and found["ok"] is False
-    assert found["checks"][1] == {"what": Way().name, "difference": 1.0, "allowed": 0.1, "ok": False}
+    assert found["checks"][1] == {"what": Variant().name, "difference": 1.0, "allowed": 0.1, "ok": False}
 
 
 def test_the_ways_have_different_names():
-    assert len({way.name for way in ON_GPU}) == 8 and set(ON_CPU) <= set(ON_GPU)
+    assert len({variant.name for variant in ON_GPU}) == 8 and set(ON_CPU) <= set(ON_GPU)
