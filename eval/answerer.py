@@ -15,8 +15,8 @@ batches and decoded ahead, so on a CPU they have the bits that the cache would h
 image that the cache lacks, and stays. Nothing is written to the cache.
 
 In a conversation each question follows the model's own answers. The chat template puts images before the first
-question, so other images begin another conversation. Of each question its own tokens are computed; keys and values of
-the images and of the turns before stay (eval/decoding).
+question, so other images begin another conversation. Each question is answered by `generate`, which hands out the words
+of an answer as they come. The features of its images stay in memory, and the turns before are computed again.
 """
 
 from __future__ import annotations
@@ -50,18 +50,16 @@ from lookonce.datasets.formats.image_references import IMAGE_SUFFIX, SUFFIXES
 from lookonce.datasets.images import ImageIndex, index_images, read_bytes
 from lookonce.datasets.records import Record, RecordsFile, Turn, write_records
 from lookonce.errors import ImageError, LookonceError, RecordsError, TrainingError, UsageError
-from lookonce.eval.answers.engines import engine_of
+from lookonce.eval.answers.engines import engine_of, greedy_answers
 from lookonce.eval.answers.questions import Asked, dialogues_of, together, without_answers
-from lookonce.eval.decoding.decoder import Talk
 from lookonce.eval.decoding.dialogue import Answer, Dialogue
-from lookonce.eval.decoding.waves import Room
 from lookonce.files import files_below, hash_file
 from lookonce.run.folder import RECORD
 from lookonce.run.open import TO_ANSWER, OpenRun, open_run, without_run
 from lookonce.text import Notify, count, quiet
 from lookonce.train.data.batches import CPU
 from lookonce.train.model.frozen import model_settings
-from lookonce.train.model.load import PRECISIONS, load_trained, load_untuned
+from lookonce.train.model.load import load_trained, load_untuned
 
 Picture = str | Path | Image.Image
 """An image: its file, or the image itself."""
@@ -311,29 +309,24 @@ class Answerer:
         """
         return self._all([(record, turn) for record in records for turn in range(len(record.turns))])
 
-    def talk(self) -> Talk:
-        """A conversation that has not begun; its questions come from `dialogue`."""
-        run = self.opened.run
-        room = Room(0, run.batch.tokens_per_pack, run.eval.max_new_tokens)
-        return Talk(self._model, self._chat, self._features, room, PRECISIONS[run.train.precision])
-
-    @contextlib.contextmanager
-    def dialogue(self, record: Record) -> Iterator[Dialogue]:
-        """All questions of a record as a dialogue; within the block its images are encoded and the cache is in use.
+    def next_answer(self, record: Record, answers: Sequence[Answer], streamer: TextStreamer) -> Answer:
+        """The answer to the last question of a record, after the `answers` to those before; `streamer` gets its tokens.
 
         Raises:
-            LookonceError: it cannot be asked, for example because its image cannot be read.
+            LookonceError: it cannot be answered, for example because its image cannot be read.
         """
-        asked = [(record, turn) for turn in range(len(record.turns))]
+        asked, run = [(record, turn) for turn in range(len(record.turns))], self.opened.run
         images = index_images([record], needs_one=False)
         usable, refused = _keys_of(asked, images)
         for error in refused.values():
-            assert isinstance(error, LookonceError)
             raise error
         with self._features.in_use():
             self._features.drop([key for key in self._features.in_memory if key not in usable[0]])
             failed = self._features.encode(images, usable[0])
-            yield self._dialogue(asked, range(len(asked)), usable[0], failed)
+            prompt = self._dialogue(asked, range(len(asked)), usable[0], failed).prompt(answers)
+            collator, limits = self.opened.row_collator(self._features), (run.eval.max_new_tokens, run.train.precision)
+            [answer] = greedy_answers(self._model, self._chat.tokenizer, collator, [prompt], *limits, streamer)
+        return answer
 
     def _all(self, asked: Sequence[Asked]) -> list[Answer]:
         """The answers to all questions; raises the first error."""
@@ -363,7 +356,7 @@ class Answerer:
     def results(
         self, asked: Sequence[Asked], images: ImageIndex, known: Set[int] = frozenset(), notify: Notify = quiet
     ) -> Iterator[Results]:
-        """Answer questions, wave by wave; a wave whose questions are all `known` is left out.
+        """Answer questions, batch by batch; a batch whose questions are all `known` is left out.
 
         `images` are those of the questions.
 
@@ -371,37 +364,31 @@ class Answerer:
             LookonceError: no question can be answered: the model cannot be loaded, or the cache is damaged.
         """
         usable, refused = _keys_of(asked, images)
-        yield refused
+        yield {**refused}
         numbers = {some[0]: some for some in together(asked, self.opened.run.eval.turns) if some[0] in usable}
         rounds = plan_rounds(
             {first: usable[first] for first in numbers}, lambda key: self._features.num_tokens(images, key)
         )
         last_round = {key: number for number, members in enumerate(rounds) for one in members for key in usable[one]}
-
-        def of_round(chosen: Mapping[int, Sequence[int]]) -> Iterator[Results]:
-            """Answer some dialogues: the numbers of the questions of each, by its first one."""
-            failed = self._features.encode(images, list(dict.fromkeys(key for one in chosen for key in usable[one])))
-            dialogues: dict[int, Dialogue] = {}
-            without: Results = {}
-            for first, some in chosen.items():
-                try:
-                    dialogues[first] = self._dialogue(asked, some, usable[first], failed)
-                except LookonceError as error:
-                    without |= dict.fromkeys(some, error)
-            yield without
-            firsts = list(dialogues)
-            for wave in self._engine.plan(list(dialogues.values())):
-                in_wave = {firsts[place]: dialogues[firsts[place]] for place in wave}
-                if not known >= {one for first in in_wave for one in chosen[first]}:
-                    answers = self._answers(in_wave, notify)
-                    yield dict(pair for one in in_wave for pair in zip(chosen[one], answers[one], strict=True))
-
         with self._features.in_use():
             for number, members in enumerate(rounds):
                 self._features.drop([key for key in self._features.in_memory if last_round.get(key, -1) < number])
-                chosen = {first: numbers[first] for first in members}
-                if not known >= {one for some in chosen.values() for one in some}:
-                    yield from of_round(chosen)
+                if known >= {one for first in members for one in numbers[first]}:
+                    continue
+                keys = dict.fromkeys(key for first in members for key in usable[first])
+                failed = self._features.encode(images, list(keys))
+                dialogues: dict[int, Dialogue] = {}
+                for first in members:
+                    try:
+                        dialogues[first] = self._dialogue(asked, numbers[first], usable[first], failed)
+                    except LookonceError as error:
+                        yield dict.fromkeys(numbers[first], error)
+                firsts = list(dialogues)
+                for batch in self._engine.plan(list(dialogues.values())):
+                    chosen = {firsts[place]: dialogues[firsts[place]] for place in batch}
+                    if not known >= {one for first in chosen for one in numbers[first]}:
+                        answers = self._answers(chosen, notify)
+                        yield dict(pair for one in chosen for pair in zip(numbers[one], answers[one], strict=True))
 
     def _dialogue(
         self, asked: Sequence[Asked], numbers: Sequence[int], keys: Keys, failed: Mapping[str, ImageError]
@@ -418,7 +405,7 @@ class Answerer:
     def _answers(
         self, dialogues: Mapping[int, Dialogue], notify: Notify
     ) -> dict[int, Sequence[Answer | LookonceError]]:
-        """The answers to a wave; the questions of one that does not fit the memory have an error instead."""
+        """The answers to a batch; the questions of one that does not fit the memory have an error instead."""
         try:
             return dict(zip(dialogues, self._engine.answers(self._model, [*dialogues.values()], notify), strict=True))
         except TrainingError as error:
@@ -434,10 +421,10 @@ class Answerer:
         return load_trained(model, run, self.adapter) if self.adapter else load_untuned(model, run)
 
 
-def _keys_of(asked: Sequence[Asked], images: ImageIndex) -> tuple[dict[int, Keys], Results]:
+def _keys_of(asked: Sequence[Asked], images: ImageIndex) -> tuple[dict[int, Keys], dict[int, ImageError]]:
     """The image keys of each question, and the errors of those whose images cannot be read."""
     usable: dict[int, Keys] = {}
-    refused: Results = {}
+    refused: dict[int, ImageError] = {}
     for number, (record, _) in enumerate(asked):
         if reason := next((images.unusable[path] for path in record.images if path in images.unusable), None):
             refused[number] = ImageError(reason)
@@ -469,7 +456,7 @@ class Conversation:
     def reset(self) -> None:
         """Begin again, about the same images."""
         self._turns: tuple[Turn, ...] = ()
-        self._talk: Talk | None = None
+        self._answers: tuple[Answer, ...] = ()
 
     def ask(self, question: str, on_text: Callable[[str], None] = lambda text: None) -> Answer:
         """The answer to a question, which becomes part of the conversation; `on_text` gets its words as they come.
@@ -479,20 +466,18 @@ class Conversation:
         """
         turns = (*self._turns, Turn(question, ""))
         asked = self._record(*(Turn(turn.question, NOT_ANSWERED) for turn in turns))
-        streamer: Any = TextStreamer(self._answerer.opened.chat_tokenizer.tokenizer, skip_special_tokens=True)
+        tokenizer: Any = self._answerer.opened.chat_tokenizer.tokenizer
+        streamer: Any = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
         streamer.on_finalized_text = lambda text, stream_end=False: on_text(text)  # words, as soon as they are whole
-        with self._answerer.dialogue(asked) as dialogue:
-            talk = self._talk or self._answerer.talk()
-            try:
-                answer = talk.answer(dialogue, lambda token: streamer.put(torch.tensor([token])))
-            except torch.OutOfMemoryError:
-                raise UsageError(
-                    f"the GPU is out of memory for a conversation of {count(len(turns), 'question')}; begin again "
-                    "with /reset"
-                ) from None
-        streamer.end()
-        self._talk = talk
+        try:
+            answer = self._answerer.next_answer(asked, self._answers, streamer)
+        except torch.OutOfMemoryError:
+            raise UsageError(
+                f"the GPU is out of memory for a conversation of {count(len(turns), 'question')}; begin again "
+                "with /reset"
+            ) from None
         self._turns += (Turn(question, answer.text),)
+        self._answers += (answer,)
         return answer
 
     def save(self, path: Path) -> None:

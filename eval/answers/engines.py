@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, TextStreamer
 
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import TrainingError
@@ -89,10 +89,12 @@ def greedy_answers(
     questions: Sequence[Example],
     max_new_tokens: int,
     precision: str,
+    streamer: TextStreamer | None = None,
 ) -> list[Answer]:
     """The model's greedy answers to questions that are answered together, in order; `model` may have an adapter.
 
-    `precision` is the run file's; in bf16 and fp16 answers are generated under autocast, as in training.
+    `precision` is the run file's; in bf16 and fp16 answers are generated under autocast, as in training. A `streamer`
+    gets the tokens of the answer to a single question as they come.
     """
     device, dtype = model.device, PRECISIONS[precision]
     model.eval()
@@ -101,7 +103,7 @@ def greedy_answers(
         batch = collator.prompts(questions)
         chosen = ChosenLogprobs()
         inputs = {name: tensor.to(device) for name, tensor in batch.items()}
-        output = model.generate(**inputs, logits_processor=LogitsProcessorList([chosen]))
+        output = model.generate(**inputs, logits_processor=LogitsProcessorList([chosen]), streamer=streamer)
     logprobs = torch.stack(chosen.logprobs, dim=1).tolist()
     rows = zip(output[:, batch["input_ids"].shape[1] :].tolist(), logprobs, strict=True)
     return [Answer.of(tokens, values, tokenizer) for tokens, values in rows]

@@ -19,12 +19,10 @@ from support.models.flash_linear_attention import take_stand_in
 from support.trainings import SIZES, Step, batches, records, step
 from torch.nn.functional import pad
 
-from lookonce.datasets.context import NOT_ANSWERED
-from lookonce.datasets.records import Record, Turn, write_records
-from lookonce.eval.answerer import Answerer
+from lookonce.datasets.records import Record, write_records
 from lookonce.families.kernels import restrict_kernels
 from lookonce.families.lookup import FAMILIES
-from lookonce.run.open import TO_BUILD, Needs, OpenRun, open_run
+from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.train.model import linear_attention
 from lookonce.train.model.load import base_model, load_without_tower
 
@@ -170,22 +168,3 @@ def test_a_loaded_model_is_computed_by_pytorch_on_a_cpu_whatever_is_installed(se
     step(model, batches(session, "shared"))
     base_model(model).model.language_model(input_ids=torch.arange(5)[None])
     assert calls == []
-
-
-@pytest.mark.parametrize("site", LINEAR[:1], ids=lambda family: family.model_type, indirect=True)
-def test_a_question_that_was_stopped_leaves_no_state_in_the_conversation(session, site, sample, tmp_path):
-    """After an error in the middle of an answer, the next questions have the answers of an undisturbed conversation."""
-
-    def stop(token: int) -> None:
-        raise KeyboardInterrupt
-
-    answerer = Answerer(open_run(session.run, Needs("tests", model="open")), None)
-    image, questions = next(iter(session.images.path_of.values())), ("Is there text?", "Where?", "And now?")
-    asked = [Record((image,), tuple(Turn(one, NOT_ANSWERED) for one in questions[: n + 1])) for n in range(3)]
-    whole, stopped = answerer.talk(), answerer.talk()
-    for record in asked:
-        with answerer.dialogue(record) as dialogue:
-            expected = whole.answer(dialogue, lambda token: None)
-            with pytest.raises(KeyboardInterrupt):
-                stopped.answer(dialogue, stop)
-            assert stopped.answer(dialogue, lambda token: None) == expected
