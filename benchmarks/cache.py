@@ -46,7 +46,7 @@ from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
 from lookonce.cache.store.metadata import PlannedImage, cut
 from lookonce.cache.store.reader import VisionCache
 from lookonce.cache.store.shards import NUM_WRITERS, DirectFile, shard_path
-from lookonce.datasets.images import ImageIndex, read_bytes
+from lookonce.datasets.images import ImageIndex, decode, read_bytes
 from lookonce.disk_space import existing
 from lookonce.errors import FeaturesMissing, ImageError, UsageError
 from lookonce.files import scratch_folder
@@ -166,16 +166,33 @@ def bench_cache(
         disk_seconds=disk_seconds,
         engine_seconds=engine_seconds,
         plain_seconds=plain_seconds,
-        tower_flop=sum(tower.flop(image.num_tokens) for image in wanted),
+        tower_flop=sum(flop_of(tower, image.num_tokens) for image in wanted),
         matmul_flops=matmul_flops_per_second(tower.device, tower.dtype),
         phases=report.phases,
     )
 
 
+def flop_of(tower: Tower, num_tokens: int) -> float:
+    """FLOPs of a tower for an image of `num_tokens` tokens: matrix products and attention, two per multiply-add.
+
+    Attention counts as if each patch attended to its whole image, also in blocks with windows.
+    """
+    num_patches, parameters = num_tokens * tower.merge_size**2, tower.module.named_parameters()
+    weights = [(name, weight.numel()) for name, weight in parameters if weight.ndim > 1 and "pos_embed" not in name]
+    of_token = sum(number for name, number in weights if "merger" in name)
+    of_patch = sum(number for _, number in weights) - of_token
+    attention = tower.config.depth * 2 * num_patches * len(tower.module.patch_embed.proj.weight)
+    return float(2 * (num_patches * (of_patch + attention) + num_tokens * of_token))
+
+
+def _resized(processor: ImageProcessor, path: Path) -> torch.Tensor:
+    return processor.resized(decode(read_bytes(path), path), path)
+
+
 def _is_sound(image: PlannedImage, images: ImageIndex, processor: ImageProcessor) -> bool:
     """Whether an image can be decoded; reading it also brings it into the page cache, for all measurements alike."""
     with contextlib.suppress(ImageError):
-        processor.resized_file(images.path_of[image.key])
+        _resized(processor, images.path_of[image.key])
         return image.num_tokens > 0
     return False
 
@@ -191,7 +208,7 @@ def _tower_alone(wanted: Sequence[PlannedImage], images: ImageIndex, processor: 
     patcher = processor.patcher().to(tower.device, tower.dtype)
     batches = []
     for batch in cut(sorted(wanted, key=lambda image: (image.num_tokens, image.key)), tower.tokens_per_tower_batch):
-        pixels = [processor.resized_file(images.path_of[image.key]).to(tower.device) for image in batch]
+        pixels = [_resized(processor, images.path_of[image.key]).to(tower.device) for image in batch]
         batches.append((patcher(pixels), [patcher.grid_thw(image) for image in pixels]))
     seconds = 0.0
     for _ in range(2):

@@ -41,7 +41,6 @@ MAX_HEADER_BYTES = 100_000_000
 """The limit of safetensors for the header of a file."""
 BUILD_COMMAND = "lookonce cache build RUN.yaml"
 REPAIR_COMMAND = "lookonce cache repair RUN.yaml"
-VERIFY_COMMAND = "lookonce cache verify RUN.yaml"
 
 
 SCALE_SUFFIX = ".scale"

@@ -328,15 +328,6 @@ class ImageFeatures:
         return cls(storage.dequantize(tensors[0], tensors[1] if storage.is_scaled else None).cpu(), grid)
 
 
-def encode_image(path: Path, processor: ImageProcessor, tower: Tower, fingerprint: Fingerprint) -> ImageFeatures:
-    """The features of one image.
-
-    Raises:
-        ImageError: it cannot be read or decoded, or the processor refuses its shape.
-    """
-    return encode_patches(*processor.read(path), tower, fingerprint)
-
-
 def encode_patches(patches: torch.Tensor, grid: Grid, tower: Tower, fingerprint: Fingerprint) -> ImageFeatures:
     """The features of one image from its patches."""
     return ImageFeatures.of(fingerprint.storage.quantize(tower.encode(patches, [grid])), grid, fingerprint)

@@ -20,7 +20,7 @@ import itertools
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING
 from lookonce.cache.store.claims import Work, claimed_work
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.metadata import (
-    MANIFEST,
     Plan,
     PlannedImage,
     Receipt,
@@ -39,7 +38,7 @@ from lookonce.cache.store.metadata import (
 )
 from lookonce.claim_file import EXPIRY_S
 from lookonce.datasets.images import ImageIndex, Stamp, is_gone, stamps
-from lookonce.text import duration, rows, size, table
+from lookonce.text import duration, table
 
 if TYPE_CHECKING:
     from lookonce.cache.model.pixels import ImageProcessor
@@ -113,8 +112,8 @@ def new_shards(
     """
     wanted = {image.key: image for image in images}
     pending = {key for shard in pending_shards(plan, finished, wanted.keys(), former) for key in shard.keys}
-    tokens_of = {image.key: image.num_tokens for image in plan.images()}  # `index_from_plan` has no image sizes
-    painted = {image.key for image in plan.images() if image.is_transparent}
+    tokens_of = {image.key: image.num_tokens for image in plan.images if image.num_tokens}  # `index_from_plan` has none
+    painted = {image.key for image in plan.images if image.is_transparent}
     new = [
         replace(image, num_tokens=image.num_tokens or tokens_of.get(key, 0))
         for key, image in wanted.items()
@@ -196,7 +195,7 @@ def index_from_plan(plan: Plan, paths: Iterable[Path], *, without_files: bool = 
     former = {planned[str(path)][0]: path for path in found if path not in key_of}
     return ImageIndex(
         key_of,
-        {image.key: path_of[image.key] for image in plan.images() if image.key in path_of},
+        {image.key: path_of[image.key] for image in plan.images if image.key in path_of},
         stamp_of=stamp_of,
         former={key: path for key, path in former.items() if key not in path_of},
     )
@@ -247,18 +246,6 @@ class StatusReport:
     def num_missing(self) -> int:
         return self.num_images - self.num_done - self.num_quarantined
 
-    def text(self) -> str:
-        complete = "complete but for those in quarantine" if self.num_quarantined else "complete"
-        state = complete if self.num_missing == 0 else f"{self.num_missing:,} still to encode"
-        lines = [
-            ("images", f"{self.num_done:,} of {self.num_images:,} encoded, {state}"),
-            ("quarantined", f"{self.num_quarantined:,}"),
-            ("shards", f"{self.num_shards:,}, {size(self.num_bytes)}, encoded in {duration(self.encode_seconds)}"),
-            *([("rate", self.pace())] if self.pace() else []),
-            ("folder", str(self.folder)),
-        ]
-        return "\n\n".join([rows(lines), *([workers_table(self.workers)] if self.workers else [])])
-
     def pace(self) -> str:
         """The rate and the time left; empty without a rate."""
         return "" if self.eta_s is None else f"{self.images_per_second:.1f} images/s, done in {duration(self.eta_s)}"
@@ -280,19 +267,12 @@ def workers_table(workers: list[WorkerStatus]) -> str:
     return table(("worker", "where", "shard", "phase", "for", "heartbeat"), lines)
 
 
-def status(
-    folder: Path, keys: Iterable[str], expiry_s: float = EXPIRY_S, receipts: list[Receipt] | None = None
-) -> StatusReport:
-    """How many of the images `keys` the cache in `folder` holds; it need not exist.
+def status(folder: Path, keys: Iterable[str], receipts: Sequence[Receipt], expiry_s: float = EXPIRY_S) -> StatusReport:
+    """How many of the images `keys` the cache in `folder`, which has these receipts, holds; it need not exist.
 
-    `receipts` are the cache's, if they are already read. `expiry_s` must be that of the builds.
-
-    Raises:
-        CacheCorrupt: a receipt is damaged.
+    `expiry_s` must be that of the builds.
     """
     wanted = set(keys)
-    if receipts is None:
-        receipts = list(read_receipts(folder)) if (folder / MANIFEST).exists() else []
     done = {key for receipt in receipts for key in receipt.images} & wanted
     failed = {key for receipt in receipts for key in receipt.failed} & wanted
     seconds = [receipt.seconds / len(receipt.images) for receipt in receipts if receipt.images]

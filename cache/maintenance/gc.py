@@ -11,15 +11,14 @@ finished, and can be resumed.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from lookonce.cache.format import PARSE_ERRORS, REPAIR_COMMAND
+from lookonce.cache.format import PARSE_ERRORS
 from lookonce.cache.maintenance.verify import without_advice
 from lookonce.cache.store.claims import (
     CLAIMS,
@@ -38,7 +37,6 @@ from lookonce.cache.store.metadata import (
     QUARANTINE,
     RECEIPTS,
     finished_shards,
-    has_receipt,
     read_manifest,
     read_plan,
 )
@@ -150,16 +148,14 @@ def cache_info(folder: Path, expiry_s: float = EXPIRY_S) -> CacheInfo:
         num_workers=sum(alive for _, _, alive in claimed_work(folder, expiry_s)),
         used_by=[use.run for use in uses(folder)],
         leftovers=left,
-        foreign=[str(path.relative_to(folder)) for path in sorted(files) if not is_ours(folder, path)],
+        foreign=[str(path.relative_to(folder)) for path in files if not is_ours(folder, path)],
         problem=problem,
     )
 
 
-def files_below(folder: Path) -> Iterator[Path]:
-    """All files below a folder. A link to a folder counts as a file and is not followed."""
-    for parent, folders, names in os.walk(folder):
-        links = (name for name in folders if os.path.islink(os.path.join(parent, name)))
-        yield from (Path(parent, name) for name in (*names, *links))
+def files_below(folder: Path) -> list[Path]:
+    """All files below a folder, sorted. A link to a folder counts as a file and is not followed."""
+    return sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
 
 
 def is_ours(folder: Path, path: Path) -> bool:
@@ -173,8 +169,6 @@ def _content(folder: Path) -> tuple[int | None, bool, str]:
         plan, finished = read_plan(folder), set(index.shards)
     except (CacheError, OSError, *PARSE_ERRORS) as error:
         return None, False, without_advice(error)
-    if not finished and any((folder / SHARDS).glob("*.safetensors")):
-        return None, False, f"its receipts are lost; restore them with: {REPAIR_COMMAND}"
     pending = (key for shard in plan.shards if shard.name not in finished for key in shard.keys)
     is_complete = bool(finished) and all(index.find(key) is not None or key in index.failed for key in pending)
     return len(index), is_complete, ""
@@ -192,8 +186,8 @@ class GarbageReport:
     deleted_bytes: int = 0
     deleted_cache: str = ""
     """Name of the cache that was deleted whole; empty if only leftovers were."""
-    kept: list[Path] = field(default_factory=list)
-    """Files of the deleted cache that lookonce did not write."""
+    kept: list[str] = field(default_factory=list)
+    """Files of the deleted cache that lookonce did not write, by their path in its folder."""
     in_use: list[str] = field(default_factory=list)
     """Why the leftovers of some caches were not deleted: another process uses them."""
 
@@ -213,7 +207,7 @@ class GarbageReport:
         if self.in_use:
             return "\n".join(f"kept leftovers: {reason}" for reason in self.in_use)
         if self.deleted:
-            kept = f"; kept what is not ours: {listed([str(path) for path in self.kept], 1)}" if self.kept else ""
+            kept = f"; kept what is not ours: {listed(self.kept, 1)}" if self.kept else ""
             whole = f"cache {self.deleted_cache}: " if self.deleted_cache else ""
             what = count(len(self.deleted), "file" if self.deleted_cache else "leftover")
             return f"deleted {whole}{what}, {size(self.deleted_bytes)}{kept}"
@@ -241,10 +235,9 @@ def collect_garbage(
         return found
     if cache_id is not None:
         cache = choose(root, found.caches, cache_id)
-        paths, num_bytes = delete_cache(cache, expiry_s)
-        kept = [path for path in cache.folder.rglob("*") if path.is_file()] if cache.folder.exists() else []
+        paths, num_bytes = delete_cache(cache.folder, expiry_s)
         found.caches.remove(cache)
-        return replace(found, deleted=paths, deleted_bytes=num_bytes, deleted_cache=cache.id, kept=kept)
+        return replace(found, deleted=paths, deleted_bytes=num_bytes, deleted_cache=cache.id, kept=cache.foreign)
     deleted, in_use = [*found.scratch], []
     for left in found.scratch:
         shutil.rmtree(left.path)
@@ -268,30 +261,23 @@ def list_caches(root: Path, expiry_s: float) -> GarbageReport:
 
 
 def delete_leftovers(cache: CacheInfo, expiry_s: float = EXPIRY_S) -> list[Leftover]:
-    """Delete the leftovers of a cache, unless they are no longer leftovers; returns the deleted ones.
+    """Delete what are still leftovers of a cache; returns the deleted ones.
 
     Raises:
         CacheError: another process uses the cache.
     """
-    if not cache.leftovers:
-        return []
-    deleted = []
-    with owning(cache.folder, COMMAND, expiry_s) as check_owned:
-        for leftover in cache.leftovers:
-            check_owned()
-            if _delete(leftover, cache.folder, expiry_s):
-                deleted.append(leftover)
+    deleted: list[Leftover] = []
+    if cache.leftovers:
+        with owning(cache.folder, COMMAND, expiry_s) as check_owned:
+            for path, kind in [*leftovers(cache.folder, expiry_s)]:
+                check_owned()
+                num_bytes = path.stat().st_size
+                if kind == "dead claim":
+                    remove_if_dead(path, expiry_s)
+                else:
+                    path.unlink()
+                deleted.append(Leftover(path, kind, num_bytes))
     return deleted
-
-
-def _delete(leftover: Leftover, folder: Path, expiry_s: float) -> bool:
-    path = leftover.path
-    if leftover.kind == "dead claim":
-        return remove_if_dead(path, expiry_s)
-    if leftover.kind == "unfinished shard" and has_receipt(folder, path.stem):
-        return False  # it got its receipt after it was listed
-    path.unlink(missing_ok=True)
-    return True
 
 
 def choose(root: Path, caches: Sequence[CacheInfo], cache_id: str) -> CacheInfo:
@@ -299,7 +285,7 @@ def choose(root: Path, caches: Sequence[CacheInfo], cache_id: str) -> CacheInfo:
 
     Raises:
         UsageError: `cache_id` is too short, or matches none or several.
-        CacheError: the cache is in use.
+        CacheError: a run uses the cache.
     """
     if len(cache_id) < MIN_DIGITS:
         raise UsageError(f"--cache {cache_id!r} is too short to delete by; give at least {MIN_DIGITS} digits")
@@ -308,33 +294,25 @@ def choose(root: Path, caches: Sequence[CacheInfo], cache_id: str) -> CacheInfo:
         names = ", ".join(cache.id for cache in matching or caches) or "nothing"
         raise UsageError(f"--cache {cache_id} matches {count(len(matching), 'cache')} in {root}; there is: {names}")
     [cache] = matching
-    if cache.num_workers:
-        raise CacheError(f"{count(cache.num_workers, 'worker')} alive in {cache.folder}; stop them before deleting it")
     if cache.used_by:
         raise CacheError(f"{cache.folder} is used by {', '.join(cache.used_by)}; delete or move that run folder first")
     return cache
 
 
-def delete_cache(cache: CacheInfo, expiry_s: float = EXPIRY_S) -> tuple[list[Path], int]:
+def delete_cache(folder: Path, expiry_s: float = EXPIRY_S) -> tuple[list[Path], int]:
     """Delete our files in a cache, and its folders if they are then empty; returns the files and their bytes.
 
     Raises:
         CacheError: another process uses the cache.
     """
-    with owning(cache.folder, COMMAND, expiry_s) as check_owned:
-        mine = cache.folder / CLAIMS / OWNER
-        paths = [path for path in files_below(cache.folder) if is_ours(cache.folder, path) and path != mine]
+    with owning(folder, COMMAND, expiry_s) as check_owned:
+        mine = folder / CLAIMS / OWNER
+        paths = [path for path in files_below(folder) if is_ours(folder, path) and path != mine]
         num_bytes = sum(path.lstat().st_size for path in paths)
-        for path in sorted(paths, key=lambda path: _deletion_order(cache.folder, path)):
+        for path in sorted(paths, key=lambda path: (path.name == MANIFEST, path.parent.name != RECEIPTS)):
             check_owned()
             path.unlink(missing_ok=True)
-    for folder in (*(cache.folder / name for name in (RECEIPTS, SHARDS, CLAIMS, USES)), cache.folder):
+    for name in (RECEIPTS, SHARDS, CLAIMS, USES, "."):
         with contextlib.suppress(OSError):  # not empty
-            folder.rmdir()
+            (folder / name).rmdir()
     return paths, num_bytes
-
-
-def _deletion_order(folder: Path, path: Path) -> int:
-    """Sorts files for deletion: the index, then receipts, then the rest, the manifest last."""
-    name = path.relative_to(folder).as_posix()
-    return 0 if name in (INDEX, INDEX_CHECKSUM) else 1 if name.startswith(RECEIPTS) else 3 if name == MANIFEST else 2

@@ -79,7 +79,7 @@ def show(cache: VisionCache, name: str) -> ShowReport:
     """
     plan = read_plan(cache.folder)
     key = find(cache, plan, name)
-    files = [file for image in plan.images() if image.key == key for file in image.files]
+    files = list(dict.fromkeys(file for image in plan.images if image.key == key for file in image.files))
     if key in cache:
         return _encoded(cache, key, files)
     if failure := cache.failed.get(key):
@@ -87,7 +87,7 @@ def show(cache: VisionCache, name: str) -> ShowReport:
     shard = next((shard.name for shard in plan.shards if key in shard.keys), "")
     if shard:
         return ShowReport(key, "planned", files, shard=shard)
-    former = sorted({image.key for image in plan.images() if name in image.files})
+    former = sorted({image.key for image in plan.images if name in image.files})
     changed = f"; the file was image {former[0]} when it was planned" if former else ""
     raise UsageError(f"{cache.folder} knows no image {key} ({name}){changed}; encode it with: {BUILD_COMMAND}")
 
@@ -98,7 +98,7 @@ def find(cache: VisionCache, plan: Plan, name: str) -> str:
     Raises:
         UsageError: the cache knows no such image, or several; the message names some of these.
     """
-    file_of = {image.key: image.files[0] if image.files else "" for image in plan.images()}
+    file_of = {image.key: image.files[0] if image.files else "" for image in plan.images}
     digits = name.lower()
     if re.fullmatch(f"[0-9a-f]{{{MIN_DIGITS},64}}", digits) and not Path(name).is_file():
         found = {key for key in {*cache.keys(), *cache.failed, *file_of} if key.startswith(digits)}
@@ -107,9 +107,7 @@ def find(cache: VisionCache, plan: Plan, name: str) -> str:
         try:
             return image_key(Path(name))
         except ImageError as error:  # missing, or the end of a path that the plan has
-            found = {
-                image.key for image in plan.images() if any(f"/{file}".endswith(f"/{name}") for file in image.files)
-            }
+            found = {image.key for image in plan.images if any(f"/{file}".endswith(f"/{name}") for file in image.files)}
             what = f"no image {name!r} ({error})"
     if not found:
         raise UsageError(f"{cache.folder} knows {what}; name a file or at least {MIN_DIGITS} digits of a key")

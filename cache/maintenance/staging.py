@@ -89,7 +89,7 @@ def stage(source: Path, target_root: Path, keys: Iterable[str] | None = None, *,
     folder = target_root / fingerprint.folder_name
     if folder.exists() and folder.samefile(source):
         raise CacheError(f"{source} is already in {target_root}; name another folder to stage to")
-    staging = _Staging(source, folder, _sizes(source, fingerprint, keys), verify)
+    staging = _Staging(source, folder, fingerprint, _sizes(source, fingerprint, keys), verify)
     try:
         check_room(folder, staging.bytes_left())
         with using(source, "lookonce cache stage"), using(folder, "lookonce cache stage"):
@@ -104,14 +104,14 @@ def stage(source: Path, target_root: Path, keys: Iterable[str] | None = None, *,
 
 
 def find_staged(
-    stage_root: Path, fingerprint: Fingerprint, keys: Iterable[str], *, check: bool = True, notify: Notify = quiet
+    stage_root: Path, fingerprint: Fingerprint, keys: Iterable[str], *, notify: Notify = quiet
 ) -> VisionCache | None:
     """The staged cache of this fingerprint below a folder, if it opens and has all these images; notes why not."""
     folder = stage_root / fingerprint.folder_name
     if not folder.exists():
         return None
     try:
-        cache = VisionCache.open(folder, check=check)
+        cache = VisionCache.open(folder)
     except (CacheError, OSError) as error:
         notify(f"the staged cache {folder} is not used: {first_line(error)}")
         return None
@@ -156,8 +156,11 @@ def copy_small_files(source: Path, folder: Path, fingerprint: Fingerprint) -> No
 class _Staging:
     """One process's share in a staging."""
 
-    def __init__(self, source: Path, folder: Path, sizes: dict[str, int], verify: bool) -> None:
-        self._source, self._folder, self._sizes, self._verify = source, folder, sizes, verify
+    def __init__(
+        self, source: Path, folder: Path, fingerprint: Fingerprint, sizes: dict[str, int], verify: bool
+    ) -> None:
+        self._source, self._folder, self._fingerprint = source, folder, fingerprint
+        self._sizes, self._verify = sizes, verify
         self._problems: list[Problem] = []
         self._copied: list[str] = []
 
@@ -203,7 +206,8 @@ class _Staging:
         if not self._verify or not self._is_staged(name):
             return self._is_staged(name)
         receipt = read_receipt(self._folder, name)
-        if list(check_shard(self._folder, receipt, None, every_byte=True, on_block=self._reading.count)):
+        count_block = self._reading.count
+        if list(check_shard(self._folder, receipt, self._fingerprint, every_byte=True, on_block=count_block)):
             receipt_path(self._folder, name).unlink()  # without it the shard is not used while it is copied again
             return False
         return True
@@ -235,7 +239,8 @@ class _Staging:
                     write_all(file.fileno(), block, offset)
                     claim.update("copying", 0)
 
-                problems = list(check_shard(self._source, receipt, None, every_byte=True, on_block=write_block))
+                found = check_shard(self._source, receipt, self._fingerprint, every_byte=True, on_block=write_block)
+                problems = list(found)
                 os.fsync(file.fileno())
             if problems:
                 self._problems.extend(problems)

@@ -35,7 +35,6 @@ from lookonce.cache.store.metadata import (
     read_manifest,
     read_plan,
     read_receipt,
-    shard_number,
 )
 from lookonce.cache.store.reader import INDEX, read_index
 from lookonce.cache.store.shards import FORMAT_NAME, SHARDS, shard_path
@@ -150,7 +149,7 @@ def verify(folder: Path, level: Level = "full") -> VerifyReport:
                 unstored.difference_update(receipt.images, receipt.failed)
     unfinished = {shard.name for shard in pending if not unstored.isdisjoint(shard.keys)}
     wanted = {problem.image for problem in problems if problem.image}
-    file_of = {image.key: image.files[0] for image in plan.images() if image.key in wanted and image.files}
+    file_of = {image.key: image.files[0] for image in plan.images if image.key in wanted and image.files}
     index = read_index(folder, fingerprint.sha256) if fingerprint else None
     return VerifyReport(
         folder=folder,
@@ -200,7 +199,7 @@ def check_manifest(folder: Path) -> tuple[Fingerprint | None, list[Problem]]:
 
 
 def check_plan(folder: Path, finished: Sequence[str]) -> tuple[Plan, list[Problem]]:
-    """The plan of a cache, empty if it is broken, and its problems.
+    """The plan of a cache, empty if it is broken or lost, and its problems.
 
     `finished` must have been listed before the call: a shard is planned before it is built.
     """
@@ -208,12 +207,8 @@ def check_plan(folder: Path, finished: Sequence[str]) -> tuple[Plan, list[Proble
         plan = read_plan(folder)
     except CacheCorrupt as error:
         return Plan(), [Problem("", "", without_advice(error), "plan")]
-    last = max((shard_number(shard.name) for shard in plan.shards), default=-1)
-    unplanned = [name for name in finished if shard_number(name) > last]
-    if not unplanned:
-        return plan, []
-    are = f"{count(len(unplanned), 'finished shard')} {'is' if len(unplanned) == 1 else 'are'} in no plan"
-    return plan, [Problem("", "", f"{plan_path(folder, plan.num_files)} is missing: {are}", "plan")]
+    is_lost = finished and not plan.num_files
+    return plan, [Problem("", "", f"{plan_path(folder, 0)} is missing", "plan")] if is_lost else []
 
 
 def ignore(block: memoryview, offset: int) -> None:
@@ -246,11 +241,11 @@ class Region:
     """The image's key; empty for the header."""
     offset: int
     size_bytes: int
-    xxh3_64: str = ""
+    xxh3_64: str
 
 
 def regions(receipt: Receipt) -> list[Region]:
-    """The header and then the images, in their order in the file."""
+    """The header and then the images, in their order in the file; gaps between these would be in the header too."""
     entries = sorted(receipt.images.items(), key=lambda item: item[1].offset)
     images = [Region(key, entry.offset, entry.size_bytes, entry.xxh3_64) for key, entry in entries]
     return [Region("", 0, receipt.header_bytes, receipt.header_xxh3_64), *images]
@@ -313,32 +308,20 @@ def check_shard(
             bytes_of = "its bytes" if region.key else "the bytes of its header"
             yield Problem(name, region.key, f"{bytes_of} {what}", "image" if region.key else "header")
             is_whole &= region != header
-        if every_byte:
-            yield from check_offsets(receipt)
-            if fingerprint and is_whole:
-                yield from check_header(path, receipt, fingerprint)
-
-
-def check_offsets(receipt: Receipt) -> Iterator[Problem]:
-    """Gaps and overlaps between the images of a receipt."""
-    end = receipt.header_bytes
-    for region in regions(receipt)[1:]:
-        if region.offset != end:
-            how = "leave a gap" if region.offset > end else "overlap"
-            what = f"its offset in the receipt is {region.offset:,} and should be {end:,}: images {how}"
-            yield Problem(receipt.shard, region.key, what, "receipt")
-        end = region.offset + region.size_bytes
-    if end != receipt.size_bytes:
-        what = f"the images in the receipt end at {end:,}, the shard at {receipt.size_bytes:,}"
-        yield Problem(receipt.shard, "", what, "receipt")
+        if every_byte and fingerprint and is_whole:
+            yield from check_header(path, receipt, fingerprint)
 
 
 def check_header(path: Path, receipt: Receipt, fingerprint: Fingerprint) -> Iterator[Problem]:
     """Differences between the safetensors header of a shard and its receipt."""
     try:
-        found, metadata, _ = shard_header(path)
-    except ValueError as error:
-        yield Problem(receipt.shard, "", f"the header {error}", "header")
+        found, _ = read_header(path)
+        metadata = found.pop("__metadata__")
+        grids = parse_json(metadata["grid_thw"])
+        if metadata["format"] != FORMAT_NAME:
+            raise ValueError(f"its format is {metadata['format']!r}, not {FORMAT_NAME!r}")
+    except (OSError, *PARSE_ERRORS) as error:
+        yield Problem(receipt.shard, "", f"the header cannot be parsed ({shown(repr(error))})", "header")
         return
     if metadata.get("fingerprint") != receipt.fingerprint:
         yield Problem(receipt.shard, "", "the header and the receipt have different fingerprints", "header")
@@ -352,25 +335,7 @@ def check_header(path: Path, receipt: Receipt, fingerprint: Fingerprint) -> Iter
             begin = end
     for name in sorted(found.keys() | expected.keys()):
         if found.get(name) != expected.get(name):
-            what = f"the header says {found.get(name)}, the receipt {expected.get(name)}"
-            yield Problem(receipt.shard, name.partition(".")[0], what, "header")
-    if metadata["grid_thw"] != {key: list(entry.grid_thw) for key, entry in receipt.images.items()}:
+            what = f"the header says {shown(str(found.get(name)))}, the receipt {expected.get(name)}"
+            yield Problem(receipt.shard, shown(name.partition(".")[0]), what, "header")
+    if grids != {key: list(entry.grid_thw) for key, entry in receipt.images.items()}:
         yield Problem(receipt.shard, "", "the header and the receipt have different patch grids", "header")
-
-
-def shard_header(path: Path) -> tuple[dict[str, Any], dict[str, Any], int]:
-    """Tensors and metadata (with parsed patch grids) in the header of a shard, and the offset of its features.
-
-    Raises:
-        ValueError: the file has no header of a shard; the message says why.
-    """
-    try:
-        described, start = read_header(path)
-        metadata = described.pop("__metadata__")
-        metadata["grid_thw"] = parse_json(metadata["grid_thw"])
-        name = metadata["format"]
-    except (OSError, *PARSE_ERRORS) as error:
-        raise ValueError(f"cannot be parsed ({shown(repr(error))})") from None
-    if name != FORMAT_NAME:
-        raise ValueError(f"is of the format {name!r}, not {FORMAT_NAME!r}")
-    return described, metadata, start

@@ -132,14 +132,6 @@ class ImageProcessor:
             batch = stock.resize(batch, size=stock.size, resample=stock.resample, factor=factor)
         return batch[0].permute(1, 2, 0).contiguous()
 
-    def resized_file(self, path: Path) -> torch.Tensor:
-        """The same as `resized`, for an image file.
-
-        Raises:
-            ImageError: the file cannot be read or decoded, or the processor does not accept its shape.
-        """
-        return self.resized(decode(read_bytes(path), path), path)
-
     def patcher(self) -> Patcher:
         """The `Patcher` for the images that `resized` returns."""
         stock = self.stock

@@ -253,18 +253,6 @@ class Tower:
     def _run_stock(self, patches: torch.Tensor, grids: Sequence[Grid]) -> Any:
         return self.module(patches, grid_thw=torch.tensor(grids, device=self.device), return_dict=True)
 
-    def flop(self, num_tokens: int) -> float:
-        """FLOPs for an image of `num_tokens` tokens: matrix products and attention, two per multiply-add.
-
-        Attention counts as if each patch attended to its whole image, also in blocks with windows.
-        """
-        num_patches, parameters = num_tokens * self.merge_size**2, self.module.named_parameters()
-        weights = [(name, weight.numel()) for name, weight in parameters if weight.ndim > 1 and "pos_embed" not in name]
-        of_token = sum(number for name, number in weights if "merger" in name)
-        of_patch = sum(number for _, number in weights) - of_token
-        attention = self.config.depth * 2 * num_patches * len(self.module.patch_embed.proj.weight)
-        return float(2 * (num_patches * (of_patch + attention) + num_tokens * of_token))
-
 
 def _build(model_folder: ModelFolder, dtype: torch.dtype) -> Any:
     config = model_folder.vision_config

@@ -218,7 +218,7 @@ def uses(folder: Path) -> list[Use]:
 
 
 def leftovers(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[tuple[Path, LeftoverKind]]:
-    """What killed processes left in a cache; shards without a receipt only if others have one, else all are rebuilt."""
+    """What killed processes left in a cache."""
     claimed = {work.shard for work, _, alive in claimed_work(folder, expiry_s) if alive}
     for path in sorted(folder.rglob(f"*{TEMPORARY_MARK}*")):
         name, _, writer = path.name.partition(TEMPORARY_MARK)
@@ -231,10 +231,10 @@ def leftovers(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[tuple[Path, 
         with contextlib.suppress(FileNotFoundError):
             if is_dead(path, expiry_s):
                 yield path, "dead claim"
-    if finished := set(finished_shards(folder)):
-        for path in sorted((folder / SHARDS).glob("*.safetensors")):
-            if path.stem not in finished | claimed:
-                yield path, "unfinished shard"
+    known = claimed.union(finished_shards(folder))
+    for path in sorted((folder / SHARDS).glob("*.safetensors")):
+        if path.stem not in known:
+            yield path, "unfinished shard"
 
 
 def scratch_folders(root: Path) -> Iterator[Path]:

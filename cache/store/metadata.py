@@ -266,9 +266,9 @@ class Plan:
     shards: tuple[Shard, ...] = ()
     num_files: int = 0
     """The number of plan files; each extension adds one."""
-    found: tuple[PlannedImage, ...] = ()
-    """All images with the files in which they were found, in the order in which this was recorded: a later entry about
-    the same file is the valid one."""
+    images: tuple[PlannedImage, ...] = ()
+    """All images with the files in which they were found, in the order in which this was recorded: a later entry
+    about the same file is the valid one."""
 
     def extension(
         self, images: Sequence[PlannedImage], bytes_per_token: int, shard_bytes: int, taken: Iterable[str] = ()
@@ -282,26 +282,17 @@ class Plan:
     def extended(self, shards: tuple[Shard, ...], again: tuple[PlannedImage, ...] = ()) -> Plan:
         """This plan with one more plan file: new shards, and images of older shards that were found again."""
         new = tuple(image for shard in shards for image in shard.images)
-        return Plan(self.shards + shards, self.num_files + 1, self.found + new + again)
-
-    def images(self) -> Iterator[PlannedImage]:
-        return (image for shard in self.shards for image in shard.images)
+        return Plan(self.shards + shards, self.num_files + 1, self.images + new + again)
 
     def files(self) -> dict[str, tuple[str, Stamp | None]]:
         """The image key and the stamp of each file in which an image was found."""
         return {
-            file: (image.key, stamp) for image in self.found for file, stamp in zip_longest(image.files, image.stamps)
+            file: (image.key, stamp) for image in self.images for file, stamp in zip_longest(image.files, image.stamps)
         }
 
 
 def shard_name(number: int) -> str:
     return f"shard-{number:05d}"
-
-
-def shard_number(name: str) -> int:
-    """The number in a shard's name; -1 if it is not the name of a shard."""
-    digits = name.removeprefix("shard-")
-    return int(digits) if digits.isdecimal() else -1
 
 
 def cut(images: Iterable[PlannedImage], max_tokens: int) -> list[tuple[PlannedImage, ...]]:

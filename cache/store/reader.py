@@ -255,10 +255,10 @@ class VisionCache:
     Safe to use from several threads, after a fork, and pickled to other processes.
     """
 
-    def __init__(self, folder: Path, fingerprint: Fingerprint, *, check: bool = True) -> None:
-        """Use `VisionCache.open` or `find_cache`; `check=False` skips the checksums."""
+    def __init__(self, folder: Path, fingerprint: Fingerprint) -> None:
+        """Use `VisionCache.open` or `find_cache`."""
         self._connect()
-        self.folder, self.fingerprint, self.check = folder, fingerprint, check
+        self.folder, self.fingerprint = folder, fingerprint
         self.index = Index.open(folder, fingerprint.sha256)
         _check_sizes(folder, self.index)
         self._bytes_of = dict(zip(self.index.shards, self.index.columns["shard_bytes"].tolist(), strict=True))
@@ -269,7 +269,7 @@ class VisionCache:
         self._process = 0
 
     @classmethod
-    def open(cls, folder: Path | str, *, check: bool = True) -> VisionCache:
+    def open(cls, folder: Path | str) -> VisionCache:
         """Open a cache folder, the one with `manifest.json` in it.
 
         Raises:
@@ -277,7 +277,7 @@ class VisionCache:
             CacheCorrupt: a shard is missing or has not the size in its receipt, or a receipt is damaged.
         """
         folder = Path(folder)
-        return cls(folder, read_manifest(folder), check=check)
+        return cls(folder, read_manifest(folder))
 
     @property
     def num_shards(self) -> int:
@@ -357,7 +357,7 @@ class VisionCache:
         content = torch.empty(entry.size_bytes, dtype=torch.uint8, pin_memory=pin)
         buffer = raw_bytes(content)
         self._fill(buffer, shard, entry.offset, key)
-        if self.check and xxhash.xxh3_64_hexdigest(buffer) != entry.xxh3_64:
+        if xxhash.xxh3_64_hexdigest(buffer) != entry.xxh3_64:
             raise self._corrupt(shard, key, "do not have the checksum in the receipt")
         stored = self.fingerprint.tensors
         parts = torch.split(content, [entry.num_tokens * tensor.bytes_per_token for tensor in stored])
@@ -389,7 +389,7 @@ class VisionCache:
         """The error for an image, which names a file that has it by the plan."""
         files: list[str] = []
         with contextlib.suppress(CacheError, OSError):  # a damaged plan must not hide the message
-            files = [file for image in read_plan(self.folder).images() if image.key == key for file in image.files]
+            files = [file for image in read_plan(self.folder).images if image.key == key for file in image.files]
         named = f"{key} ({files[0]})" if files else key
         path = shard_path(self.folder, shard)
         return CacheCorrupt(f"the features of image {named} in {path} {how}; run: {REPAIR_COMMAND}")
@@ -421,7 +421,7 @@ class _ShardFile:
             pass
 
 
-def find_cache(root: Path, fingerprint: Fingerprint, *, check: bool = True) -> VisionCache:
+def find_cache(root: Path, fingerprint: Fingerprint) -> VisionCache:
     """Open the cache with this fingerprint below `root`.
 
     Raises:
@@ -434,7 +434,7 @@ def find_cache(root: Path, fingerprint: Fingerprint, *, check: bool = True) -> V
         found = read_manifest(folder)
         if found != fingerprint:
             raise CacheMismatch(mismatch_message([found], fingerprint, what))
-        return VisionCache(folder, found, check=check)
+        return VisionCache(folder, found)
     others = []
     for path in sorted(root.glob(f"*/{MANIFEST}")):  # of any format version
         with contextlib.suppress(OSError, *PARSE_ERRORS):

@@ -11,7 +11,6 @@ alone, otherwise nothing is written.
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from lookonce.files import write_text
 from lookonce.hub import ModelDownload, download_model, find_adapter, is_commit, is_hub_name
 from lookonce.run.config import RunFile
 from lookonce.run.records import SPLITS, read_split
-from lookonce.run.sections import SCHEME, HubAdapter, hub_adapter
+from lookonce.run.sections import HubAdapter, hub_adapter
 from lookonce.run.start_adapter import find_start
 from lookonce.text import count, rows, shell, size
 from lookonce.threads import threaded_map
@@ -194,61 +193,38 @@ def job_environment() -> dict[str, str]:
     return {**{name: str(Path(folder).absolute()) for name, folder in folders.items()}, "HF_HUB_OFFLINE": "1"}
 
 
-def pin(run_file: Path, commit: str) -> bool:
-    """Set `model.revision` in a run file; False if it is set to this commit already.
+def pin(run_file: Path, section: str, key: str, value: str) -> bool:
+    """Set a text in a section of a run file, and change nothing else in it; False if it is set to this already.
 
     Raises:
-        UsageError: the section `model` is shared by an alias or merged from another, so it cannot be edited alone.
+        UsageError: the section is shared by an alias or merged from another, so it cannot be edited alone.
     """
     text = run_file.read_text(encoding="utf-8")
     values = yaml.safe_load(text)
-    wanted = {**values, "model": {**values["model"], "revision": commit}}
+    wanted = {**values, section: {**(values.get(section) or {}), key: value}}
     if values == wanted:
         return False
     try:
-        pinned = _with_revision(text, commit)
+        pinned = _with_value(text, section, key, value)
         is_as_wanted = yaml.safe_load(pinned) == wanted
-    except (KeyError, ValueError, yaml.YAMLError):  # `path` is merged from elsewhere, or `model` occurs twice
+    except (LookupError, ValueError, yaml.YAMLError):  # a section that is merged from elsewhere, absent or there twice
         is_as_wanted = False
     if not is_as_wanted:
-        raise UsageError(f'cannot edit {run_file}; add to its section `model` by hand: revision: "{commit}"')
+        raise UsageError(f'cannot edit {run_file}; set in its section `{section}` by hand: {key}: "{value}"')
     write_text(run_file, pinned)
     return True
 
 
-def pin_start(run_file: Path, name: str, commit: str) -> bool:
-    """Set the commit of the adapter `name` in `train.start_from`; False if it is set to this commit already.
-
-    Raises:
-        UsageError: the run file does not name this adapter, or its value cannot be edited alone.
-    """
-    text, pinned = run_file.read_text(encoding="utf-8"), str(HubAdapter(name, commit))
-    values: Any = yaml.safe_load(text)
-    start = hub_adapter(values.get("train", {}).get("start_from"))
-    if start is not None and str(start) == pinned:
-        return False
-    edited = re.sub(rf"{SCHEME}{re.escape(name)}(@[\w./-]+)?(?![\w./@-])", lambda found: pinned, text)
-    if start is None or start.name != name or yaml.safe_load(edited) != _with_start(values, pinned):
-        raise UsageError(f'cannot edit {run_file}; set in its section `train` by hand: start_from: "{pinned}"')
-    write_text(run_file, edited)
-    return True
-
-
-def _with_start(values: dict[str, Any], start: str) -> dict[str, Any]:
-    return {**values, "train": {**values["train"], "start_from": start}}
-
-
-def _with_revision(text: str, commit: str) -> str:
+def _with_value(text: str, section: str, key: str, value: str) -> str:
     root: Any = yaml.compose(text)
-    [model] = [value for key, value in root.value if key.value == "model"]
-    keys = {key.value: (key, value) for key, value in model.value}
-    if "revision" in keys:
-        old = keys["revision"][1]
-        start, end, new = old.start_mark.index, old.end_mark.index, f'"{commit}"'
-        return f"{text[:start]}{' ' if start == end else ''}{new}{text[end:]}"  # an empty value stands at the colon
-    key, path = keys["path"]
-    end = path.end_mark.index
-    if model.flow_style:
-        return f'{text[:end]}, revision: "{commit}"{text[end:]}'
+    [found] = [one for name, one in root.value if name.value == section]
+    nodes = {name.value: one for name, one in found.value}
+    if key in nodes:
+        start, end = nodes[key].start_mark.index, nodes[key].end_mark.index
+        return f'{text[:start]}{" " if start == end else ""}"{value}"{text[end:]}'  # an empty value stands at the colon
+    first, its_value = found.value[0]
+    end = its_value.end_mark.index
+    if found.flow_style:
+        return f'{text[:end]}, {key}: "{value}"{text[end:]}'
     end = text.find("\n", end) if "\n" in text[end:] else len(text)  # after a comment on the line
-    return f'{text[:end]}\n{" " * key.start_mark.column}revision: "{commit}"{text[end:]}'
+    return f'{text[:end]}\n{" " * first.start_mark.column}{key}: "{value}"{text[end:]}'

@@ -6,17 +6,15 @@ then. Finding a model asks for the same files as downloading it, so an incomplet
 other formats than safetensors are not downloaded. A dataset is always downloaded at a commit: without a revision, at
 the commit that `main` is now.
 
-huggingface_hub compares the sizes of what it downloads and no more. The Hub states a hash of each file of a commit: the
-sha256 of a large file (LFS, Xet), and of others git's blob id, the sha1 over their size and bytes. Both are computed
-here from the bytes on the disk, so a file that was changed on the way or on the disk is found. That takes two requests,
-and reads each file once: 2 GB in 1.4 s on two cores. Files that were right are noted with their sizes and times, in the
-folder in HF_HOME that is meant for other libraries, and not read again until these change. Without the Hub nothing can
-be verified: files that are not noted are used, and `verify` returns False.
+A download compares the sizes of files and no more. huggingface_hub's `verify_repo_checksums` compares the bytes on the
+disk with the hashes that the Hub states, so a file that was changed on the way or on the disk is found. That takes two
+requests, and reads each file once, at about 1 GB/s. What was verified is noted with sizes and times, in the folder in
+HF_HOME that is meant for other libraries, and not read again until these change. Without the Hub nothing can be
+verified: files that are not noted are used, and `verify` returns False.
 
 A loader reads what it finds in a folder: an index that the Hub does not have replaces the weights, a chat template the
-prompts, an `adapter_config.json` the model, a table is read as more rows. So files that the Hub does not list are
-refused by their names if a program would read them. Others, such as notes, are left alone, and so is what begins with a
-dot. A link to a folder is refused: the Hub has none, and what lies behind it would not be compared.
+prompts, a table is read as more rows. So any file that the Hub does not list is refused, unless its name begins with a
+dot, and so is a link to a folder: the Hub has none, and what lies behind it would not be compared.
 """
 
 from __future__ import annotations
@@ -24,32 +22,43 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, ModelCard, constants, snapshot_download
+import yaml
+from huggingface_hub import HfApi, constants, metadata_load, snapshot_download
 from huggingface_hub.errors import (
     DryRunError,
     GatedRepoError,
-    HfHubHTTPError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.hf_api import RepoFile
 from tqdm import tqdm
 
 from lookonce.disk_space import check_room
-from lookonce.errors import DiskFull, LookonceError, ModelError, NoRoom, SourceError, full_disk_code
-from lookonce.files import open_regular, read_object, write_json
+from lookonce.errors import LookonceError, ModelError, NoRoom, SourceError, full_disk_code
+from lookonce.files import read_object, write_json
 from lookonce.text import Notify, first_line, listed, located, one_line, quiet, shell
-from lookonce.threads import threaded_map
 
 CARD = "README.md"
 FETCH_COMMAND = "lookonce fetch RUN.yaml"
+TIMEOUT_S = 10
+NOTES = ("lookonce", "verified")
+"""The folder of notes in huggingface_hub's folder for what other libraries keep."""
+AGAIN = {"model": FETCH_COMMAND, "adapter": FETCH_COMMAND, "dataset": "lookonce data prepare DATASET DIR"}
+"""The command that downloads what is missing."""
+KEYS = {"model": "`model.path` and `model.revision`", "adapter": "`train.start_from`"}
+"""What of a run file names it."""
+ERRORS: dict[str, type[LookonceError]] = {"model": ModelError, "adapter": ModelError, "dataset": SourceError}
+FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "vocab.txt")
+"""The files of a model: weights, configurations, tokenizer, chat template."""
+ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json", "run.json", "trained.json")
+"""The files of an uploaded adapter that a training starts from: weights, shape, and the record of the run."""
+DATASET_INFO = (CARD, "LICENSE*")
+"""Files of a dataset that are always downloaded with it."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +71,23 @@ class Download:
     """The licence that the card names; None if it names none."""
 
 
-def check_disk(error: Exception) -> None:
-    """Raise NoRoom if a download failed because the disk of the folder of all downloads is full."""
-    if (code := full_disk_code(error)) is not None:
-        raise NoRoom(code, Path(constants.HF_HUB_CACHE)) from error
+@dataclass(frozen=True)
+class ModelDownload(Download):
+    """A model of the Hub that is on this machine."""
+
+    downloaded_bytes: int
+    """Bytes that were not here before; 0 if the Hub could not be reached."""
+    is_verified: bool
+    """Whether all its files have the content that the Hub states; False if the Hub could not be asked."""
+    refusal: str = ""
+    """Why the Hub could not be asked."""
+
+
+class Progress(tqdm):  # type: ignore[type-arg]
+    """A bar on a terminal, also where the libraries' own bars are switched off; shown after a moment."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"delay": 1.0, **options, "disable": options.get("disable") or None})
 
 
 def is_hub_name(name: str) -> bool:
@@ -78,138 +100,52 @@ def is_commit(revision: str | None) -> bool:
     return bool(re.fullmatch(r"[0-9a-f]{40}", revision or ""))
 
 
-class Progress(tqdm):  # type: ignore[type-arg]
-    """A bar on a terminal, also where the libraries' own bars are switched off; shown after a moment."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **{"delay": 1.0, **options, "disable": options.get("disable") or None})
-
-
-WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
-SETTINGS = ("*.json", "*.jinja", "*.py", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
-"""Index, configurations, tokenizer, processor, chat templates and code."""
-ROWS = ("*.parquet", "*.tar", "*.csv", "*.json", "*.jsonl", "*.zip", "*.py")
-READ = {"model": WEIGHTS + SETTINGS, "adapter": WEIGHTS + SETTINGS, "dataset": ROWS}
-"""The files that programs read in a folder, by what it holds."""
+def check_disk(error: BaseException) -> None:
+    """Raise NoRoom if a download failed because the disk of the folder of all downloads is full."""
+    if (code := full_disk_code(error)) is not None:
+        raise NoRoom(code, Path(constants.HF_HUB_CACHE)) from error
 
 
-def unlisted(
-    folder: Path, names: Iterable[str], stated: Collection[str], kind: str, patterns: Sequence[str] = ()
-) -> list[str]:
-    """Those of some names in a folder that the Hub has not `stated` as files, and that would be read, sorted.
-
-    `kind` is `model`, `adapter` or `dataset`; `patterns` are those of more files that will be read.
-    """
-    wanted = (*READ[kind], *patterns)
-    seen = (name for name in names if not any(part.startswith(".") for part in PurePosixPath(name).parts))
-    return sorted(name for name in seen if (folder / name).is_dir() or (name not in stated and _matches(name, wanted)))
-
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a path or its last part matches a pattern; readers do not tell A from a."""
-    name = name.lower()
-    candidates = name, PurePosixPath(name).name
-    return any(fnmatchcase(one, pattern.lower()) for one in candidates for pattern in patterns)
-
-
-BLOCK_BYTES = 1 << 22
-TIMEOUT_S = 10
-NOTES = ("lookonce", "verified")
-"""The folder of notes in huggingface_hub's folder for what other libraries keep."""
-AGAIN = {"model": FETCH_COMMAND, "adapter": FETCH_COMMAND, "dataset": "lookonce data prepare DATASET DIR"}
-"""The command that downloads what is missing."""
-ERRORS: dict[str, type[LookonceError]] = {"model": ModelError, "adapter": ModelError, "dataset": SourceError}
-
-
-@dataclass(frozen=True)
-class Stated:
-    """A file of a repository on this machine, and its hash as the Hub states it."""
-
-    name: str
-    path: Path
-    kind: str
-    """`sha256` or `git blob id`."""
-    hash: str
-
-    @classmethod
-    def of(cls, file: RepoFile, folder: Path) -> Stated:
-        path = folder / file.path
-        return cls(file.path, path, *(("sha256", file.lfs.sha256) if file.lfs else ("git blob id", file.blob_id)))
-
-    def computed(self, progress: Progress) -> str:
-        """The hash of the bytes that are on the disk."""
-        digest = hashlib.sha256() if self.kind == "sha256" else hashlib.sha1(usedforsecurity=False)
-        with open_regular(self.path) as file:
-            if self.kind != "sha256":
-                digest.update(b"blob %d\0" % self.path.stat().st_size)
-            while block := file.read(BLOCK_BYTES):
-                digest.update(block)
-                progress.update(len(block))
-        return digest.hexdigest()
-
-
-def verify(kind: str, name: str, folder: Path, patterns: Sequence[str] = (), notify: Notify = quiet) -> bool:
+def verify(kind: str, name: str, folder: Path, notify: Notify = quiet) -> bool:
     """Compare the files of a downloaded commit with the hashes that the Hub states; False if it cannot be asked.
 
-    `kind` is `model`, `adapter` or `dataset`; the last part of `folder` is the commit. `patterns` are those of files
-    that will be read beside the usual ones. `notify` gets why the Hub cannot be asked.
+    `kind` is `model`, `adapter` or `dataset`; the last part of `folder` is the commit. `notify` gets why the Hub cannot
+    be asked.
 
     Raises:
-        ModelError: a file of a model or an adapter differs, or is not listed and would be read; names it and the
-            command.
+        ModelError: a file of a model or an adapter differs, or is not listed; names it and the command.
         SourceError: the same of a dataset.
     """
-    noted = _read_note(folder)
-    stamps = {path.relative_to(folder).as_posix(): _stamp(path) for path in folder.rglob("*") if _is_content(path)}
-    if not (unknown := {file for file, stamp in stamps.items() if noted.get(file) != stamp}):
+    links = [path for path in folder.rglob("*") if path.is_symlink() and path.is_dir()]
+    paths = [*links, *(path for path in folder.rglob("*") if path.is_file())]
+    stamps = {path.relative_to(folder).as_posix(): _stamp(path) for path in paths}
+    note, verified = _note(folder), {"folder": str(folder.resolve()), "files": stamps}
+    if read_object(note) == verified:
         return True
+    where: dict[str, Any] = {"repo_type": "dataset" if kind == "dataset" else "model", "revision": folder.name}
     try:
-        stated = _stated(kind, name, folder)
+        # First a request that is made once: without the Hub, a listing would be asked for again for half a minute.
+        HfApi().repo_info(name, timeout=TIMEOUT_S, **where)
+        found = HfApi().verify_repo_checksums(name, local_dir=folder, **where)
     except Exception as error:  # from httpx, from huggingface_hub
         notify(first_line(error))
         return False
-    if extra := unlisted(folder, unknown, {one.name for one in stated}, kind, patterns):
-        raise _unlisted_error(kind, name, folder, extra)
-    if wrong := _differences([one for one in stated if one.name in unknown]):
-        raise _difference_error(kind, name, wrong)
+    changed = {
+        one["path"]: f"{one['path']} ({one['algorithm']} {one['actual']}, the Hub states {one['expected']})"
+        for one in found.mismatches
+    }
+    names = {*found.extra_paths, *(path.relative_to(folder).as_posix() for path in links)}
+    added = sorted(one_line(name) for name in names if not re.search(r"(^|/)\.", name))
+    if changed or added:
+        wrong = [*changed.values(), *(f"{one} (which the Hub does not list)" for one in added)]
+        paths = [*((folder / one).resolve() for one in changed), *(folder.absolute() / one for one in added)]
+        raise ERRORS[kind](
+            f"{kind} {name!r} differs from what the Hub states at commit {folder.name}: {listed(wrong)}\n"
+            f"Remove these files, or move them away, and download again: {shell('rm', *paths)} && {AGAIN[kind]}"
+        )
     with contextlib.suppress(OSError):  # a read-only folder
-        write_json(_note(folder), {"folder": str(folder.resolve()), "files": stamps})
+        write_json(note, verified)
     return True
-
-
-def _stated(kind: str, name: str, folder: Path) -> list[Stated]:
-    """The files of a commit as the Hub states them."""
-    api, type_ = HfApi(), "dataset" if kind == "dataset" else "model"
-    # First a request that is made once: without the Hub, a listing would be asked for again for half a minute.
-    api.repo_info(name, repo_type=type_, revision=folder.name, timeout=TIMEOUT_S)
-    tree = list(api.list_repo_tree(name, repo_type=type_, revision=folder.name, recursive=True))
-    return [Stated.of(file, folder) for file in tree if isinstance(file, RepoFile)]
-
-
-def _differences(stated: list[Stated]) -> list[tuple[Stated, str]]:
-    """The files with another content than stated, each with the hash that it has."""
-    total = sum(one.path.stat().st_size for one in stated)
-    with Progress(total=total, desc="verifying", unit="B", unit_scale=True, leave=False) as progress:
-        computed = threaded_map(lambda one: one.computed(progress), stated)
-        return [(one, found) for one, found in zip(stated, computed, strict=True) if found != one.hash]
-
-
-def _difference_error(kind: str, name: str, wrong: list[tuple[Stated, str]]) -> LookonceError:
-    lines = [f"{one.name} has the {one.kind} {found}, and the Hub states {one.hash}" for one, found in wrong]
-    paths = shell(*(one.path.resolve() for one, _ in wrong))
-    return ERRORS[kind](
-        f"{kind} {name!r} was changed on its way or on the disk: {listed(lines)}\n"
-        f"Remove what was changed, and download it again: rm {paths} && {AGAIN[kind]}"
-    )
-
-
-def _unlisted_error(kind: str, name: str, folder: Path, extra: list[str]) -> LookonceError:
-    names = [one_line(one) for one in extra]
-    paths = shell(*(folder.absolute() / one for one in names))
-    return ERRORS[kind](
-        f"the folder of {kind} {name!r} has files that the Hub does not list at commit {folder.name}, and that would "
-        f"be read: {listed(names)}\nMove them to another folder, or remove them: rm {paths} && {AGAIN[kind]}"
-    )
 
 
 def _note(folder: Path) -> Path:
@@ -217,38 +153,10 @@ def _note(folder: Path) -> Path:
     return Path(constants.HF_ASSETS_CACHE, *NOTES, f"{digest}.json")
 
 
-def _read_note(folder: Path) -> dict[str, Any]:
-    """The sizes and times of verified files; empty if none was."""
-    note = read_object(_note(folder))
-    files = note.get("files")
-    return files if note.get("folder") == str(folder.resolve()) and isinstance(files, dict) else {}
-
-
-def _is_content(path: Path) -> bool:
-    """Whether it is a file, or a link to a folder, which `rglob` does not enter."""
-    return path.is_file() or (path.is_symlink() and path.is_dir())
-
-
 def _stamp(path: Path) -> list[int]:
     """The size and the times of a file. No program can set the second one."""
     found = path.stat()
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns]
-
-
-FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "vocab.txt")
-"""The files of a model: weights, configurations, tokenizer, chat template."""
-
-
-@dataclass(frozen=True)
-class ModelDownload(Download):
-    """A model of the Hub that is on this machine."""
-
-    downloaded_bytes: int
-    """Bytes that were not here before; 0 if the Hub could not be reached."""
-    is_verified: bool
-    """Whether all its files have the content that the Hub states; False if the Hub could not be asked."""
-    refusal: str = ""
-    """Why the Hub could not be asked."""
 
 
 def locate(name: str, revision: str | None, *, is_local: bool = False) -> Path:
@@ -281,101 +189,7 @@ def find_model(name: str, revision: str | None, *, is_local: bool = False) -> Pa
     Raises:
         ModelError: it is not available, or is not what the Hub states.
     """
-    try:
-        folder = snapshot_download(name, revision=revision, allow_patterns=list(FILES), local_files_only=is_local)
-        if not is_local:
-            verify("model", name, Path(folder))
-        return Path(folder)
-    except LocalEntryNotFoundError as error:
-        raise ModelError(_absence(name, revision, error.__cause__)) from None
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        check_disk(error)
-        raise ModelError(_refusal(name, revision, error)) from None
-
-
-def download_model(name: str, revision: str | None) -> ModelDownload:
-    """Download the missing files of a model; if the Hub cannot be reached, all must be here.
-
-    Raises:
-        ModelError: it is not available, is not what the Hub states, or the disk is too full.
-    """
-    get: Any = snapshot_download
-    wanted = {"repo_id": name, "revision": revision, "allow_patterns": [*FILES, CARD]}
-    try:
-        files = get(**wanted, dry_run=True, tqdm_class=Progress)
-        num_bytes = sum(file.file_size for file in files if file.will_download)
-        _check_room(name, num_bytes)
-        folder = Path(get(**wanted, tqdm_class=Progress))
-    except (DryRunError, LocalEntryNotFoundError) as error:
-        folder, num_bytes = _find_offline(wanted | {"local_files_only": True}, error.__cause__), 0
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        check_disk(error)
-        raise ModelError(_refusal(name, revision, error)) from None
-    reasons: list[str] = []
-    is_verified = verify("model", name, folder, notify=reasons.append)
-    return ModelDownload(folder, folder.name, license_of_model(folder), num_bytes, is_verified, *reasons)
-
-
-def _find_offline(wanted: dict[str, Any], reason: BaseException | None) -> Path:
-    """The folder of a model if the Hub cannot be asked; `reason` is why."""
-    try:
-        return Path(snapshot_download(**wanted))
-    except LocalEntryNotFoundError:
-        name, revision = wanted["repo_id"], wanted["revision"]
-        is_refused = isinstance(reason, RepositoryNotFoundError)
-        raise ModelError((_refusal if is_refused else _absence)(name, revision, reason)) from None
-
-
-def _check_room(name: str, num_bytes: int) -> None:
-    place, advice = Path(constants.HF_HUB_CACHE), "Make room, or set HF_HOME to a folder on another disk"
-    try:
-        check_room(place, num_bytes, f"model {name!r} in {place}", advice)
-    except DiskFull as error:
-        raise ModelError(str(error)) from None
-
-
-def _absence(name: str, revision: str | None, reason: BaseException | None) -> str:
-    why = f", and the Hub cannot be asked for it ({first_line(reason)})" if reason else ""
-    at = f"at revision {revision}" if revision else "at its newest revision (`model.revision` is not set)"
-    return (
-        f"model {name} {at} is not on this machine, or incomplete{why}; where there is internet run: {FETCH_COMMAND} "
-        f"(the folder {Path(name).absolute()} does not exist)"
-    )
-
-
-def _refusal(name: str, revision: str | None, error: BaseException | None) -> str:
-    """What is wrong, and what to do about it."""
-    if isinstance(error, GatedRepoError):
-        return (
-            f"model {name!r} requires accepting its licence: do so at https://huggingface.co/{name}, "
-            "then: hf auth login"
-        )
-    if isinstance(error, RevisionNotFoundError):
-        return f"model {name!r} has no revision {revision!r}; set `model.revision` to a branch, a tag or a commit of it"
-    if isinstance(error, RepositoryNotFoundError):
-        return (
-            f"{name!r} is neither a folder in {Path.cwd()} nor a model on the Hub that you may access; "
-            "check `model.path`, or if it is private: hf auth login"
-        )
-    return (
-        f"{name!r} is neither a folder in {Path.cwd()} nor available from the Hub ({first_line(error)}); "
-        f"check `model.path` and `model.revision`, or where there is internet run: {FETCH_COMMAND}"
-    )
-
-
-def license_of_model(folder: Path) -> str | None:
-    """The licence that the card in a model folder names; None if it names none, or there is no card."""
-    if not (folder / CARD).is_file():
-        return None  # for a path that does not exist, the library would ask the Hub
-    with contextlib.suppress(OSError, ValueError):
-        data = ModelCard.load(folder / CARD).data
-        names = [data.license, getattr(data, "license_name", None), getattr(data, "license_link", None)]
-        return ", ".join(str(name) for name in names if name) or None
-    return None
-
-
-ADAPTER_FILES = ["adapter_model.safetensors", "adapter_config.json", "run.json", "trained.json"]
-"""The files of an uploaded adapter that a training starts from: weights, shape, and the record of the run."""
+    return _find("model", name, revision, FILES, is_local)
 
 
 def find_adapter(name: str, revision: str | None, *, is_local: bool = False) -> Path:
@@ -386,33 +200,83 @@ def find_adapter(name: str, revision: str | None, *, is_local: bool = False) -> 
     Raises:
         ModelError: it is not available, or is not what the Hub states.
     """
-    wanted: dict[str, Any] = {"revision": revision, "allow_patterns": ADAPTER_FILES, "tqdm_class": Progress}
-    at = f"adapter {name}" + (f" at revision {revision}" if revision else "")
+    return _find("adapter", name, revision, ADAPTER_FILES, is_local)
+
+
+def _find(kind: str, name: str, revision: str | None, patterns: Sequence[str], is_local: bool) -> Path:
+    wanted: dict[str, Any] = {"revision": revision, "allow_patterns": list(patterns), "tqdm_class": Progress}
     try:
         folder = Path(snapshot_download(name, local_files_only=is_local, **wanted))
-        if not is_local:
-            verify("adapter", name, folder)
-        return folder
-    except LocalEntryNotFoundError as error:
-        why = f", and the Hub cannot be asked for it ({first_line(error.__cause__)})" if error.__cause__ else ""
-        raise ModelError(f"{at} is not on this machine{why}; where there is internet run: {FETCH_COMMAND}") from None
-    except GatedRepoError:
-        raise ModelError(
-            f"{at} requires accepting its licence: do so at https://huggingface.co/{name}, then: hf auth login"
-        ) from None
-    except RevisionNotFoundError:
-        raise ModelError(f"{at} does not exist; name a commit, a branch or a tag of it") from None
-    except RepositoryNotFoundError:
-        raise ModelError(
-            f"{at} is not on the Hub, or you may not access it; check the name, or if it is private: hf auth login"
-        ) from None
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        check_disk(error)
-        raise ModelError(f"{at} is not available from the Hub ({first_line(error)})") from None
+    except (OSError, ValueError) as error:  # those of huggingface_hub and httpx among them
+        raise _refusal(kind, name, revision, error) from None
+    if not is_local:
+        verify(kind, name, folder)
+    return folder
 
 
-DATASET_INFO = (CARD, "LICENSE*")
-"""Files of a dataset that are always downloaded with it."""
+def download_model(name: str, revision: str | None) -> ModelDownload:
+    """Download the missing files of a model; if the Hub cannot be reached, all must be here.
+
+    Raises:
+        ModelError: it is not available, is not what the Hub states, or the disk is too full.
+    """
+    wanted: Any = {"repo_id": name, "revision": revision, "allow_patterns": [*FILES, CARD], "tqdm_class": Progress}
+    num_bytes = 0
+    try:
+        files: Any = snapshot_download(**wanted, dry_run=True)
+        num_bytes = sum(file.file_size for file in files if file.will_download)
+        place = Path(constants.HF_HUB_CACHE)
+        advice = "Make room, or set HF_HOME to a folder on another disk"
+        check_room(place, num_bytes, f"model {name!r} in {place}", advice)
+        folder = Path(snapshot_download(**wanted))
+    except (DryRunError, LocalEntryNotFoundError) as error:  # the Hub cannot be asked
+        try:
+            folder = Path(snapshot_download(**wanted, local_files_only=True))
+        except LocalEntryNotFoundError:
+            raise _refusal("model", name, revision, error) from None
+    except (OSError, ValueError) as error:
+        raise _refusal("model", name, revision, error) from None
+    reasons: list[str] = []
+    is_verified = verify("model", name, folder, notify=reasons.append)
+    return ModelDownload(folder, folder.name, license_in(folder), num_bytes, is_verified, *reasons)
+
+
+def _refusal(kind: str, name: str, revision: str | None, error: BaseException) -> ModelError:
+    """What is wrong with a model or an adapter, and what to do about it; raises NoRoom if the disk is full."""
+    check_disk(error)
+    what, reason, log_in = f"{kind} {name!r}", error.__cause__, "hf auth login"
+    here = f" (and no folder {Path(name).absolute()})" if kind == "model" else ""
+    if isinstance(reason, RepositoryNotFoundError):
+        error = reason
+    elif isinstance(error, DryRunError | LocalEntryNotFoundError):
+        at = f"revision {revision}" if revision else "its newest revision"
+        why = f", and the Hub cannot be asked for it ({first_line(reason)})" if reason else ""
+        return ModelError(
+            f"there is no complete download of {what} at {at} on this machine{here}{why}; where there is internet run: "
+            f"{FETCH_COMMAND}"
+        )
+    if isinstance(error, GatedRepoError):
+        wrong = f"{what} requires accepting its licence: do so at https://huggingface.co/{name}, then: {log_in}"
+    elif isinstance(error, RevisionNotFoundError):
+        wrong = f"{what} has no revision {revision!r}; name a branch, a tag or a commit of it in {KEYS[kind]}"
+    elif isinstance(error, RepositoryNotFoundError):
+        wrong = f"the Hub has no {what} that you may access{here}; check {KEYS[kind]}, or if it is private: {log_in}"
+    else:
+        wrong = (
+            f"{what} is not available from the Hub ({first_line(error)}); check {KEYS[kind]}, or where there is "
+            f"internet run: {FETCH_COMMAND}"
+        )
+    return ModelError(wrong)
+
+
+def license_in(folder: Path) -> str | None:
+    """The licence that the card in a folder names; None if it names none, or there is no card."""
+    with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+        card = metadata_load(folder / CARD) or {}
+        names = [card.get("license"), card.get("license_name"), card.get("license_link")]
+        names = [*names[0], *names[1:]] if isinstance(names[0], list) else names
+        return ", ".join(str(name) for name in names if name) or None
+    return None
 
 
 def download_dataset(name: str, revision: str | None, files: Sequence[str]) -> Download:
@@ -422,7 +286,7 @@ def download_dataset(name: str, revision: str | None, files: Sequence[str]) -> D
         SourceError: it is not available, or is not what the Hub states.
     """
     try:
-        commit, license = _resolve(name, revision)
+        commit = revision if is_commit(revision) else HfApi().dataset_info(name, revision=revision).sha
         folder = snapshot_download(
             name,
             repo_type="dataset",
@@ -438,26 +302,5 @@ def download_dataset(name: str, revision: str | None, files: Sequence[str]) -> D
             "Check the network and the name; for a dataset that requires consent, log in with `hf auth login`. Read a "
             "local copy with --source DIR"
         ) from None
-    verify("dataset", name, Path(folder), files)
-    return Download(Path(folder), commit, license)
-
-
-def _resolve(name: str, revision: str | None) -> tuple[str, str | None]:
-    """The commit that a revision is, and the licence that the dataset's card names."""
-    try:
-        info = HfApi().dataset_info(name, revision=revision)
-    except Exception:
-        if revision and is_commit(revision):  # maybe downloaded before
-            return revision, None
-        raise
-    if not info.sha:
-        raise ValueError("the Hub names no commit")
-    return info.sha, _license_of_dataset(info)
-
-
-def _license_of_dataset(info: Any) -> str | None:
-    card = info.card_data.to_dict() if info.card_data else {}
-    license = card.get("license") or next(
-        (tag.removeprefix("license:") for tag in info.tags or [] if tag.startswith("license:")), None
-    )
-    return ", ".join(license) if isinstance(license, list) else license
+    verify("dataset", name, Path(folder))
+    return Download(Path(folder), Path(folder).name, license_in(Path(folder)))

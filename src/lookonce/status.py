@@ -321,7 +321,7 @@ def known_images(plan: Plan, records: Iterable[Record]) -> tuple[ImageIndex, boo
 
 def _is_new(plan: Plan, paths: Iterable[Path]) -> bool:
     """Whether one of the first few images is not planned under any name."""
-    planned = {image.key for image in plan.images()}
+    planned = {image.key for image in plan.images}
     probed = itertools.islice(read_many(paths), NUM_PROBED)
     return any(not isinstance(data, ImageError) and bytes_key(data) not in planned for _, data in probed)
 
@@ -330,7 +330,7 @@ def find_cache_phase(opened: OpenRun, images: ImageIndex, plan: Plan, covers: bo
     """The state of plan and cache; `covers` says that the plan knows all images by name."""
     folder = opened.cache_folder
     receipts = list(read_receipts(folder))
-    report = status(folder, images.path_of, opened.run.cache.claim_s, receipts)
+    report = status(folder, images.path_of, receipts, opened.run.cache.claim_s)
     finished = Finished.of(receipts)
     files = {
         path.stem for path in (folder / SHARDS).glob("*.safetensors")

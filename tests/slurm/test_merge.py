@@ -1,4 +1,4 @@
-"""merge.sbatch under a real Slurm: it merges, uploads, and continues after an interruption."""
+"""merge.sbatch under a real Slurm: it merges, uploads, and begins again after an interruption."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_job_merges_a_trained_run_and_uploads_the_result(
     assert BASE in hub.files["README.md"].decode()
 
 
-def test_an_interrupted_merge_continues_and_then_uploads(stood_in: Project, slurm: Slurm):
+def test_an_interrupted_merge_begins_again_and_then_uploads(stood_in: Project, slurm: Slurm):
     (stood_in.folder / "breaks").touch()
     job = stood_in.sbatch("merge", "run.yaml", "models/m", NAME, "--public", options="--gres=none")
     slurm.until(lambda: slurm.states(job) == {"COMPLETED"})

@@ -61,7 +61,7 @@ class Outcome:
 
     loss: torch.Tensor
     gradients: tuple[torch.Tensor, torch.Tensor]
-    """Of LoRA's matrices A, and of all other weights."""
+    """The gradients of LoRA's matrices A, and those of all other weights."""
 
     @classmethod
     def of(cls, model: Any, loss: torch.Tensor) -> Outcome:

@@ -2,9 +2,8 @@
 
 save     an adapter of another program as a run, which all commands take
 weights  the weights of a merged model: what an adapter changes of a checkpoint, and the files that are written
-merge    the whole course of a merge: its folder, and the questions that are asked of both models
+merge    the whole course of a merge: what refuses it, and its folder
 card     the model card of a run
 push     an adapter or a merged model on the Hub
 vllm     whether vLLM serves an adapter: its published rules
-embeds   cached features as the image_embeds that vLLM takes
 """

@@ -27,7 +27,7 @@ from lookonce.datasets.prepare.definition import find_definition
 from lookonce.errors import LookonceError, ModelError, UsageError
 from lookonce.eval.scores.metrics import NAMES, read_metrics
 from lookonce.eval.statistics import MIN_CLUSTERS
-from lookonce.hub import find_model, is_commit, is_hub_name, license_of_model
+from lookonce.hub import find_model, is_commit, is_hub_name, license_in
 from lookonce.report.runs import Cost, ReportedRun, SplitFacts
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
@@ -63,7 +63,7 @@ def find_base_model(model: ModelSection, given: str | None = None) -> BaseModel:
         name, _, commit = given.partition("@")
         if not is_hub_name(name) or (commit and not is_commit(commit)):
             raise UsageError(f"--base-model {given!r} is not a model on the Hub; write OWNER/NAME or OWNER/NAME@COMMIT")
-        return BaseModel(name, commit or None, license_of_model(folder))
+        return BaseModel(name, commit or None, license_in(folder))
     if folder.is_dir():
         found = DOWNLOADED.search(folder.resolve().as_posix())
         if found is None:
@@ -71,7 +71,7 @@ def find_base_model(model: ModelSection, given: str | None = None) -> BaseModel:
                 f"the base model of the run is a folder, {folder}, and its name on the Hub is not known; "
                 "name it: --base-model OWNER/NAME"
             )
-        return BaseModel(f"{found['owner']}/{found['name']}", found["commit"], license_of_model(folder))
+        return BaseModel(f"{found['owner']}/{found['name']}", found["commit"], license_in(folder))
     if not is_hub_name(model.path):
         raise UsageError(
             f"the base model of the run, {model.path}, is neither a folder any more nor a name on the Hub; "
@@ -81,7 +81,7 @@ def find_base_model(model: ModelSection, given: str | None = None) -> BaseModel:
         local = find_model(model.path, model.revision, is_local=True)
     except ModelError:
         return BaseModel(model.path, model.revision if is_commit(model.revision) else None, None)
-    return BaseModel(model.path, model.revision if is_commit(model.revision) else local.name, license_of_model(local))
+    return BaseModel(model.path, model.revision if is_commit(model.revision) else local.name, license_in(local))
 
 
 UNKNOWN = "unknown"

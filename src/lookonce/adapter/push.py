@@ -192,7 +192,6 @@ class Options:
     is_public: bool = False
     branch: str | None = None
     """The branch that gets the commit; by default `main`."""
-    message: str | None = None
 
 
 @dataclass(frozen=True)
@@ -309,7 +308,7 @@ def push(upload: Upload) -> Upload:
     if get_token() is None:
         raise UploadError(f"no access token of the Hub; make one that may write at {TOKENS}, then: {LOG_IN}")
     api, name, options = HfApi(), upload.repository, upload.options
-    message = options.message or f"Upload {'a merged model' if options.merged else 'an adapter'} with lookonce"
+    message = f"Upload {'a merged model' if options.merged else 'an adapter'} with lookonce"
     added = [
         CommitOperationAdd(path, str(content) if isinstance(content, Path) else content)
         for path, content in upload.files.items()
@@ -340,15 +339,11 @@ def _refusal(name: str, error: Exception) -> str:
     """What is wrong, and what to do about it."""
     owner = name.partition("/")[0]
     status = error.response.status_code if isinstance(error, HfHubHTTPError) and error.response is not None else None
-    if isinstance(error, LocalTokenNotFoundError) or status == 401:
-        return f"the Hub does not accept the access token; make one that may write at {TOKENS}, then: {LOG_IN}"
-    if status == 403:
+    if status in (401, 403) or isinstance(error, LocalTokenNotFoundError | RepositoryNotFoundError):
         return (
-            f"your access token may not write to {name}; name an account or organisation of yours instead of {owner}, "
-            f"or make a token that may write at {TOKENS}, then: {LOG_IN}"
+            f"the access token may not write to {name}; name an account or organisation of yours instead of {owner} "
+            f"(hf auth whoami), or make a token that may write at {TOKENS}, then: {LOG_IN}"
         )
-    if isinstance(error, RepositoryNotFoundError):
-        return f"{name} cannot be made or seen; check that {owner} is your account or your organisation: hf auth whoami"
     if not isinstance(error, BadRequestError) and (status is None or status >= 500):
         return (
             f"the Hub cannot be asked ({first_line(error)}); nothing was committed. Where there is internet, run the "

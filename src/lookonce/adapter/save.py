@@ -13,6 +13,7 @@ checked before anything is written.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
@@ -37,7 +38,7 @@ from lookonce.run.open import Needs, OpenRun, open_run
 from lookonce.run.sections import LoraSection
 from lookonce.run.start_adapter import start_identity
 from lookonce.settings import checked
-from lookonce.text import count, first_line, listed, shell, shown
+from lookonce.text import count, first_line, listed, shown
 from lookonce.train.model.lora import (
     expert_tensors,
     lora_config,
@@ -66,8 +67,8 @@ def save_run(adapter: Path | str, run: RunFile | Path | str) -> Path:
     processes one calls it.
 
     Raises:
-        UsageError: it is not a LoRA adapter, has weights in the vision tower or an option that a run file cannot give.
-        ModelError: it does not fit the model, or names another one.
+        UsageError: it is not a LoRA adapter, has weights in the vision tower or an option that a run file cannot give,
+            does not fit the model, or names another one.
         RunFolderError: `output` holds a run or other files, or is in use.
         LookonceError: a part of the run is missing or broken.
     """
@@ -80,7 +81,6 @@ def save_run(adapter: Path | str, run: RunFile | Path | str) -> Path:
         if folder.trained.exists() or folder.log.exists() or folder.checkpoints.exists():
             raise RunFolderError(f"{folder.folder} holds a run already; choose another `output`, or move it away")
         shapes = {name: one.shape for name, one in tensors.items() if not name.endswith(".base_layer.weight")}
-        _check_no_tower(adapter, shapes, model)
         own = _own_config(run.lora, model)
         _check_options(adapter, config, own)
         _check_shapes(adapter, shapes, own, model)
@@ -94,18 +94,23 @@ def save_run(adapter: Path | str, run: RunFile | Path | str) -> Path:
     return folder.folder
 
 
+def _refusal(adapter: Path, why: str) -> UsageError:
+    return UsageError(
+        f"the adapter in {adapter} cannot become a run: {why}. A run has LoRA weights in the language model alone, "
+        "with r, lora_alpha, lora_dropout, use_rslora, target_modules, modules_to_save and all experts; use any other "
+        "adapter with PEFT"
+    )
+
+
 def _read_config(adapter: Path) -> LoraConfig:
     if absent := [name for name in ADAPTER_FILES if not (adapter / name).is_file()]:
-        raise UsageError(
-            f"{adapter} has no {absent[0]}; name the folder of an adapter, as PEFT writes it: "
-            "model.save_pretrained(folder)"
-        )
+        raise _refusal(adapter, f"it has no {absent[0]}, as `model.save_pretrained(folder)` of PEFT writes it")
     try:
         config = PeftConfig.from_pretrained(str(adapter))
     except Exception as error:  # whatever PEFT raises for a file that it has not written, or for a missing library
-        raise UsageError(f"{adapter / ADAPTER_FILES[1]} cannot be read ({first_line(error)}); save it again") from None
+        raise _refusal(adapter, f"its {ADAPTER_FILES[1]} cannot be read ({first_line(error)})") from None
     if not isinstance(config, LoraConfig):
-        raise UsageError(f"{adapter} holds an adapter of the type {shown(str(config.peft_type))}; expected LORA")
+        raise _refusal(adapter, f"it is of the type {shown(str(config.peft_type))}")
     return config
 
 
@@ -139,15 +144,6 @@ def _own_config(section: LoraSection, model: ModelFolder) -> LoraConfig:
     return own
 
 
-def _check_no_tower(adapter: Path, shapes: Mapping[str, Shape], model: ModelFolder) -> None:
-    if inside := sorted(name for name in shapes if f".{model.family.tower}." in name):
-        raise UsageError(
-            f"the adapter in {adapter} has {count(len(inside), 'tensor')} in the vision tower, such as {inside[0]}, "
-            "and features are those of the tower as it was; train one in the language model alone, on "
-            "lookonce.load_without_tower(...)"
-        )
-
-
 def _check_options(adapter: Path, config: LoraConfig, own: LoraConfig) -> None:
     theirs, mine = (_plain(asdict(one)) for one in (config, own))
     theirs["target_modules"] = mine["target_modules"]  # of which a run's are made; shapes show that they are the same
@@ -155,10 +151,7 @@ def _check_options(adapter: Path, config: LoraConfig, own: LoraConfig) -> None:
     unknown += ["init_lora_weights"] if config.init_lora_weights not in NEW_WEIGHTS else []
     if unknown:
         named = listed([f"{name}={shown(repr(getattr(config, name, theirs[name])), 60)}" for name in unknown])
-        raise UsageError(
-            f"the adapter in {adapter} has options that a run cannot have: {named}. A run has r, lora_alpha, "
-            "lora_dropout, use_rslora, target_modules, modules_to_save and all experts; use this adapter with PEFT"
-        )
+        raise _refusal(adapter, f"a run has no {named}")
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,10 +164,10 @@ def _check_shapes(adapter: Path, shapes: Mapping[str, Shape], own: LoraConfig, m
     wrong = sorted(name for name in shapes.keys() | wanted.keys() if shapes.get(name) != wanted.get(name))
     if wrong:
         found, needed = ([*one[wrong[0]]] if wrong[0] in one else "none" for one in (shapes, wanted))
-        raise ModelError(
-            f"the adapter in {adapter} does not fit {model.folder}: the shapes of "
-            f"{count(len(wrong), 'tensor')} differ, first of all {wrong[0]}: {found} in the adapter, {needed} on this "
-            "model; set `model.path` to the model that it was trained on"
+        raise _refusal(
+            adapter,
+            f"the shapes of {count(len(wrong), 'tensor')} are not those on {model.folder}, first of all {wrong[0]}: "
+            f"{found} in the adapter, {needed} on this model (`model.path`)",
         )
 
 
@@ -195,22 +188,16 @@ def _check_model(adapter: Path, config: LoraConfig, opened: OpenRun) -> None:
     named, mine, caches = str(config.base_model_name_or_path or ""), opened.run.model.path, opened.run.cache.dir
     if not named or named == mine:
         return
-    try:
+    why = f"it was trained on {shown(named)}, which is not on this machine to be compared with `model.path`, {mine}"
+    with contextlib.suppress(ModelError):
         folder = locate(named, config.revision, is_local=True)
-    except ModelError:
-        raise ModelError(
-            f"the adapter in {adapter} was trained on {shown(named)}, which is not on this machine to be compared with "
-            f"`model.path`, {mine}; if they are the same, write {shown(str(mine))!r} as base_model_name_or_path into "
-            f"{shell(adapter / ADAPTER_FILES[1])}"
-        ) from None
-    if folder.resolve() == opened.model_folder.folder.resolve():
-        return
-    theirs = Source.of(folder, opened.source.settings).language_model_hash(caches)
-    if theirs != opened.source.language_model_hash(caches):
-        raise ModelError(
-            f"the adapter in {adapter} was trained on {named}, whose weights differ from those of `model.path`, "
-            f"{mine}; set it to the model that the adapter was trained on"
-        )
+        if folder.resolve() == opened.model_folder.folder.resolve():
+            return
+        theirs = Source.of(folder, opened.source.settings).language_model_hash(caches)
+        if theirs == opened.source.language_model_hash(caches):
+            return
+        why = f"it was trained on {shown(named)}, whose weights differ from those of `model.path`, {mine}"
+    raise _refusal(adapter, f"{why} (base_model_name_or_path in {ADAPTER_FILES[1]} names it)")
 
 
 def _write(adapter: Path, own: LoraConfig, folder: RunFolder) -> None:

@@ -22,12 +22,10 @@ from lookonce.run.open import Needs, open_run
 from lookonce.text import listed, shell
 
 CODE = "https://github.com/vllm-project/vllm/blob"
-PEFT_HELPER = f"{CODE}/02143692ba86a7ba6198a67e12982c5317c8bd2f/vllm/lora/peft_helper.py"
 LORA_UTILS = f"{CODE}/001e63a89b474b88345fd72912fe068c4ae83f41/vllm/lora/utils.py"
 RELEASES = "https://docs.vllm.ai/en"
 WHOLE_MODULES = f"{RELEASES}/v0.10.0/api/vllm/lora/peft_helper.html"
 LORA_CONFIG = f"{RELEASES}/v0.14.0/api/vllm/config/lora/"
-NO_BIAS = "https://github.com/vllm-project/vllm/pull/25807"
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that `--max-lora-rank` can have."""
 LINEAR = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
@@ -104,21 +102,15 @@ def check_for_vllm(place: Path) -> Check:
 
 
 def rules_for(config: Mapping[str, Any], names: Sequence[str], family: Family) -> list[Rule]:
-    """vLLM's rules, compared with an adapter's configuration and the names of its tensors."""
-    rank_of, alpha_of = config.get("rank_pattern") or {}, config.get("alpha_pattern") or {}
-    rank, patterns = max(config["r"], *rank_of.values(), 0), sorted({*rank_of, *alpha_of})
-    saved, bias = config.get("modules_to_save") or [], config.get("bias", "none")
+    """vLLM's rules that an adapter of a run can break, compared with its configuration and the names of its tensors."""
+    rank, saved = config["r"], config.get("modules_to_save") or []
     strange = [name for name in names if not name.endswith(WEIGHTS)]
     modules = {name.rsplit(".", 3)[1] for name in names if name.endswith(WEIGHTS) and EXPERTS not in name}
     unknown = sorted(modules - LINEAR)
     return [
         Rule("model", bool(family.vllm_lora), family.name, family.vllm_lora or VLLM_LORA),
-        Rule("kind", config.get("peft_type") == "LORA", str(config.get("peft_type")), PEFT_HELPER),
         Rule("modules trained as a whole", not saved, listed(saved) or "none", WHOLE_MODULES),
-        Rule("DoRA", not config.get("use_dora"), "yes" if config.get("use_dora") else "no", PEFT_HELPER),
-        Rule("one rank and alpha", not patterns, listed(patterns) or "yes", PEFT_HELPER),
         Rule("rank", rank <= RANKS[-1], f"{rank} (at most {RANKS[-1]})", LORA_CONFIG),
-        Rule("bias", bias == "none" and not config.get("lora_bias"), str(bias), NO_BIAS),
         Rule("names of tensors", not strange, listed(strange, 2) or f"{len(names)} tensors of LoRA", LORA_UTILS),
         Rule("modules", not unknown, listed(unknown or sorted(modules), 8) or "none", LORA_UTILS),
     ]

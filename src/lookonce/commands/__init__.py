@@ -10,5 +10,5 @@ evaluate   lookonce eval, predict, ask, export
 compare    lookonce compare
 report     lookonce report
 study      lookonce study plan, run, status, report, jobs
-adapter    lookonce adapter merge, check, push, embeds
+adapter    lookonce adapter merge, check, push
 """

@@ -13,14 +13,12 @@ import click
 from lookonce.commands.options import (
     JSON,
     PATH,
-    cache_folder,
     check_launch,
     emit,
     notify,
     only_results_on_stdout,
     remember_run_file,
 )
-from lookonce.settings import MAX_COUNT
 
 if TYPE_CHECKING:
     from lookonce.adapter.merge import Dtype
@@ -75,35 +73,6 @@ def check(run_dir: Path, program: str, as_json: bool) -> None:
         click.get_current_context().exit(1)
 
 
-@adapter.command("embeds")
-@click.argument("place", metavar="RUN|CACHE", type=PATH)
-@click.argument("images", metavar="IMAGE...", type=PATH, nargs=-1, required=True)
-@click.option("-o", "--output", type=PATH, metavar="FILE", required=True, help="File to write; it must not exist.")
-@JSON
-def embeds(place: Path, images: tuple[Path, ...], output: Path, as_json: bool) -> None:
-    """Write cached features of images as the image_embeds that vLLM takes for Qwen3-VL.
-
-    RUN is a run folder or a run file, CACHE the folder of a cache. The file is in safetensors and has the two tensors
-    of one prompt: image_embeds, [tokens of all IMAGEs, hidden size * levels], and image_grid_thw, [IMAGEs, 3]. Nothing
-    is computed: images must be in the cache.
-
-    \b
-    Keys of --json: file, image_embeds and image_grid_thw (their shape, and the grids), dtype, num_levels, size_bytes.
-
-    \b
-    Examples:
-      lookonce adapter embeds runs/sample data/sample/images/frame-0026.jpg -o frame.safetensors
-      lookonce adapter embeds caches/1f2e3d4c5b6a7980 before.jpg after.jpg -o pair.safetensors
-    """
-    from lookonce.adapter.embeds import export_embeds
-    from lookonce.cache.store.reader import VisionCache
-    from lookonce.run.folder import RECORD
-
-    run_file = place / "run.yaml" if (place / RECORD).exists() else place
-    done = export_embeds(VisionCache.open(cache_folder(run_file, ())), images, output)
-    emit(asdict(done), done.text(), as_json)
-
-
 @adapter.command("merge")
 @click.argument("run_dir", metavar="RUN", type=PATH)
 @click.argument("folder", metavar="DIR", type=PATH)
@@ -115,48 +84,35 @@ def embeds(place: Path, images: tuple[Path, ...], output: Path, as_json: bool) -
     help="Type of the tensors that the adapter changes; all others keep their bytes.",
 )
 @click.option(
-    "--questions",
-    "num_questions",
-    type=click.IntRange(0, MAX_COUNT),
-    default=64,
-    show_default=True,
-    help="At most this many validation questions are asked of both models; 0 asks none.",
-)
-@click.option(
     "--onto-unquantised",
     is_flag=True,
     help="Merge an adapter that was trained on quantised weights (train.frozen) into the unquantised ones.",
 )
 @JSON
-def merge(run_dir: Path, folder: Path, dtype: Dtype, num_questions: int, onto_unquantised: bool, as_json: bool) -> None:
+def merge(run_dir: Path, folder: Path, dtype: Dtype, onto_unquantised: bool, as_json: bool) -> None:
     """Merge a run's adapter into its model: a model folder that needs neither PEFT nor lookonce.
 
-    RUN is the folder of a trained run, or its run file. DIR must not exist. It appears when it is complete; until then
-    the files are in DIR.partial, and the same command continues there after an interruption.
+    RUN is the folder of a trained run, or its run file. DIR must not exist; it appears when it is complete.
 
     Only what the adapter changes is computed: in float32, and rounded once. All other tensors and files keep their
     bytes. With fp32 nothing is rounded, and the configuration says float32, so that transformers loads all weights in
-    it. Then questions are asked of the model with its adapter and of the merged one, from the cache and with the run's
-    settings: that shows what rounding costs. Merging takes little memory, asking as much as an evaluation.
+    it.
 
     \b
-    Keys of --json: folder, dtype, num_tensors, num_changed, size_bytes, rounding, is_untied, left_out, comparison
-    (num_questions, num_different, adapter, merged, precision, different).
+    Keys of --json: folder, dtype, num_tensors, num_changed, size_bytes, rounding, is_untied, left_out.
 
     \b
     Examples:
       lookonce adapter merge runs/sample models/sample-merged
-      lookonce adapter merge runs/kvasir models/kvasir-merged --questions 500 --json
-      lookonce adapter merge runs/kvasir models/kvasir-fp32 --dtype fp32 --questions 0
+      lookonce adapter merge runs/kvasir models/kvasir-fp32 --dtype fp32 --json
     """
     check_launch()
+    remember_run_file(run_dir)
     with only_results_on_stdout():
         from lookonce.adapter.merge import merge as merge_run
 
-    remember_run_file(run_dir)
-    with only_results_on_stdout():
-        done = merge_run(run_dir, folder, dtype, num_questions, onto_unquantised=onto_unquantised, notify=notify)
-    emit(done.to_json(), done.text(), as_json)
+        done = merge_run(run_dir, folder, dtype, onto_unquantised=onto_unquantised)
+    emit(asdict(done), done.text(), as_json)
 
 
 @adapter.command("push")
@@ -168,7 +124,6 @@ def merge(run_dir: Path, folder: Path, dtype: Dtype, num_questions: int, onto_un
 @click.option("--license", "licence", metavar="ID", help="The Hub's name of the licence of the trained weights.")
 @click.option("--public", "is_public", is_flag=True, help="Everybody may see it; by default it is private.")
 @click.option("--revision", "branch", metavar="BRANCH", help="Upload to this branch instead of main.")
-@click.option("--message", metavar="TEXT", help="The message of the commit.")
 @click.option("--dry-run", is_flag=True, help="Show what would be uploaded, and ask no other machine.")
 @JSON
 def push(
@@ -180,7 +135,6 @@ def push(
     licence: str | None,
     is_public: bool,
     branch: str | None,
-    message: str | None,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -209,7 +163,7 @@ def push(
     from lookonce.run.open import Needs, open_run
 
     remember_run_file(run_dir)
-    options = Options(merged, base_model, dataset, licence, is_public, branch, message)
+    options = Options(merged, base_model, dataset, licence, is_public, branch)
     needs = Needs("lookonce adapter push", adapter=True, recorded=True)
     upload = prepare(open_run(run_dir, needs).folder, repository, options)
     done = upload if dry_run else push_upload(upload)

@@ -6,10 +6,9 @@ import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from lookonce.commands.options import (
     IMAGES,
@@ -31,6 +30,9 @@ from lookonce.errors import UsageError
 from lookonce.settings import MAX_COUNT
 from lookonce.text import shell
 
+if TYPE_CHECKING:
+    from lookonce.cache.maintenance.verify import Level
+
 
 @click.group()
 def cache() -> None:
@@ -42,6 +44,15 @@ def cache() -> None:
       lookonce cache build data/sample/run.yaml
       lookonce cache verify data/sample/run.yaml
     """
+
+
+LEVEL = click.option(
+    "--level",
+    default="full",
+    show_default=True,
+    type=click.Choice(["quick", "full"]),
+    help="quick: receipts, headers and file sizes. full: every byte.",
+)
 
 
 class WorkerNumber(click.ParamType[tuple[int, int]]):
@@ -153,76 +164,38 @@ def cache_build(
 @cache.command("verify")
 @PLACE
 @SET
-@click.option(
-    "--level",
-    default="full",
-    show_default=True,
-    type=click.Choice(["quick", "full", "recompute"]),
-    help="quick: receipts, headers and file sizes. full: every byte. recompute: encode some images again and compare.",
-)
-@click.option(
-    "--images",
-    default=16,
-    show_default=True,
-    type=click.IntRange(1, IMAGES),
-    help="Number of images that recompute encodes.",
-)
+@LEVEL
 @JSON
-def cache_verify(place: Path, assignments: tuple[str, ...], level: str, images: int, as_json: bool) -> None:
+def cache_verify(place: Path, assignments: tuple[str, ...], level: Level, as_json: bool) -> None:
     """Find damage in a cache.
 
-    `recompute` needs the run file, its images and the model. Exits 1 if there are problems, which `lookonce cache
-    repair RUN.yaml` can repair, or if recompute could not compare any image.
+    Exits 1 if there are problems; `lookonce cache repair RUN.yaml` repairs them.
 
     \b
     Examples:
       lookonce cache verify data/sample/run.yaml
       lookonce cache verify caches/1f2e3d4c5b6a7980 --level quick
-      lookonce cache verify run.yaml --level recompute --images 32
     """
-    report: Any
-    if level == "recompute":
-        report = _recompute(place, assignments, images)
-    else:
-        if click.get_current_context().get_parameter_source("images") is not ParameterSource.DEFAULT:
-            raise UsageError("--images is for --level recompute; leave it out or choose that level")
-        folder = cache_folder(place, assignments)
-        from lookonce.cache.maintenance.verify import verify
+    folder = cache_folder(place, assignments)
+    from lookonce.cache.maintenance.verify import verify
 
-        report = verify(folder, "quick" if level == "quick" else "full")
+    report = verify(folder, level)
     emit(asdict(report), report.text(), as_json)
-    sys.exit(1 if report.problems or (level == "recompute" and not report.num_compared) else 0)
-
-
-def _recompute(place: Path, assignments: tuple[str, ...], num_images: int) -> Any:
-    if place.is_dir():
-        raise UsageError(f"--level recompute needs the images and the model; name the run file instead of {place}")
-    run = read_existing(place, assignments)
-    from lookonce.cache.maintenance.recompute import recompute
-    from lookonce.run.open import TO_BUILD_BY_PLAN, open_run
-
-    opened = open_run(run, TO_BUILD_BY_PLAN)
-    files, tower = opened.images.path_of, opened.load_tower()
-    return recompute(opened.cache_folder, opened.fingerprint, files, opened.processor, tower, num_images)
+    sys.exit(1 if report.problems else 0)
 
 
 @cache.command("repair")
 @RUN
 @SET
-@click.option(
-    "--level",
-    default="full",
-    show_default=True,
-    type=click.Choice(["quick", "full"]),
-    help="How to look for damage, as in `verify`.",
-)
+@LEVEL
 @click.option("--drop", is_flag=True, help="Remove damaged shards even if the files of some of their images are gone.")
 @JSON
-def cache_repair(run_file: Path, assignments: tuple[str, ...], level: str, drop: bool, as_json: bool) -> None:
+def cache_repair(run_file: Path, assignments: tuple[str, ...], level: Level, drop: bool, as_json: bool) -> None:
     """Find damage in a cache and repair it.
 
-    Restores what can be restored and encodes the rest again. A damaged shard is removed only if all of its images are
-    found in the files of the run or of the plan. Exits 1 if something stays damaged.
+    Removes what is damaged, then encodes what the cache lacks, as `lookonce cache build` does. A damaged shard is
+    removed only if all of its images are found in the files of the run or of the plan. Exits 1 if something stays
+    damaged.
 
     \b
     Examples:
@@ -235,19 +208,18 @@ def cache_repair(run_file: Path, assignments: tuple[str, ...], level: str, drop:
     from lookonce.run.open import TO_BUILD, open_run
 
     opened = open_run(run, TO_BUILD)
-
     report, images = repair(
         opened.cache_folder,
         opened.fingerprint,
         opened.images,
-        level="quick" if level == "quick" else "full",
+        level=level,
         drop=drop,
         provenance={"model": run.model.path, "revision": run.model.revision},
         expiry_s=run.cache.claim_s,
     )
     if not as_json:
         say(report.text())
-    built = opened.build(images=images) if images.path_of else None
+    built = opened.build(images=images) if report.removed or report.rewritten else None
     if as_json or built:
         value = {"repair": asdict(report), "build": asdict(built) if built else None}
         emit(value, built.text() if built else "", as_json)

@@ -19,7 +19,6 @@ SHARED = Path(sys.prefix, "share", "lookonce")
 PAGES = {
     "": "docs/index.md",
     "adapter": "docs/serving.md",
-    "adapter embeds": "docs/serving.md#vllm",
     "adapter merge": "docs/merge.md",
     "adapter push": "docs/serving.md#upload-to-the-hub",
     "ask": "docs/ask.md#a-conversation",

@@ -232,28 +232,16 @@ def fetch(run_file: Path, assignments: tuple[str, ...], pins: bool, as_json: boo
 
     report = fetch_run(run)
     emit(asdict(report), report.text(), as_json)
-    if pins and report.commit:
-        is_new = pin(run_file, report.commit)
-        notify(f"{run_file} {'now has' if is_new else 'already has'} model.revision: {report.commit}")
-    elif not report.is_pinned:
-        notify(
-            f"model.revision is {run.model.revision or 'not set'}, so the model may change; pin this one with --pin, "
-            f'or in section `model`: revision: "{report.commit}"'
-        )
-    if report.start:
-        _pin_start(run_file, report.start, report.is_start_pinned, pins)
+    for section, key, value, is_pinned in (
+        ("model", "revision", report.commit, report.is_pinned),
+        ("train", "start_from", report.start, report.is_start_pinned),
+    ):
+        if value and pins:
+            is_new = pin(run_file, section, key, value)
+            notify(f"{run_file} {'now has' if is_new else 'already has'} {section}.{key}: {value}")
+        elif not is_pinned:
+            notify(
+                f"{section}.{key} names no commit, so it may change; pin this one with --pin, or write in section "
+                f'`{section}`: {key}: "{value}"'
+            )
     sys.exit(1 if report.problems else 0)
-
-
-def _pin_start(run_file: Path, start: str, is_pinned: bool, pins: bool) -> None:
-    """Write the commit of the adapter to start from, or say how."""
-    from lookonce.fetch import pin_start
-    from lookonce.run.sections import hub_adapter
-
-    adapter = hub_adapter(start)
-    assert adapter is not None and adapter.revision is not None
-    if pins:
-        is_new = pin_start(run_file, adapter.name, adapter.revision)
-        notify(f"{run_file} {'now has' if is_new else 'already has'} train.start_from: {start}")
-    elif not is_pinned:
-        notify(f'train.start_from names no commit; pin this one with --pin, or write: start_from: "{start}"')

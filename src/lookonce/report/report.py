@@ -25,7 +25,7 @@ from lookonce.eval.scores.metrics import BASELINES, NAMES, read_metrics
 from lookonce.eval.scores.prediction import GROUPINGS
 from lookonce.eval.statistics import MIN_CLUSTERS, Interval
 from lookonce.files import write_text
-from lookonce.hub import find_model, license_of_model
+from lookonce.hub import find_model, license_in
 from lookonce.plots import Line, Panel
 from lookonce.report.answers import answers, errors, pictures
 from lookonce.report.contexts import HEADER as CONTEXTS_HEADER
@@ -532,7 +532,7 @@ def _licence(model: ModelSection) -> str:
     folder = Path(model.path)
     with contextlib.suppress(ModelError):
         folder = folder if folder.is_dir() else find_model(str(model.path), model.revision, is_local=True)
-    return license_of_model(folder) or UNKNOWN
+    return license_in(folder) or UNKNOWN
 
 
 def _limits(run: ReportedRun) -> Iterator[str]:

@@ -45,7 +45,6 @@ from lookonce.text import Notify, quiet, shell
 
 if TYPE_CHECKING:
     from lookonce.cache.build.estimate import Estimate
-    from lookonce.cache.build.progress import StatusReport
     from lookonce.cache.build.worker import BuildReport
     from lookonce.cache.model.model_folder import ModelFolder
     from lookonce.cache.model.pixels import ImageProcessor
@@ -273,12 +272,6 @@ class OpenRun:
         return records_identity(self.run, self.fingerprint, self.records, self.key_of)
 
     # Building the cache.
-
-    def status(self) -> StatusReport:
-        """How much of this run's cache is built."""
-        from lookonce.cache.build.progress import status
-
-        return status(self.cache_folder, self.images.path_of, self.run.cache.claim_s)
 
     def estimate(self, num_pilot: int) -> Estimate:
         """What `build` would do; after encoding `num_pilot` images, also how long it would take."""

@@ -18,6 +18,8 @@ from support.answers import look_trained
 from transformers import AutoModelForImageTextToText
 
 from lookonce.adapter.merge import Merged, merge
+from lookonce.adapter.weights import plan_merge
+from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.store.fingerprint import hash_language_model
 from lookonce.datasets.sample.model import write_model
 from lookonce.errors import ModelError
@@ -62,7 +64,7 @@ class Site:
         return folder.folder
 
     def merge(self, run: Path, name: str = "merged", **options: Any) -> Merged:
-        return merge(run, self.folder / name, num_questions=0, **{"dtype": "fp32"} | options)
+        return merge(run, self.folder / name, **{"dtype": "fp32"} | options)
 
 
 @pytest.fixture(scope="module")
@@ -236,3 +238,13 @@ def test_an_adapter_with_tensors_of_another_kind_is_refused(site):
     with pytest.raises(ModelError, match=r"has tensors that cannot be merged: \S*lora_magnitude_vector"):
         site.merge(run)
     assert not (site.folder / "merged").exists()
+
+
+def test_quantised_weights_are_refused_with_the_ways(site):
+    model = site.copy(FAMILIES["qwen3_vl"])
+    run, path = site.trained(model), model / "model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if "language_model" in name and "q_proj" in name)
+    save_file(tensors | {name: tensors[name].to(torch.int8)}, path, {"format": "pt"})
+    with pytest.raises(ModelError, match=rf"{name} is quantised \(I8\).* train\.frozen: int8 or nf4"):
+        plan_merge(ModelFolder.open(str(model)).config, [path], run / "adapter", torch.float32)

@@ -1,13 +1,10 @@
-"""A merged folder appears whole or not at all, has the bytes of all that the adapter leaves as it is, and resumes."""
+"""A merged folder appears whole or not at all, has the bytes of all that the adapter leaves as it is."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from support.answers import look_trained
 from transformers import AutoModelForImageTextToText
 
-from lookonce.adapter.merge import Merged, MergeFolder, merge
+from lookonce.adapter import merge as module
+from lookonce.adapter.merge import Merged, merge
 from lookonce.cache.store.fingerprint import hash_language_model
 from lookonce.datasets.sample.model import write_model
 from lookonce.errors import RunFolderError, UsageError
@@ -62,7 +60,7 @@ def killed(source, target, planned, progress):
     return cost
 
 whole.write_file = killed
-whole.merge(Path(sys.argv[1]), Path(sys.argv[2]), num_questions=0)
+whole.merge(Path(sys.argv[1]), Path(sys.argv[2]))
 """
 
 
@@ -94,7 +92,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, make_run_in: Callable[..., Ru
 
 
 def merge_in(made: Path, target: Path, **options: Any) -> Merged:
-    return merge(made / "run", target, num_questions=0, **options)
+    return merge(made / "run", target, **options)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -155,36 +153,40 @@ def test_fp32_rounds_nothing_and_the_configuration_and_index_say_so(made, tmp_pa
     )
 
 
-@pytest.mark.guarantee("A merge that was killed ends with the same bytes.")
-@pytest.mark.parametrize("stopped_after", [0, STOPPED_AFTER])
-def test_a_merge_that_is_killed_resumes_with_the_same_bytes(made, tmp_path, stopped_after):
-    arguments = [str(made / "run"), str(tmp_path / "merged"), str(stopped_after)]
-    killed = subprocess.run([sys.executable, "-c", KILLED, *arguments], env={**os.environ}, timeout=120)
-    assert killed.returncode == -signal.SIGKILL
-    partial = tmp_path / "merged.partial"
-    complete = {path.name: path.stat().st_mtime_ns for path in partial.glob("model-?.safetensors")}
-    assert len(complete) == stopped_after and not (tmp_path / "merged").exists()
-    notes: list[str] = []
-    merge_in(made, tmp_path / "merged", notify=notes.append)
+@pytest.mark.guarantee(
+    "A merge that is killed leaves no folder of that name, and the next one removes what it has left."
+)
+def test_a_merge_that_is_killed_begins_again(made, tmp_path, preloaded):
+    place = tmp_path / "place"
+    place.mkdir()
+    killed = preloaded.start(KILLED, str(made / "run"), str(place / "merged"), str(STOPPED_AFTER), folder=tmp_path)
+    assert killed.wait() == -signal.SIGKILL, killed.error
+    [left] = place.iterdir()
+    assert left.name.startswith("lookonce-merge") and len([*left.rglob("model-?.safetensors")]) == STOPPED_AFTER
+    merge_in(made, place / "merged")
+    assert [path.name for path in place.iterdir()] == ["merged"]
     merge_in(made, tmp_path / "at-once")
-    assert contents(tmp_path / "merged") == contents(tmp_path / "at-once") and not partial.exists()
-    assert all((tmp_path / "merged" / name).stat().st_mtime_ns == time for name, time in complete.items())
-    assert bool(notes) == bool(stopped_after)
+    assert contents(place / "merged") == contents(tmp_path / "at-once")
 
 
-def test_a_merge_of_something_else_is_not_continued(made, tmp_path, monkeypatch):
+def test_a_merge_that_is_stopped_leaves_nothing(made, tmp_path, monkeypatch):
     def stopped(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(MergeFolder, "copy_others", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            merge_in(made, tmp_path / "merged")
-    before = contents(tmp_path / "merged.partial")
-    with pytest.raises(UsageError, match=r"unfinished merge of something else[\s\S]*dtype: this one 'fp32'"):
-        merge_in(made, tmp_path / "merged", dtype="fp32")
-    assert contents(tmp_path / "merged.partial") == before
-    merge_in(made, tmp_path / "merged")
+    monkeypatch.setattr(module, "copy_others", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        merge_in(made, tmp_path / "merged")
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_target_that_appears_meanwhile_is_left_alone(made, tmp_path, monkeypatch):
+    def slow(*arguments: Any) -> None:
+        (tmp_path / "merged").mkdir()
+
+    monkeypatch.setattr(module, "copy_others", slow)
+    with pytest.raises(UsageError, match="choose another DIR"):
+        merge_in(made, tmp_path / "merged")
+    assert [*tmp_path.iterdir()] == [tmp_path / "merged"] and not [*(tmp_path / "merged").iterdir()]
 
 
 @pytest.mark.guarantee("A merge writes to no existing folder.")
@@ -204,14 +206,6 @@ def test_a_target_in_the_models_own_folder_is_refused(made):
     assert contents(made / "model") == before
 
 
-def test_a_folder_of_something_else_in_its_way_is_left_alone(made, tmp_path):
-    (tmp_path / "merged.partial").mkdir()
-    (tmp_path / "merged.partial" / "thesis.tex").write_text("precious")
-    with pytest.raises(UsageError, match="holds no unfinished merge"):
-        merge_in(made, tmp_path / "merged")
-    assert contents(tmp_path / "merged.partial") == {"thesis.tex": b"precious"}
-
-
 def test_a_model_that_has_changed_since_training_is_refused(made, tmp_path):
     shutil.copytree(made, tmp_path / "copy")
     record = tmp_path / "copy" / "run" / "run.json"
@@ -221,4 +215,4 @@ def test_a_model_that_has_changed_since_training_is_refused(made, tmp_path):
     )
     with pytest.raises(RunFolderError, match="have changed since training"):
         merge_in(tmp_path / "copy", tmp_path / "merged")
-    assert not (tmp_path / "merged.partial").exists()
+    assert not (tmp_path / "merged").exists()

@@ -10,9 +10,9 @@ import pytest
 
 from lookonce.adapter.weights import BLOCK_VALUES
 
-NUM_ROWS, NUM_COLUMNS = 40_960, 2_048
+NUM_ROWS, NUM_COLUMNS = 20_480, 2_048
 MAX_GROWTH = 60_000_000
-"""Less than the tensor's 168 MB in bfloat16, and its 336 MB in float32."""
+"""Less than the tensor's 84 MB in bfloat16, and its 168 MB in float32."""
 MERGE = """
 import resource, sys
 from dataclasses import replace

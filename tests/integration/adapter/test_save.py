@@ -98,8 +98,9 @@ def test_evaluation_predict_and_merge_give_the_answers_of_peft_on_the_stock_mode
     answerer = Answerer.open(run.output)
     asked = [answerer.answer([Path(*line["images"])], line["question"]) for line in lines[:NUM_ASKED]]
     assert [one.text for [one] in asked] == answers
-    done = merge(run.output, tmp_path / "merged", "fp32", num_questions=500)
-    assert done.comparison and (done.comparison.num_questions, done.comparison.num_different) == (len(lines), 0)
+    merge(run.output, tmp_path / "merged", "fp32")
+    merged = AutoModelForImageTextToText.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
+    assert [stock_answer(merged, processor, line, NUM_TOKENS) for line in lines[:NUM_ASKED]] == answers
 
 
 def test_the_record_has_the_adapters_options_and_nothing_of_the_training(run, adapter):
@@ -208,15 +209,16 @@ def changed(adapter: Path, **options: Any) -> Path:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"use_dora": True}, r"options that a run cannot have: use_dora=True\. A run has r, lora_alpha,"),
+        ({"use_dora": True}, r"cannot become a run: a run has no use_dora=True\. A run has .* r, lora_alpha,"),
         ({"bias": "lora_only"}, "bias='lora_only'"),
         ({"rank_pattern": {"q_proj": 2}}, r"rank_pattern=\{'q_proj': 2\}"),
         ({"layers_to_transform": [0]}, r"layers_to_transform=\[0\]"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa'"),
         ({"lora_alpha": 0.5}, r"section `lora` of a run file, is wrong:\n.*alpha"),
-        ({"target_modules": "all-linear", "has_tower": True}, r"has \d+ tensors in the vision tower, such as .*visual"),
+        ({"target_modules": "all-linear", "has_tower": True}, r"reaches into the vision tower"),
+        ({"target_modules": r".*visual.*\.qkv", "has_tower": True}, "reaches into the vision tower"),
         ({"target_modules": ["q_proj", "qkv"]}, "reaches into the vision tower"),
-        ({"config": IA3Config(target_modules=["q_proj"], feedforward_modules=[])}, "type .*IA3; expected LORA"),
+        ({"config": IA3Config(target_modules=["q_proj"], feedforward_modules=[])}, "it is of the type .*IA3"),
     ],
 )
 def test_an_adapter_that_a_run_cannot_have_is_refused(make_adapter, make_run, tmp_path, options, said):
@@ -233,7 +235,7 @@ def test_modules_trained_as_a_whole_and_a_regular_expression_are_taken(make_adap
     save_run(make_adapter(tmp_path / "adapter", target_modules=expression, **options), run)
     lora = RunFolder(run.output).read_run().lora
     assert (lora.targets, lora.modules_to_save, lora.rslora, lora.dropout) == (expression, ["lm_head"], True, 0.1)
-    assert merge(run.output, tmp_path / "merged", num_questions=0).num_changed == 9
+    assert merge(run.output, tmp_path / "merged").num_changed == 9
 
 
 @pytest.mark.guarantee(
@@ -246,9 +248,9 @@ def test_an_adapter_of_another_model_is_refused(make_adapter, make_run, sample, 
     name = next(name for name in tensors if "q_proj" in name)
     save_file(tensors | {name: tensors[name] + 1}, other / "model.safetensors", {"format": "pt"})
     adapter, run = make_adapter(tmp_path / "adapter"), make_run()
-    with pytest.raises(ModelError, match=r"whose weights differ from those of `model.path`, "):
+    with pytest.raises(UsageError, match=r"whose weights differ from those of `model.path`, "):
         save_run(changed(adapter, base_model_name_or_path=str(other)), run)
-    with pytest.raises(ModelError, match=r"trained on owner/name, which is not on this machine .* write '.*model' as"):
+    with pytest.raises(UsageError, match=r"trained on owner/name, which is not on this machine .*base_model_name"):
         save_run(changed(adapter, base_model_name_or_path="owner/name"), run)
     assert not run.output.exists()
     copy = shutil.copytree(sample / "model", tmp_path / "copy")
@@ -262,7 +264,7 @@ def test_a_command_that_is_given_the_adapter_names_save_run(make_adapter, tmp_pa
 
 def test_what_is_not_an_adapter_is_named(make_adapter, make_run, tmp_path):
     run = make_run()
-    with pytest.raises(UsageError, match=r"has no adapter_model.safetensors; name the folder of an adapter"):
+    with pytest.raises(UsageError, match=r"has no adapter_model.safetensors, as `model.save_pretrained"):
         save_run(tmp_path, run)
     adapter = make_adapter(tmp_path / "adapter")
     tensors = load_file(adapter / WEIGHTS)
@@ -275,7 +277,7 @@ def test_what_is_not_an_adapter_is_named(make_adapter, make_run, tmp_path):
         (narrower, r"\[\d+, 2\] in the adapter, \[\d+, 4\] on"),
     ):
         save_file(others, adapter / WEIGHTS)
-        with pytest.raises(ModelError, match=rf"the shapes of \d+ tensors? differ, first of all .*{said}"):
+        with pytest.raises(UsageError, match=rf"the shapes of \d+ tensors? are not those on .*, first of all .*{said}"):
             save_run(adapter, run)
     save_file(tensors, adapter / WEIGHTS)
     for options, said in (
@@ -331,4 +333,4 @@ def test_targets_of_each_family_are_those_of_the_language_model(family, make_run
     stock = AutoModelForImageTextToText.from_pretrained(tmp_path / "model")
     names = PeftModel.from_pretrained(stock, str(run.output / "adapter")).state_dict()
     assert not [name for name in names if f".{family.tower}." in name and "lora" in name]
-    assert merge(run.output, tmp_path / "merged", num_questions=0).num_changed
+    assert merge(run.output, tmp_path / "merged").num_changed

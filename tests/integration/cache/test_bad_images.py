@@ -47,13 +47,9 @@ def test_the_command_encodes_good_images_prints_the_reasons_and_exits_with_1(run
     for options in (["--json"], ["--json", "--retry-quarantined"]):
         report = json.loads(CliRunner().invoke(main, ["cache", "build", run_file, *options]).stdout)
         assert (report["num_reused"], report["num_encoded"], len(report["quarantined"])) == (1, 0, 3)
-
-
-@pytest.mark.parametrize(("allowed", "code"), [(0, 1), (2, 1), (3, 0), (100, 0)])
-def test_the_command_exits_with_0_for_as_many_bad_images_as_allowed(run_file: str, allowed: int, code: int) -> None:
-    done = CliRunner().invoke(main, ["cache", "build", run_file, "--max-quarantined", str(allowed)])
-    assert done.exit_code == code, done.output
-    assert "3 images could not be encoded" in done.stdout
+    for allowed, code in ((2, 1), (3, 0)):
+        done = CliRunner().invoke(main, ["cache", "build", run_file, "--max-quarantined", str(allowed)])
+        assert done.exit_code == code, done.output
 
 
 def claiming(width: int, height: int) -> bytes:

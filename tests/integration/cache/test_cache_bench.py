@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
-import threading
 from math import ceil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import lookonce.bench.flops as flops
 from lookonce.bench.flops import matmul_flops_per_second
-from lookonce.cache.store.reader import VisionCache
+from lookonce.cache.model.model_folder import ModelFolder
+from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.shards import DirectFile
 from lookonce.run.open import TO_BUILD, open_run
 
@@ -65,7 +65,7 @@ def test_a_build_is_measured_beside_its_limits_and_leaves_nothing(make_run, tmp_
     tower = inputs.load_tower()
     monkeypatch.setattr(tower, "encode", clock.slow(tower.encode, 1.0))  # on a CPU, a batch is one image
     monkeypatch.setattr(bench_module, "matmul_flops_per_second", lambda device, dtype: 5e9)
-    monkeypatch.setattr(tower, "flop", lambda num_tokens: 1000.0 * num_tokens)
+    monkeypatch.setattr(bench_module, "flop_of", lambda tower, num_tokens: 1000.0 * num_tokens)
     report = bench_cache(
         tmp_path / "caches",
         inputs.fingerprint,
@@ -88,49 +88,6 @@ def test_a_build_is_measured_beside_its_limits_and_leaves_nothing(make_run, tmp_
     assert report.to_json()["share_of_limit"] == report.share_of_limit
 
 
-def test_shares_follow_from_what_was_measured():
-    report = CacheBench("CPU", 100, 1000, 10**9, 10, 4.0, 5.0, 8.0, 2.0, 1e12, 1e12, {"tower": 4.0})
-    assert report.limit_seconds == 5.0  # the disk
-    assert report.share_of_limit == pytest.approx(5 / 8)
-    assert report.speedup == pytest.approx((2.0 / 10) / (8.0 / 100))
-    assert "62% of its limit, 2.5 times as fast as the stock loop" in report.text()
-    assert "0 TFLOP/s, 25% of the measured matrix rate" in report.text()
-
-
-def test_reading_is_measured_in_order_and_at_random(built, monkeypatch, clock):
-    keys = []
-
-    def get_many(cache, names, **options):
-        clock.now += len(names)
-        keys.append(list(names))
-        return really_get_many(cache, names, **options)
-
-    def preadv(descriptor, buffers, offset):
-        num_read = really_read(descriptor, buffers, offset)
-        with lock:
-            clock.now += num_read
-        return num_read
-
-    really_get_many, really_read = VisionCache.get_many, bench_module.os.preadv
-    lock = threading.Lock()  # several threads read
-    monkeypatch.setattr(VisionCache, "get_many", get_many)
-    monkeypatch.setattr(VisionCache, "open", clock.slow(VisionCache.open, 2.0))
-    monkeypatch.setattr(bench_module, "os", SimpleNamespace(**vars(bench_module.os) | {"preadv": preadv}))
-    monkeypatch.setattr(bench_module, "IMAGES_PER_CALL", 4)
-    report = bench_read(built.folder, 10)
-    assert report.num_images == 10
-    assert [len(names) for names in keys] == [4, 4, 4, 2] and keys[0] == keys[1]  # the first call warms up
-    assert (report.open_seconds, report.random_seconds) == (2.0, 10.0)
-    assert report.sequential_seconds == report.sequential_bytes == built.size_bytes
-    assert report.num_bytes == sum(built.entry(key)[1].size_bytes for names in keys[1:] for key in names)
-
-
-def test_the_share_of_reading_is_of_rates():
-    report = ReadBench(10, 900, 1000, 1.0, 1.0, 0.001)
-    assert report.share == pytest.approx(0.9)
-    assert "90% of the sequential rate" in report.text() and "checked" in report.text()
-
-
 def test_the_matrix_rate_is_that_of_the_median_product(monkeypatch, clock):
     monkeypatch.setattr(flops, "SIZE", 80)  # an eighth of it on a CPU
     num_products = 0
@@ -145,3 +102,14 @@ def test_the_matrix_rate_is_that_of_the_median_product(monkeypatch, clock):
     monkeypatch.setattr(flops.torch, "randn", lambda *size, **options: sizes.append(size) or Matrix())
     assert matmul_flops_per_second(torch.device("cpu"), torch.float32) == 2 * 10**3 / 0.5
     assert sizes == [(10, 10)] * 2 and num_products == flops.NUM_PRODUCTS
+
+
+def test_flops_are_those_of_the_layers(sample):
+    folder = ModelFolder.open(str(sample / "model"))
+    tower, config, num_tokens = Tower(folder, torch.float32), folder.vision_config, 6
+    weights = {name: weight for name, weight in tower.module.named_parameters() if name.endswith("weight")}
+    mergers = sum(weight.numel() for name, weight in weights.items() if "merger" in name and weight.ndim == 2)
+    layers = [weight for name, weight in weights.items() if not re.search("norm|pos_|merger", name)]
+    attention = config.depth * 2 * (4 * num_tokens) * config.hidden_size
+    expected = 2 * num_tokens * (4 * (sum(map(torch.numel, layers)) + attention) + mergers)
+    assert bench_module.flop_of(tower, num_tokens) == expected

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lookonce.cache.maintenance.recompute import recompute
+from lookonce.cache.build.encode import encode_patches
 from lookonce.cache.store.reader import VisionCache
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
 
@@ -27,9 +27,11 @@ def test_two_builds_have_the_same_bits(make_run, tmp_path):
 @pytest.mark.guarantee("Several images in one tower batch give what each gives alone, to rounding.")
 def test_features_are_those_of_each_image_alone(make_run, tmp_path):
     inputs, cache = build(make_run, str(tmp_path / "caches"))
-    files, tower = inputs.images.path_of, inputs.load_tower(fast=False)
-    report = recompute(cache.folder, inputs.fingerprint, files, inputs.processor, tower, 16, seed=0)
-    assert not report.problems, report.text()
+    tower = inputs.load_tower(fast=False)
+    for key, path in list(inputs.images.path_of.items())[:16]:
+        alone = encode_patches(*inputs.processor.read(path), tower, inputs.fingerprint).features.double()
+        differences = torch.linalg.vector_norm(cache[key].double() - alone, dim=(0, 2))
+        assert (differences <= 2e-2 * torch.linalg.vector_norm(alone, dim=(0, 2))).all()  # of each level
 
 
 def test_fp8_features_equal_bfloat16_features_up_to_rounding(make_run, tmp_path):

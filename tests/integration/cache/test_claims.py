@@ -20,7 +20,6 @@ from lookonce.cache.store.claims import CLAIMS, Claims, Work
 from lookonce.claim_file import Process as Worker
 from lookonce.claim_file import age, is_dead, read_process_file
 
-EXPIRY_S = 60.0
 SHARD = "shard-00003"
 
 
@@ -108,13 +107,6 @@ def test_the_claim_of_a_killed_process_is_taken_at_once(take, holder, claim_file
     claim = take()
     assert claim and claim.is_held()
     assert read_process_file(claim_file, Work) == claim.work
-
-
-def test_a_stopped_process_keeps_its_claim_until_it_expires(take, holder, claim_file, backdate):
-    os.kill(holder.pid, signal.SIGSTOP)
-    assert take() is None
-    backdate(claim_file, EXPIRY_S + 1)
-    assert take()
 
 
 ME = Worker.this("1/4")

@@ -15,8 +15,6 @@ from pyarrow import parquet
 
 from lookonce.cache.store.fingerprint import raw_bytes
 from lookonce.cache.store.reader import VisionCache
-from lookonce.datasets import archives
-from lookonce.errors import ImageError
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, TO_BUILD_BY_PLAN, OpenRun, open_run
 
@@ -112,19 +110,6 @@ def test_the_cache_is_the_same_wherever_the_images_are_and_serves_all_other_plac
         assert (report.num_encoded, report.num_reused) == (0, NUM_IMAGES)
 
 
-@pytest.mark.parametrize("source", ["tar", "parquet"])
-def test_archives_are_opened_once_a_shard_and_with_a_trusted_plan_only_by_the_build(make_source, monkeypatch, source):
-    run = make_source(source)
-    open_run(run, TO_BUILD).write_plan()
-    opened, open_archive = [], archives._open
-    monkeypatch.setattr(archives, "_open", lambda path, wanted: (opened.append(path), open_archive(path, wanted))[1])
-    inputs = open_run(run, TO_BUILD_BY_PLAN)
-    assert opened == []
-    report = inputs.build()
-    assert report.num_encoded == NUM_IMAGES
-    assert len(opened) == len(set(opened)) * report.num_shards
-
-
 def test_a_truncated_archive_is_reported_and_its_images_are_tried_again(make_source):
     run = make_source("tar")
     open_run(run, TO_BUILD).write_plan()
@@ -141,15 +126,3 @@ def test_a_truncated_archive_is_reported_and_its_images_are_tried_again(make_sou
     report = open_run(run, TO_BUILD_BY_PLAN).build()
     assert len(report.quarantined) == 2
     assert len(content(inputs)) == NUM_IMAGES
-
-
-def test_a_lost_archive_stops_the_build_and_nothing_is_quarantined(make_source):
-    run = make_source("parquet")
-    open_run(run, TO_BUILD).write_plan()
-    archive = run.data.train[0].parent / "x.parquet"
-    archive.rename(archive.with_suffix(".away"))
-    with pytest.raises(ImageError, match="no image can be read"):
-        open_run(run, TO_BUILD_BY_PLAN)
-    archive.with_suffix(".away").rename(archive)
-    report = open_run(run, TO_BUILD_BY_PLAN).build()
-    assert (report.num_encoded, len(report.quarantined)) == (NUM_IMAGES, 2)

@@ -8,7 +8,6 @@ import random
 import signal
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from support.processes import Preloaded, wait_until
 
 from lookonce.cache.build import worker as build_module
 from lookonce.cache.build.encode import MAX_ON_DEVICE
-from lookonce.cache.store.claims import CLAIMS, Claims, claimed_work
+from lookonce.cache.store.claims import CLAIMS, Claims
 from lookonce.cache.store.fingerprint import raw_bytes
 from lookonce.cache.store.metadata import Shard, has_receipt, read_plan, read_receipts
 from lookonce.cache.store.reader import VisionCache
@@ -224,55 +223,6 @@ def test_workers_share_the_work_whenever_they_start_and_encode_nothing_twice(wor
     assert (latest["num_encoded"], latest["num_reused"]) == (0, NUM_IMAGES)
 
 
-def test_numbered_workers_start_at_different_shards(workers, alone):
-    started = [workers.start("numbered", (number, 4), seconds=2) for number in range(4)]
-    folder = workers.folder("numbered")
-
-    def first_shards() -> dict[str, str]:
-        claims = sorted((work for work, _, _ in claimed_work(folder)), key=lambda work: -work.started)
-        return {work.worker.name: work.shard for work in claims if work.worker.machine}
-
-    wait_until(lambda: len(first_shards()) == 4)
-    names = [shard.name for shard in read_plan(folder).shards]
-    assert first_shards() == {f"{number}/4": names[number * len(names) // 4] for number in range(4)}
-    assert all(worker.kill() for worker in started)
-    workers.start("numbered").report()
-    check(folder, alone)
-
-
-@pytest.mark.parametrize("wakes", ["while the other builds", "when the other is done"])
-def test_a_worker_that_sleeps_until_its_claim_expires_and_its_successor_build_one_shard(workers, alone, wakes):
-    root = wakes.replace(" ", "-")
-    options = {"seconds": 0.01, "shard_bytes": 10**9, "expiry_s": 0.5}
-    asleep = workers.start(root, **options)
-    wait_until(lambda: asleep.num_encoded > 20)
-    asleep.send(signal.SIGSTOP)
-    other = workers.start(root, **options)
-    wait_until(lambda: other.num_encoded > 20)
-    if wakes == "when the other is done":
-        other.report()
-    asleep.send(signal.SIGCONT)
-    reports = [worker.report() for worker in (asleep, other)]
-    check(workers.folder(root), alone)
-    assert len(read_plan(workers.folder(root)).shards) == 1
-    assert sorted(report["num_encoded"] for report in reports) == [0, NUM_IMAGES]
-    assert [report["num_missing"] for report in reports] == [0, 0]
-    assert asleep.num_encoded + other.num_encoded <= 2 * NUM_IMAGES
-
-
-def test_a_waiting_worker_takes_over_from_one_that_dies(workers, alone):
-    doomed = workers.start("waiting", seconds=0.01, shard_bytes=10**9)
-    wait_until(lambda: doomed.num_encoded > 20)
-    waiting = [workers.start("waiting", shard_bytes=10**9) for _ in range(2)]
-    time.sleep(0.5)
-    assert [worker.num_encoded for worker in waiting] == [0, 0]
-    assert doomed.kill()
-    reports = [worker.report() for worker in waiting]
-    check(workers.folder("waiting"), alone)
-    assert sorted(worker.num_encoded for worker in waiting) == [0, NUM_IMAGES]
-    assert [report["num_missing"] for report in reports] == [0, 0]
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_stopped_worker_leaves_its_shards_to_the_others(workers, alone, number):
     stopped = workers.start(number.name, (0, 2), seconds=0.03)
@@ -299,20 +249,6 @@ ELSEWHERE = replace(Process.this(), machine="elsewhere", name="elsewhere")
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build_module, "POLL_S", 0.02)
-
-
-def test_two_builds_at_once_share_the_work_and_both_end_with_a_complete_cache(site, images):
-    site.build(images, root="undisturbed")
-    towers = [site.Tower(on_image=lambda number: time.sleep(0.02)) for _ in range(2)]
-    with ThreadPoolExecutor(2) as threads:
-        reports = list(threads.map(lambda tower: site.build(images, tower), towers))
-    assert sum(tower.num_encoded for tower in towers) == NUM_NOISE
-    assert all(report.num_encoded for report in reports)
-    for report, tower, other in zip(reports, towers, reversed(towers), strict=True):
-        assert (report.num_encoded, report.num_by_others) == (tower.num_encoded, other.num_encoded)
-        assert report.num_missing == 0
-    assert site.stored() == site.stored("undisturbed")
-    assert not site.leftovers()
 
 
 def test_workers_start_at_different_shards(site, images):

@@ -68,7 +68,6 @@ def test_a_file_that_may_not_be_read_is_named_with_the_command_that_allows_it(pl
     [
         ("caches", f"cache build {RUN} --set cache.dtype=bfloat16", "caches/"),
         (".", "sample PLACE/new", "new:"),
-        (".", f"adapter embeds {RUN} PLACE/sample/images/frame-0026.jpg -o PLACE/e.safetensors", "e.safetensors:"),
         (".", "data convert PLACE/sample/test.jsonl PLACE/out.json --to llava", "out.json:"),
     ],
 )
@@ -97,7 +96,6 @@ def test_a_folder_that_may_not_be_written_to_is_named_with_the_command_that_allo
         ("data prepare PLACE/mine.yaml PLACE/new/out --source PLACE/raw", "out/images/frame-0026.jpg"),
         ("sample PLACE/new/out", "out"),
         ("init PLACE/new/run.yaml --model PLACE/sample/model --train PLACE/sample/test.jsonl --yes", "run.yaml"),
-        (f"adapter embeds {RUN} PLACE/sample/images/frame-0026.jpg -o PLACE/new/out.safetensors", "out.safetensors"),
         (f"cache plan {RUN} --set cache.dir=PLACE/new", ""),
         ("study jobs PLACE/study.yaml", "run-files/a-1.yaml"),
         (f"train {RUN} --set output=PLACE/new/run", "run/run.json"),

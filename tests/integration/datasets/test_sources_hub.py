@@ -19,7 +19,7 @@ FIRST, SECOND = "1" * 39 + "a", "2" * 39 + "b"
 KVASIR = find_definition("kvasir-vqa")
 ROW = {"image_id": "a", "question": "Is there text?", "answer": "yes"}
 FILES = {
-    "README.md": b"about it",
+    "README.md": b"---\nlicense: cc-by-nc-4.0\n---\nabout it",
     "data/raw.jsonl": json.dumps(ROW).encode() + b"\n",
     "images/a.jpg": b"\xff\xd8\xffpixels",
     "notes.bin": b"not wanted",

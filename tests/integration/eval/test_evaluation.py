@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from support.answers import interrupt_after
 
-from lookonce.cache.build.encode import encode_image
+from lookonce.cache.build.encode import encode_patches
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.errors import RunFolderError, UsageError
 from lookonce.eval import run as evaluation
@@ -194,7 +194,8 @@ def test_a_blank_image_has_the_features_of_a_grey_file_of_its_size(run, tmp_path
     for key in {key for example in blank.examples for key in example.image_keys}:
         with Image.open(inputs.images.path_of[key]) as image:
             Image.new("RGB", image.size, (128, 128, 128)).save(tmp_path / "grey.png")
-        expected = encode_image(tmp_path / "grey.png", inputs.processor, inputs.load_tower(), inputs.fingerprint)
+        patches = inputs.processor.read(tmp_path / "grey.png")
+        expected = encode_patches(*patches, inputs.load_tower(), inputs.fingerprint)
         assert expected.grid_thw == source.grid_thw(key)
         assert torch.equal(source.load([key]), expected.features)
     engines = [as_asked(questions, baseline).engine for baseline in (None, *BASELINES)]

@@ -90,7 +90,7 @@ def test_a_written_plan_names_every_file_once_and_writing_it_again_changes_nothi
     inputs = open_run(run, TO_BUILD)
     for _ in range(2):
         inputs.write_plan()
-        files = [file for image in read_plan(inputs.cache_folder).images() for file in image.files]
+        files = [file for image in read_plan(inputs.cache_folder).images for file in image.files]
         assert sorted(files) == sorted(str(path) for path in [*frames, tmp_path / "copy.png"])
         files = [path.name for path in inputs.cache_folder.rglob("*") if path.is_file()]
         assert sorted(files) == ["manifest.json", "plan.json"]
@@ -106,7 +106,6 @@ def test_inputs_that_trust_the_plan_read_no_image_and_are_the_same(run, monkeypa
     assert trusting.images.key_of == hashed.images.key_of
     assert list(trusting.images.path_of) == list(hashed.images.path_of)
     assert trusting.identity() == hashed.identity()
-    assert trusting.status() == hashed.status()
 
 
 def test_a_build_that_trusts_the_plan_makes_the_same_cache(run, tmp_path):
@@ -166,7 +165,7 @@ def test_an_image_edited_after_planning_is_never_counted_as_done(run, frames, wh
 
 def test_images_tried_again_are_cut_into_shards_and_tower_batches_by_their_size(run, frames):
     open_run(run, TO_BUILD).write_plan()
-    planned = {image.key: image.num_tokens for image in read_plan(open_run(run, TO_BUILD).cache_folder).images()}
+    planned = {image.key: image.num_tokens for image in read_plan(open_run(run, TO_BUILD).cache_folder).images}
     content = {path: path.read_bytes() for path in frames}
     for path in frames[:3]:
         path.unlink()
@@ -175,7 +174,7 @@ def test_images_tried_again_are_cut_into_shards_and_tower_batches_by_their_size(
         path.write_bytes(content[path])
     inputs = open_run(run, TO_BUILD_BY_PLAN)
     inputs.build()
-    assert {image.key: image.num_tokens for image in read_plan(inputs.cache_folder).images()} == planned
+    assert {image.key: image.num_tokens for image in read_plan(inputs.cache_folder).images} == planned
 
 
 # A staged copy.

@@ -1,7 +1,7 @@
 """A file that has the size and not the content that the Hub states is refused, wherever it was changed.
 
 huggingface_hub compares sizes only: without the comparison of hashes each of these downloads would be used. A file that
-the Hub does not have is refused too, if a program would read it.
+the Hub does not have is refused too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lookonce.hub import ADAPTER_FILES, download_dataset, download_model, find_a
 
 pytestmark = pytest.mark.guarantee(
     "A download that differs from what the Hub states is refused, whether it was changed on its way or on the "
-    "disk, and so is a file that was added to the download and would be read."
+    "disk, and so is a file that was added to the download."
 )
 
 NAME = "owner/model"
@@ -55,7 +55,7 @@ def test_a_file_of_a_model_that_was_changed_on_the_way_is_refused(hub, name, get
     with pytest.raises(ModelError) as caught:
         get(NAME, FIRST)
     message = str(caught.value)
-    assert f"model '{NAME}' was changed" in message and f"{name} has the " in message
+    assert f"model '{NAME}' differs from what the Hub states at commit {FIRST}: {name} (" in message
     assert HASHES[name](sent) in message and f"the Hub states {HASHES[name](hub.files[name])}" in message
     assert message.endswith(" && lookonce fetch RUN.yaml")
 
@@ -79,7 +79,7 @@ def test_a_file_that_was_changed_on_the_disk_after_it_was_verified_is_refused(hu
     before = path.stat()
     path.write_bytes(changed(hub.files[WEIGHTS]))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # as a program that hides the change would
-    with pytest.raises(ModelError, match=f"{WEIGHTS} has the sha256"):
+    with pytest.raises(ModelError, match=rf"{WEIGHTS} \(sha256"):
         fetch(run)
 
 
@@ -92,16 +92,14 @@ def test_what_another_program_downloaded_is_verified_as_soon_as_the_hub_can_be_a
     assert report.is_verified is False and "contents not verified, as the Hub cannot be asked (" in report.text()
     assert "offline mode" in report.refusal.lower()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    with pytest.raises(ModelError, match=f"{CONFIG} has the git blob id"):
+    with pytest.raises(ModelError, match=rf"{CONFIG} \(git-sha1"):
         fetch(run)
 
 
 def test_a_dataset_that_was_changed_on_the_way_is_refused(make_hub):
     hub = make_hub("owner/data", "datasets", {"data/train.parquet": b"rows", "README.md": b"card"}, [])
     hub.on_the_way["data/train.parquet"] = b"sowr"
-    with pytest.raises(
-        SourceError, match="dataset 'owner/data' was changed .*data/train.parquet has the sha256"
-    ) as found:
+    with pytest.raises(SourceError, match=r"dataset 'owner/data' differs .*data/train.parquet \(sha256") as found:
         download_dataset("owner/data", FIRST, ["*.parquet"])
     assert str(found.value).endswith(" && lookonce data prepare DATASET DIR")
 
@@ -109,7 +107,7 @@ def test_a_dataset_that_was_changed_on_the_way_is_refused(make_hub):
 def test_an_adapter_that_was_changed_on_the_way_is_refused(make_hub):
     hub = make_hub("owner/adapter", "models", {name: name.encode() for name in ADAPTER_FILES}, [])
     hub.on_the_way["adapter_config.json"] = b"ADAPTER_config.json"
-    with pytest.raises(ModelError, match="adapter 'owner/adapter' was changed .*adapter_config.json has the git blob"):
+    with pytest.raises(ModelError, match=r"adapter 'owner/adapter' differs .*adapter_config.json \(git-sha1"):
         find_adapter("owner/adapter", FIRST)
 
 
@@ -119,23 +117,24 @@ INDEX = "model.safetensors.index.json"
 def test_an_index_that_was_added_is_refused_and_the_command_of_the_message_mends_it(hub, make_run):
     run = make_run(model={"path": NAME, "revision": FIRST})
     folder = fetch(run).folder
-    (folder / "notes.md").write_text("mine")
+    (folder / ".notes").write_text("mine")
     assert fetch(run).is_verified
     (folder / "other weights.safetensors").write_bytes(hub.files[WEIGHTS])
     (folder / INDEX).write_text('{"weight_map": {"lm_head.weight": "other weights.safetensors"}}')
     for get in (lambda: fetch(run), lambda: ModelFolder.open(NAME, FIRST)):
         with pytest.raises(ModelError) as caught:
             get()
-        assert f"would be read: {INDEX}, other weights.safetensors\n" in str(caught.value)
+        unlisted = "(which the Hub does not list)"
+        assert f"{FIRST}: {INDEX} {unlisted}, other weights.safetensors {unlisted}\n" in str(caught.value)
     [command] = re.findall(r": (rm .*) && lookonce fetch RUN\.yaml$", str(caught.value))
     subprocess.run(shlex.split(command), check=True)
-    assert fetch(run).is_verified and (folder / "notes.md").exists()
+    assert fetch(run).is_verified and (folder / ".notes").exists()
 
 
 def test_weights_of_an_adapter_that_were_added_are_refused(make_hub):
     make_hub("owner/adapter", "models", {name: name.encode() for name in ADAPTER_FILES}, [])
     (find_adapter("owner/adapter", FIRST) / "adapter_model.bin").write_bytes(b"pickle")
-    with pytest.raises(ModelError, match="adapter 'owner/adapter' has files .* would be read: adapter_model.bin"):
+    with pytest.raises(ModelError, match="adapter 'owner/adapter' differs .*adapter_model.bin .which"):
         find_adapter("owner/adapter", FIRST)
 
 
@@ -143,5 +142,5 @@ def test_rows_of_a_dataset_that_were_added_are_refused(make_hub):
     make_hub("owner/data", "datasets", {"data/train.parquet": b"rows"}, [])
     folder = download_dataset("owner/data", FIRST, ["*.parquet"]).folder
     (folder / "data" / "more.parquet").write_bytes(b"rows")
-    with pytest.raises(SourceError, match="dataset 'owner/data' has files .* would be read: data/more.parquet"):
+    with pytest.raises(SourceError, match="dataset 'owner/data' differs .*data/more.parquet .which"):
         download_dataset("owner/data", FIRST, ["*.parquet"])

@@ -118,7 +118,7 @@ def test_damaged_plans_are_read_or_refused(tmp_path):
     def read(path: Path) -> None:
         plan = read_plan(tmp_path)
         index_from_plan(plan, [Path("/data/a.png")])
-        plan.extension(list(plan.images()), 16, 64)
+        plan.extension(list(plan.images), 16, 64)
 
     assert cases.fuzz("plan", WithChecksum(text), read, tmp_path / "plan.json").holds
 

@@ -11,11 +11,12 @@ from safetensors.torch import save
 from support.fuzzing import cases, mutations
 from support.small_caches import SmallCache
 
-from lookonce.cache.maintenance.repair import rebuild_receipt
+from lookonce.cache.maintenance.verify import check_header
 from lookonce.cache.store.fingerprint import _hash_weights
-from lookonce.cache.store.metadata import shard_name
+from lookonce.cache.store.metadata import read_receipt, shard_name
 from lookonce.cache.store.reader import INDEX, INDEX_CHECKSUM, read_index, write_index
 from lookonce.cache.store.shards import shard_path
+from lookonce.errors import CacheCorrupt
 from lookonce.files import hash_file
 
 
@@ -43,10 +44,11 @@ class WithLength:
 
 def test_damaged_headers_of_shards_are_read_or_refused(tmp_path):
     cache = SmallCache(tmp_path / SmallCache.fingerprint.folder_name)
-    path = shard_path(cache.folder, shard_name(0))
+    path, receipt = shard_path(cache.folder, shard_name(0)), read_receipt(cache.folder, shard_name(0))
 
     def read(path: Path) -> None:
-        rebuild_receipt(cache.folder, shard_name(0), cache.fingerprint)
+        for problem in check_header(path, receipt, cache.fingerprint):
+            raise CacheCorrupt(problem.what)
 
     assert cases.fuzz("shard header", WithLength(path.read_bytes()), read, path).holds
 

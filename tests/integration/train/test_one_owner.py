@@ -250,7 +250,7 @@ WRITERS = {
     "report": ("report", "run", "-o", "run/page.html"),
     "export": ("export", "run", "--to", "medvqa-gi", "-o", "run/answers.json"),
     "predict": ("predict", "run", "--image", "a.jpg", "--question", "Is there text?", "-o", "run/asked.jsonl"),
-    "adapter merge": ("adapter", "merge", "run", "run/merged", "--questions", "0"),
+    "adapter merge": ("adapter", "merge", "run", "run/merged"),
 }
 """Commands that write into a run folder."""
 TO_FIND_IT = {"run.json", "run.yaml", "summary.json"}

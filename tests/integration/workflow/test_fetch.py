@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cli import main
-from lookonce.errors import ModelError
+from lookonce.errors import DiskFull, ModelError
 from lookonce.fetch import fetch, job_environment
 
 NAME = "owner/model"
@@ -69,12 +69,12 @@ def test_an_incomplete_download_is_reported_offline_with_the_command(hub, make_r
     (report.folder / "model.safetensors").unlink()
     offline()
     for revision in (FIRST, SECOND):
-        with pytest.raises(ModelError, match=f"{NAME} at revision {revision} .*incomplete.* lookonce fetch RUN"):
+        with pytest.raises(ModelError, match=f"download of model '{NAME}' at revision {revision} .* lookonce fetch"):
             ModelFolder.open(NAME, revision, is_local=is_local)
 
 
 def test_opening_a_local_model_makes_no_request_to_the_hub(hub):
-    with pytest.raises(ModelError, match="is not on this machine, or incomplete; where there is internet run"):
+    with pytest.raises(ModelError, match="no complete download of .*; where there is internet run"):
         ModelFolder.open(NAME, is_local=True)
     assert hub.asked == []
 
@@ -85,9 +85,13 @@ def test_opening_a_local_model_makes_no_request_to_the_hub(hub):
         (
             {"path": "owner/other"},
             None,
-            "owner/other' is neither a folder in .* nor a model on the Hub that you may access",
+            "the Hub has no model 'owner/other' that you may access .and no folder .*; check `model.path`",
         ),
-        ({"path": NAME, "revision": "v9"}, None, "has no revision 'v9'; set `model.revision`"),
+        (
+            {"path": NAME, "revision": "v9"},
+            None,
+            "has no revision 'v9'; name a branch, a tag or a commit",
+        ),
         (
             {"path": NAME},
             (403, "GatedRepo"),
@@ -107,7 +111,7 @@ def test_a_model_that_cannot_be_downloaded_is_refused_with_advice(hub, make_run,
 def test_a_download_without_room_on_the_disk_is_not_started(hub, make_run, monkeypatch, tmp_path):
     monkeypatch.setattr("shutil.disk_usage", lambda place: Usage(10, 10, 10))
     with pytest.raises(
-        ModelError, match="no room for model 'owner/model' in .*: .* MB are needed .*, 10 B are free, .*HF_HOME"
+        DiskFull, match="no room for model 'owner/model' in .*: .* MB are needed .*, 10 B are free, .*HF_HOME"
     ):
         fetch(make_run(model={"path": NAME}))
     assert not list((tmp_path / "home").rglob("*.safetensors"))
@@ -158,7 +162,7 @@ def test_the_command_shows_the_licence_and_pins_the_commit(hub, make_run, tmp_pa
     path.write_text(make_run(model={"path": NAME}).to_yaml())
     result = run("fetch", path)
     assert result.exit_code == 0 and "apache-2.0" in result.stdout and "export HF_HUB_OFFLINE=1" in result.stdout
-    assert f'pin this one with --pin, or in section `model`: revision: "{SECOND}"' in result.stderr
+    assert f'pin this one with --pin, or write in section `model`: revision: "{SECOND}"' in result.stderr
     pinned = run("fetch", path, "--pin", "--json")
     assert json.loads(pinned.stdout)["commit"] == SECOND and f"now has model.revision: {SECOND}" in pinned.stderr
     again = run("fetch", path, "--json")

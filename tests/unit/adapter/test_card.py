@@ -87,13 +87,6 @@ def test_how_it_was_made_leaves_out_what_is_not_recorded(facts):
     assert "at a commit that is not recorded" in other and "Base model: unknown, see its card" in other
 
 
-def test_what_answers_depend_on_is_a_limit(facts, make_run):
-    run = make_run(train={"frozen": "nf4"}, cache={"max_pixels": 432_000})
-    made = text(replace(facts, run=run))
-    assert "train.frozen: nf4" in made
-    assert 'processor.image_processor.size["longest_edge"] = 432000' in made and "shortest_edge" not in made
-
-
 @pytest.mark.parametrize(
     ("systems", "said"),
     [
@@ -114,11 +107,6 @@ def test_the_code_is_python(facts, is_merged, systems):
     compile(code, "card", "exec")
     assert ("PeftModel" in code) != is_merged and 'revision="v1"' in code
     assert ("owner/base" in code) != is_merged
-
-
-def test_a_merged_model_is_one_of_transformers(facts):
-    data = ModelCard(text(facts, is_merged=True)).data
-    assert (data.library_name, data.base_model_relation) == ("transformers", "finetune")
 
 
 def test_the_dataset_is_that_of_the_preparation_or_a_known_one():

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from lookonce.adapter.merge import check_frozen, check_model, merge
-from lookonce.errors import ModelError, UsageError
+from lookonce.adapter.merge import check_frozen, merge
+from lookonce.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -20,14 +18,6 @@ def test_an_adapter_of_rounded_weights_needs_the_flag(make_run, frozen, is_refus
         return check_frozen(run, command, allows_unquantised=False)
     with pytest.raises(UsageError, match=rf"quantised to {frozen}.*: {command} --onto-unquantised\n"):
         check_frozen(run, command, allows_unquantised=False)
-
-
-@pytest.mark.parametrize("part", ["top", "text_config"])
-def test_a_quantised_model_is_refused_with_the_ways(tmp_path, part):
-    quantised = {"quantization_config": {"quant_method": "fp8"}}
-    (tmp_path / "config.json").write_text(json.dumps(quantised if part == "top" else {part: quantised}))
-    with pytest.raises(ModelError, match=r"is quantised .*: fp8.* train\.frozen: int8 or nf4"):
-        check_model(tmp_path)
 
 
 def test_the_target_is_looked_at_first(tmp_path):

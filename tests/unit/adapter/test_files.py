@@ -41,15 +41,6 @@ def test_what_is_written_the_library_reads_and_the_other_way_round(tmp_path_fact
         assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
 
 
-def test_some_values_of_a_tensor_are_those_at_their_place(tmp_path):
-    made = torch.arange(24.0).view(4, 6).bfloat16()
-    save_file({"a": torch.ones(3), "b": made}, tmp_path / "file")
-    file = TensorFile(tmp_path / "file")
-    stored = file.tensors["b"]
-    assert torch.equal(file.read(stored, 14, 10).view(torch.bfloat16), made.flatten()[7:12])
-    assert torch.equal(file.read(stored, 0, 48).view(torch.bfloat16).view(4, 6), made)
-
-
 def test_a_copy_in_blocks_has_all_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(weights, "BLOCK_BYTES", 7)
     made = torch.randn(11)

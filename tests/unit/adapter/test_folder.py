@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.adapter.merge import Comparison, MergeFolder, other_files, weight_files
-from lookonce.adapter.weights import Cost, Plan, Planned, Stored
-from lookonce.errors import ModelError, UsageError
-from lookonce.eval.scores.prediction import Prediction
-
-FROM = {"adapter": "one"}
+from lookonce.adapter.merge import copy_others, other_files, weight_files
+from lookonce.adapter.weights import Plan, Planned, Stored
+from lookonce.errors import ModelError
 
 
 def model_folder(folder: Path, config: dict, *files: str, index: dict | None = None) -> Path:
@@ -24,6 +21,12 @@ def model_folder(folder: Path, config: dict, *files: str, index: dict | None = N
     if index:
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder
+
+
+@pytest.fixture
+def merged(tmp_path: Path) -> Path:
+    (tmp_path / "merged").mkdir()
+    return tmp_path / "merged"
 
 
 def plan_of(**names: str) -> Plan:
@@ -43,15 +46,14 @@ def test_other_weights_are_left_out_and_named(tmp_path):
     assert {*map(str, copied)} == {*others, "config.json"} and {*map(str, found)} == {*left_out}
 
 
-def test_files_behind_links_are_copied_and_not_linked(tmp_path):
+def test_files_behind_links_are_copied_and_not_linked(tmp_path, merged):
     """A model of the Hub is a folder of links."""
     real = model_folder(tmp_path / "real", {"a": 1}, "LICENSE")
     (tmp_path / "model").mkdir()
     for path in real.iterdir():
         (tmp_path / "model" / path.name).symlink_to(path)
-    with MergeFolder(tmp_path / "merged", FROM) as result:
-        result.copy_others(tmp_path / "model", Plan({}), None)
-    copied = result.folder / "LICENSE"
+    copy_others(tmp_path / "model", merged, Plan({}), None)
+    copied = merged / "LICENSE"
     assert not copied.is_symlink() and copied.read_bytes() == (real / "LICENSE").read_bytes()
 
 
@@ -64,78 +66,36 @@ def test_files_behind_links_are_copied_and_not_linked(tmp_path):
         ({}, {"dtype": "float32"}),
     ],
 )
-def test_in_fp32_the_configuration_names_the_type(tmp_path, config, expected):
+def test_in_fp32_the_configuration_names_the_type(tmp_path, merged, config, expected):
     folder = model_folder(tmp_path / "model", config)
-    with MergeFolder(tmp_path / "merged", FROM) as result:
-        result.copy_others(folder, Plan({}), "float32")
-    assert json.loads((result.folder / "config.json").read_text()) == expected
+    copy_others(folder, merged, Plan({}), "float32")
+    assert json.loads((merged / "config.json").read_text()) == expected
 
 
-def test_untied_embeddings_are_in_the_configuration_and_the_index(tmp_path):
+def test_untied_embeddings_are_in_the_configuration_and_the_index(tmp_path, merged):
     index = {"metadata": {"total_size": 8, "more": 1}, "weight_map": {"embed": "b.safetensors"}}
     files = ["a.safetensors", "b.safetensors"]
     config = {"text_config": {"tie_word_embeddings": True}, "tie_word_embeddings": True}
     folder = model_folder(tmp_path / "model", config, *files, index=index)
-    with MergeFolder(tmp_path / "merged", FROM) as result:
-        result.copy_others(folder, plan_of(embed="b", lm_head="b"), None)
-    found = json.loads((result.folder / "config.json").read_text())
+    copy_others(folder, merged, plan_of(embed="b", lm_head="b"), None)
+    found = json.loads((merged / "config.json").read_text())
     assert found == {"text_config": {"tie_word_embeddings": False}, "tie_word_embeddings": False}
-    found = json.loads((result.folder / "model.safetensors.index.json").read_text())
+    found = json.loads((merged / "model.safetensors.index.json").read_text())
     assert found["metadata"] == {"total_size": 16, "more": 1}
     assert found["weight_map"] == {"embed": "b.safetensors", "lm_head": "b.safetensors"}
 
 
-def test_an_index_that_is_still_right_keeps_its_bytes(tmp_path):
+def test_an_index_that_is_still_right_keeps_its_bytes(tmp_path, merged):
     index = {"metadata": {"total_size": 16}, "weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
     folder = model_folder(tmp_path / "model", {}, index=index)
     (folder / "a.safetensors").touch()
     (folder / "b.safetensors").touch()
-    with MergeFolder(tmp_path / "merged", FROM) as result:
-        result.copy_others(folder, plan_of(x="a", y="b"), None)
+    copy_others(folder, merged, plan_of(x="a", y="b"), None)
     name = "model.safetensors.index.json"
-    assert (result.folder / name).read_bytes() == (folder / name).read_bytes()
+    assert (merged / name).read_bytes() == (folder / name).read_bytes()
 
 
 def test_a_missing_file_of_weights_is_named(tmp_path):
     folder = model_folder(tmp_path / "model", {}, index={"weight_map": {"x": "gone.safetensors"}})
     with pytest.raises(ModelError, match=r"has no gone\.safetensors"):
         weight_files(folder)
-
-
-def test_complete_files_are_known_after_an_interruption_and_another_adapter_is_refused(tmp_path):
-    with MergeFolder(tmp_path / "merged", FROM) as result:
-        for name in ("a", "b"):
-            (result.folder / name).touch()
-            result.done[name] = Cost(1, 2.0, 3.0)
-            result.note()
-    (result.folder / "b").unlink()
-    with MergeFolder(tmp_path / "merged", FROM) as again:
-        assert again.done == {"a": Cost(1, 2.0, 3.0)}
-    with pytest.raises(UsageError, match="adapter: this one 'two', that one 'one'"):
-        MergeFolder(tmp_path / "merged", {"adapter": "two"}).__enter__()
-
-
-def test_two_processes_do_not_write_one_folder(tmp_path):
-    with MergeFolder(tmp_path / "merged", FROM) as first:
-        first.note()
-        with pytest.raises(UsageError, match="is in use by"):
-            MergeFolder(tmp_path / "merged", FROM).__enter__()
-
-
-def test_a_target_that_appears_meanwhile_is_left_alone(tmp_path):
-    with MergeFolder(tmp_path / "merged", FROM) as result:
-        result.note()
-        (tmp_path / "merged").mkdir()
-    with pytest.raises(UsageError, match="choose another DIR"):
-        result.finish()
-    assert not list((tmp_path / "merged").iterdir()) and result.folder.exists()
-
-
-def test_different_answers_are_counted_and_both_scores_given():
-    def answers(*given: str) -> list[Prediction]:
-        return [Prediction("", (), f"question {number}", "yes", one, "") for number, one in enumerate(given)]
-
-    found = Comparison.of(answers("yes", "no", "yes", "a"), answers("yes", "yes", "no", "b"), "bf16")
-    assert (found.num_questions, found.num_different, found.adapter, found.merged) == (4, 3, 0.5, 0.5)
-    assert found.different[0] == {"question": "question 1", "adapter": "no", "merged": "yes"}
-    assert "3 of 4 differ" in found.lines()[0]

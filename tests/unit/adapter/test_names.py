@@ -49,10 +49,3 @@ def test_a_known_layout_gets_its_part_of_the_change(name, shape, parameter, part
 def test_another_layout_is_refused(name, shape, parameter):
     with pytest.raises(ModelError, match="a layout that cannot be merged into"):
         placed(Change(torch.zeros(1, 1, 1)), name, shape, parameter, EXPERTS[parameter])
-
-
-@pytest.mark.parametrize(
-    ("shape", "expected"), [((), (1, 1, 1)), ((7,), (1, 1, 7)), ((2, 3), (1, 2, 3)), ((2, 3, 4), (2, 3, 4))]
-)
-def test_shapes_are_matrices(shape, expected):
-    assert matrices(shape) == expected

@@ -42,13 +42,7 @@ def test_so_does_one_of_experts(make_run, family):
     ("change", "names", "rule"),
     [
         ({"modules_to_save": ["embed_tokens"]}, NAMES, "modules trained as a whole"),
-        ({"use_dora": True}, NAMES, "DoRA"),
-        ({"rank_pattern": {"q_proj": 4}}, NAMES, "one rank and alpha"),
-        ({"alpha_pattern": {"q_proj": 4}}, NAMES, "one rank and alpha"),
         ({"r": 513}, NAMES, "rank"),
-        ({"bias": "all"}, NAMES, "bias"),
-        ({"lora_bias": True}, NAMES, "bias"),
-        ({"peft_type": "IA3"}, NAMES, "kind"),
         ({}, [*NAMES, "base_model.model.lm_head.weight"], "names of tensors"),
         ({}, [*NAMES, "base_model.model.lm_head.lora_A.weight"], "modules"),
     ],
@@ -74,17 +68,10 @@ def test_the_command_has_the_smallest_rank_that_vllm_takes(make_run, tmp_path, r
     assert f" --max-lora-rank {flag} " in command and f" run={tmp_path}/run/adapter" in command
 
 
-def test_the_command_has_the_commit_of_the_run(make_run, tmp_path):
-    run = make_run(model={"path": "owner/name", "revision": "abc"})
-    command = serve_command(run, tmp_path, 8)
-    assert "--mm-processor-kwargs" not in command
-    assert command.startswith("vllm serve owner/name --enable-lora") and "--revision abc" in command
-
-
 def test_the_text_advises_to_merge_what_fails(make_run, tmp_path):
     for change, says in (
         ({}, "serve it with:\n  vllm serve"),
-        ({"use_dora": True}, f"lookonce adapter merge {tmp_path.parent} DIR"),
+        ({"r": 513}, f"lookonce adapter merge {tmp_path.parent} DIR"),
     ):
         check = Check(tmp_path, rules_for(written(make_run) | change, NAMES, DEFAULT), "vllm serve x", [])
         assert says in check.text() and ("FAIL" in check.text()) == bool(change)

@@ -82,10 +82,6 @@ def test_all_commands_can_print_json():
         ),
         (("cache", "verify", "FOLDER"), 1, "is not a cache"),
         (("cache", "verify", "FOLDER", "--set", "cache.dtype=float32"), 2, "--set replaces keys of a run file"),
-        (("cache", "verify", "FOLDER", "--level", "recompute"), 2, "name the run file instead of"),
-        (("cache", "verify", "RUN", "--level", "recompute"), 1, "is not a cache"),
-        (("cache", "verify", "FOLDER", "--images", "16"), 2, "--images is for --level recompute; leave it out or"),
-        (("cache", "verify", "RUN", "--level", "quick", "--images", "1"), 2, "--images is for --level recompute"),
         (("cache", "repair", "RUN"), 1, "holds no shards to repair"),
         (
             ("cache", "repair", "FOLDER"),

@@ -109,5 +109,5 @@ def test_what_is_not_found_is_named_in_full_with_what_it_is_relative_to(run, mak
 def test_a_model_that_could_be_a_folder_or_on_the_hub_names_the_folder(run, home, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     absent = run.model_copy(update={"model": run.model.model_copy(update={"path": "models/absent"})})
-    with pytest.raises(ModelError, match=f"the folder {home}/models/absent does not exist"):
+    with pytest.raises(ModelError, match=f"no folder {home}/models/absent"):
         source_of(absent, is_local=True)

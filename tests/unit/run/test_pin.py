@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from lookonce.errors import UsageError
-from lookonce.fetch import pin, pin_start
+from lookonce.fetch import pin
 
 COMMIT = "0123456789" * 4
 """A commit that YAML would read as a number without quotes."""
@@ -49,10 +49,10 @@ PINNED = {
 def test_one_line_changes_and_comments_stay(tmp_path, before, after):
     path = tmp_path / "run.yaml"
     path.write_text(before)
-    assert pin(path, COMMIT)
+    assert pin(path, "model", "revision", COMMIT)
     assert path.read_text() == after
     assert yaml.safe_load(after)["model"]["revision"] == COMMIT
-    assert not pin(path, COMMIT)
+    assert not pin(path, "model", "revision", COMMIT)
 
 
 @pytest.mark.parametrize("model", ["*base", "{<<: *base}"])
@@ -61,7 +61,7 @@ def test_a_section_that_is_an_alias_is_left_unchanged_and_the_line_to_add_is_nam
     text = f"base: &base {{path: a/b}}\nmodel: {model}\n"
     path.write_text(text)
     with pytest.raises(UsageError, match=f'by hand: revision: "{COMMIT}"'):
-        pin(path, COMMIT)
+        pin(path, "model", "revision", COMMIT)
     assert path.read_text() == text
 
 
@@ -76,25 +76,9 @@ def test_a_section_that_is_an_alias_is_left_unchanged_and_the_line_to_add_is_nam
 def test_the_commit_of_the_adapter_to_start_from_replaces_its_value_alone(tmp_path, text):
     path = tmp_path / "run.yaml"
     path.write_text(f"model: {{path: owner/name-2}}\n{text}")
-    assert pin_start(path, "owner/name", COMMIT)
+    assert pin(path, "train", "start_from", f"hf://owner/name@{COMMIT}")
     pinned = f"hf://owner/name@{COMMIT}"
     assert yaml.safe_load(path.read_text())["train"]["start_from"] == pinned
-    expected = re.sub(r"hf://owner/name(@\w+)?", pinned, text)
+    expected = re.sub(r'"?hf://owner/name(@\w+)?"?', f'"{pinned}"', text)
     assert path.read_text() == f"model: {{path: owner/name-2}}\n{expected}"
-    assert not pin_start(path, "owner/name", COMMIT)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "train: {epochs: 2}\n",
-        "train: {start_from: hf://owner/name-2}\n",
-        "train: {start_from: hf://owner/name}\nother: hf://owner/name\n",
-    ],
-)
-def test_a_run_file_that_names_another_adapter_or_this_one_twice_is_not_edited(tmp_path, text):
-    path = tmp_path / "run.yaml"
-    path.write_text(text)
-    with pytest.raises(UsageError, match=f'by hand: start_from: "hf://owner/name@{COMMIT}"'):
-        pin_start(path, "owner/name", COMMIT)
-    assert path.read_text() == text
+    assert not pin(path, "train", "start_from", f"hf://owner/name@{COMMIT}")

@@ -1,33 +1,22 @@
-"""The hashes of files are those that git and sha256sum compute, and notes hold only for the files that they name."""
+"""What was verified is noted, and a note holds only for the files that it names as they were."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from huggingface_hub import HfApi
 from huggingface_hub.hf_api import RepoFile
 
 import lookonce.hub as module
 from lookonce.errors import ModelError, SourceError
-from lookonce.hub import Progress, Stated, verify
+from lookonce.hub import verify
 
 COMMIT = "1" * 40
 EMPTY, HELLO = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391", "ce013625030ba8dba906f756967f9e9ca394464a"
 """What `git hash-object` prints for an empty file, and for a line with "hello"."""
-HELLO_SHA256 = "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03"
-
-
-@pytest.mark.parametrize(
-    ("content", "kind", "hash"),
-    [(b"", "git blob id", EMPTY), (b"hello\n", "git blob id", HELLO), (b"hello\n", "sha256", HELLO_SHA256)],
-)
-def test_hashes_are_those_of_git_and_sha256sum(tmp_path, content, kind, hash):
-    (tmp_path / "file").write_bytes(content)
-    with Progress(total=len(content)) as progress:
-        assert Stated("file", tmp_path / "file", kind, hash).computed(progress) == hash
 
 
 @pytest.fixture
@@ -42,15 +31,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tree += [RepoFile(path="not/downloaded.json", size=1, oid=HELLO)]
     asked: list[Any] = []
 
-    def list_repo_tree(name: str, **options: Any) -> list[RepoFile]:
-        asked.append((name, options["revision"]))
+    def list_repo_tree(api: HfApi, repo_id: str, **options: Any) -> list[RepoFile]:
+        asked.append((repo_id, options["revision"]))
         return tree
 
-    def repo_info(name: str, **options: Any) -> None:
+    def repo_info(api: HfApi, repo_id: str, **options: Any) -> None:
         if (tmp_path / "unreachable").exists():
             raise ConnectionError
 
-    monkeypatch.setattr(module, "HfApi", lambda: SimpleNamespace(list_repo_tree=list_repo_tree, repo_info=repo_info))
+    monkeypatch.setattr(HfApi, "list_repo_tree", list_repo_tree)
+    monkeypatch.setattr(HfApi, "repo_info", repo_info)
     monkeypatch.setattr(module, "asked", asked, raising=False)
     return folder
 
@@ -71,7 +61,7 @@ def test_a_file_that_changes_later_is_verified_again(folder):
     verify("model", "owner/model", folder)
     (folder / "a.json").write_bytes(b"jello\n")
     for _ in range(2):
-        with pytest.raises(ModelError, match=f"a.json has the git blob id .*, and the Hub states {HELLO}"):
+        with pytest.raises(ModelError, match=f"a.json .git-sha1 .*, the Hub states {HELLO}"):
             verify("model", "owner/model", folder)
 
 
@@ -90,27 +80,27 @@ def test_a_folder_for_notes_that_cannot_be_written_is_not_an_error(folder):
     assert len(module.asked) == 2
 
 
-def test_a_file_that_the_hub_does_not_list_and_that_would_be_read_is_refused(folder):
+@pytest.mark.parametrize("name", ["it's new\n.py", "notes.md", "below/more.parquet"])
+def test_a_file_that_the_hub_does_not_list_is_refused_until_it_is_removed(folder, name):
     verify("model", "owner/model", folder)
-    (folder / "notes.md").write_text("mine")
-    assert verify("model", "owner/model", folder) and len(module.asked) == 2
-    assert verify("model", "owner/model", folder) and len(module.asked) == 2
-    extra = folder / "it's new\n.py"
-    extra.write_text("x = 1")
-    with pytest.raises(ModelError, match=f"does not list at commit {COMMIT}, and that would be read: it's new.n.py"):
+    (folder / name).write_text("x = 1")
+    shown = name.replace("\n", ".n")
+    with pytest.raises(ModelError, match=f"at commit {COMMIT}: {shown} .which the Hub does not list"):
         verify("model", "owner/model", folder)
-    extra.unlink()
+    (folder / name).unlink()
     assert verify("model", "owner/model", folder)
 
 
-def test_a_link_to_a_folder_is_refused(folder, tmp_path):
-    (folder / "additional_chat_templates").symlink_to(tmp_path)
-    with pytest.raises(SourceError, match="would be read: additional_chat_templates"):
+@pytest.mark.parametrize("name", [".notes", ".cache/a.json", "below/.git/c.py"])
+def test_hidden_files_are_left_alone(folder, name):
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).touch()
+    assert verify("model", "owner/model", folder)
+
+
+@pytest.mark.parametrize("name", ["additional_chat_templates", "a.json"])
+def test_a_link_to_a_folder_is_refused_also_in_place_of_a_file(folder, tmp_path, name):
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(tmp_path)
+    with pytest.raises(SourceError, match=rf"{name} .which the Hub does not list.*\n.* && lookonce data prepare"):
         verify("dataset", "owner/data", folder)
-
-
-def test_more_files_are_refused_if_patterns_say_that_they_will_be_read(folder):
-    (folder / "below" / "c.png").touch()
-    with pytest.raises(SourceError, match=r"would be read: below/c.png\n.* && lookonce data prepare DATASET DIR$"):
-        verify("dataset", "owner/data", folder, ["below/*"])
-    assert verify("dataset", "owner/data", folder)

@@ -11,7 +11,7 @@ from PIL import Image
 from transformers import Qwen3VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from lookonce.cache.build.encode import encode_image
+from lookonce.cache.build.encode import encode_patches
 from lookonce.cache.build.worker import BuildOptions, build_cache
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
@@ -88,6 +88,6 @@ def test_encoding_one_image_gives_the_features_of_a_cache(site, sample, tmp_path
     [(key, _)] = site.index(path).path_of.items()
     cache = real_build(sample, tmp_path, site.index(path), dtype)
     tower = Tower(ModelFolder.open(str(sample / "model")), cache.fingerprint.storage.compute)
-    found = encode_image(path, site.processor, tower, cache.fingerprint)
+    found = encode_patches(*site.processor.read(path), tower, cache.fingerprint)
     assert torch.equal(found.features, cache[key])
     assert found.grid_thw == cache.grid_thw(key)

@@ -14,26 +14,21 @@ from pathlib import Path
 
 import psutil
 import pytest
-import yaml
-from click.testing import CliRunner
 from support.processes import NOTICE, WARNING, send
 
 from lookonce import disk_space as space
 from lookonce.cache.build import worker as build_module
 from lookonce.cache.build.encode import MAX_ON_DEVICE
-from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.claims import Claims
 from lookonce.cache.store.metadata import read_plan
 from lookonce.cache.store.reader import VisionCache
 from lookonce.claim_file import Process
-from lookonce.cli import main
 from lookonce.errors import DiskFull, Stopped
 from lookonce.files import TEMPORARY_MARK
 from lookonce.run.open import TO_BUILD, open_run
 
 pytestmark = pytest.mark.usefixtures("one_tower", "no_fsync", "restored_handlers")
 
-EX_TEMPFAIL = 75
 NUM_IMAGES = 8
 
 
@@ -56,13 +51,6 @@ def test_a_stopped_build_leaves_no_partial_files_and_the_next_one_resumes(site, 
     resumed = site.build(images)
     assert resumed.num_encoded == NUM_IMAGES - sum(len(shard.keys) for shard in shards[: len(names)])
     assert site.stored() == site.stored("undisturbed")
-
-
-def test_a_notice_during_the_last_shard_does_not_stop_the_build(site, images):
-    tower = site.Tower(on_image=lambda number: number == NUM_IMAGES and send(NOTICE))
-    report = site.build(images, tower, shard_bytes=10**9)
-    assert (report.num_encoded, report.num_missing) == (NUM_IMAGES, 0)
-    assert (report.folder / "index.safetensors").exists()
 
 
 def test_a_build_that_waits_for_others_stops_on_a_signal(site, images, monkeypatch):
@@ -96,27 +84,6 @@ def test_a_build_whose_decoding_processes_a_signal_has_ended_is_stopped(site, im
     with pytest.raises(Stopped if is_asked else error):
         site.build(images, site.Tower(on_image=end_processes))
     assert not site.leftovers()
-
-
-def test_an_error_restores_the_handlers(site, images):
-    with pytest.raises(site.PowerCut):
-        site.build(images, site.Tower(3))
-    assert signal.getsignal(WARNING) is signal.SIG_IGN
-
-
-def test_a_stopped_command_exits_with_75_and_can_be_run_again(make_run, sample, tmp_path, monkeypatch):
-    run_file = tmp_path / "run.yaml"
-    run = make_run(data={"train": str(sample / "val.jsonl"), "val": [], "test": []})
-    run_file.write_text(yaml.safe_dump(run.model_dump(mode="json")))
-    encode = Tower.encode
-    monkeypatch.setattr(Tower, "encode", lambda *args: (send(WARNING), encode(*args))[1])
-    stopped = CliRunner().invoke(main, ["cache", "build", str(run_file)])
-    assert stopped.exit_code == EX_TEMPFAIL == Stopped.exit_code, stopped.output
-    assert (
-        "Error: stopped by SIGTERM after 0 shards" in stopped.stderr and "run the same command again" in stopped.stderr
-    )
-    monkeypatch.undo()
-    assert CliRunner().invoke(main, ["cache", "build", str(run_file)]).exit_code == 0
 
 
 SLOW_BUILD = """
@@ -278,14 +245,4 @@ def test_a_full_disk_is_reported_for_every_step_of_writing(site, images, monkeyp
     monkeypatch.undo()
     assert not [path for path in site.leftovers() if path.suffix != ".safetensors"]  # a shard may lack its receipt
     resumes(site, images, {path: was for path, was in site.stamps().items() if path.parent.name == "receipts"})
-    assert not site.leftovers()
-
-
-def test_other_errors_of_the_disk_are_raised_unchanged(site, images, monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr("lookonce.cache.store.shards.write_all", refuse)
-    with pytest.raises(OSError, match="Input/output error"):
-        site.build(images)
     assert not site.leftovers()

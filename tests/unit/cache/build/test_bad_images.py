@@ -6,7 +6,6 @@ import contextlib
 import functools
 import io
 import itertools
-import json
 import os
 import re
 import socket
@@ -27,7 +26,7 @@ from transformers.image_utils import load_image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from lookonce.cache.build.encode import MAX_UNREAD
-from lookonce.cache.store.metadata import read_plan, read_receipts, receipt_path
+from lookonce.cache.store.metadata import read_receipts
 from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.images import UNDECODABLE, ImageIndex
 from lookonce.errors import FeaturesMissing, ImageError
@@ -406,19 +405,6 @@ def test_a_bad_image_is_retried_on_request(site, images, bad):
     assert len(site.quarantine()) == 1
 
 
-def test_features_that_become_finite_are_stored_after_a_retry(site):
-    white = site.path / "white.png"
-    Image.new("RGB", (64, 64), "white").save(white)
-    images = site.index(white)
-    assert site.build(images).quarantined
-    fixed = site.Tower()
-    fixed.encode = lambda patches, grids: patches.view(-1, 4, patches.shape[1])
-    report = site.build(images, fixed, retry_quarantined=True)
-    assert (report.num_encoded, report.quarantined) == (1, {})
-    assert site.stored().keys() == images.path_of.keys()
-    assert site.quarantine() == []
-
-
 # Files that cannot be read: another build may find them.
 
 
@@ -452,26 +438,6 @@ def test_an_image_that_was_lost_or_changed_meanwhile_is_reported_and_retried(sit
     site.build(images, site.no_tower)
 
 
-def test_a_changed_image_is_encoded_as_it_is_now_when_hashed_again(site, images):
-    [path, *_] = images.path_of.values()
-    site.noise(path.name, 12345)
-    assert site.build(images).quarantined
-    report = site.build(site.index(*images.key_of))
-    assert (report.num_encoded, report.quarantined) == (1, {})
-    assert len(site.stored()) == NUM_IMAGES
-
-
-def test_an_unreadable_file_is_reported_without_a_key(site, images, tmp_path):
-    more = site.index(*images.key_of, tmp_path / "absent.jpg")
-    reason = f"cannot read image {tmp_path / 'absent.jpg'}: No such file or directory"
-    for _ in range(2):
-        report = site.build(more)
-        assert report.quarantined == {str(tmp_path / "absent.jpg"): reason}
-        assert (report.num_wanted, report.num_missing) == (NUM_IMAGES, 0)
-        assert site.quarantine() == [{"key": None, "file": str(tmp_path / "absent.jpg"), "reason": reason}]
-    assert not site.build(images).quarantined and not site.quarantine()
-
-
 @pytest.mark.parametrize("tokens_per_tower_batch", [1, 20, 10**6])
 def test_a_lost_disk_stops_the_build_instead_of_quarantining_all_images(site, tokens_per_tower_batch):
     paths = [site.noise(f"{number}.png", number, (64, 64)) for number in range(3 * MAX_UNREAD)]
@@ -488,36 +454,4 @@ def test_a_lost_disk_stops_the_build_instead_of_quarantining_all_images(site, to
     assert site.build(images, tower, shard_bytes=10**9).num_encoded == len(paths)
 
 
-@pytest.mark.parametrize("tokens_per_tower_batch", [1, 10**6])
-def test_some_lost_images_do_not_stop_a_build_of_several_shards(site, tokens_per_tower_batch):
-    paths = [site.noise(f"{number}.png", number, (64, 64)) for number in range(24)]
-    images, tower = site.index(*paths), site.Tower()
-    tower.tokens_per_tower_batch = tokens_per_tower_batch
-    for path in list(images.path_of.values())[::2]:
-        path.unlink()
-    bytes_per_image = 4 * site.fingerprint.bytes_per_token
-    report = site.build(images, tower, shard_bytes=6 * bytes_per_image)
-    assert (report.num_shards, report.num_encoded, len(report.quarantined)) == (4, 12, 12)
-
-
 # The summary in quarantine.jsonl.
-
-
-def test_a_shard_that_is_built_again_has_its_failures_once(site, images, bad):
-    more = site.index(*images.key_of, bad)
-    site.build(more)
-    for shard in read_plan(site.folder()).shards:
-        receipt_path(site.folder(), shard.name).unlink()
-    site.build(more)
-    assert len(site.quarantine()) == 1
-
-
-def test_the_summary_is_made_from_receipts_and_may_be_deleted_or_edited(site, images, bad):
-    more = site.index(*images.key_of, bad)
-    site.build(more)
-    lines = site.quarantine()
-    for content in ("", "garbage\n", json.dumps({"key": "f" * 64, "file": "a", "reason": "b"}) + "\n"):
-        (site.folder() / "quarantine.jsonl").write_text(content)
-        assert VisionCache.open(site.folder()).failed.keys() == keys_of(more, bad)
-        assert site.build(more, site.no_tower).quarantined
-        assert site.quarantine() == lines

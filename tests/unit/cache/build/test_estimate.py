@@ -68,12 +68,6 @@ def test_during_a_build_the_rest_is_missing(site, images):
     assert report.num_bytes == sum(NUM_TOKENS) * site.fingerprint.bytes_per_token
 
 
-def test_after_a_build_nothing_is_missing(site, images):
-    site.build_once(images)
-    report = make_estimate(site, images)
-    assert (report.num_done, report.num_new_shards, report.missing_bytes) == (6, 0, 0)
-
-
 def test_estimated_bytes_are_those_of_the_features_also_for_rotated_images(site, images):
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -105,13 +99,6 @@ def test_an_epoch_reads_an_image_for_each_question(site, images):
     assert report.epoch_bytes == (3 * tokens[first] + tokens[second]) * site.fingerprint.bytes_per_token
 
 
-def test_an_estimate_of_no_images_is_empty(site):
-    report = make_estimate(site, ImageIndex({}, {}), load_tower=site.Tower, num_pilot=4)
-    assert (report.num_images, report.mean_tokens, report.max_tokens, report.num_bytes) == (0, 0, 0, 0)
-    assert (report.pilot, report.build_seconds) == (None, None)
-    assert "0 files, 0 distinct" in report.text()
-
-
 # The pilot.
 
 
@@ -140,13 +127,6 @@ def test_a_pilot_does_not_change_a_cache(site, images):
     assert report.build_seconds == 0
 
 
-def test_a_pilot_that_dies_leaves_nothing_behind(site, images):
-    before = mtimes(site.path)
-    with pytest.raises(site.PowerCut):
-        make_estimate(site, images, load_tower=lambda: site.Tower(4), num_pilot=3)
-    assert mtimes(site.path) == before
-
-
 def test_a_pilot_whose_images_cannot_be_encoded_gives_no_times(site):
     [path] = site.index(site.noise("white.png", 0)).path_of.values()
     Image.new("RGB", (64, 64), "white").save(path)
@@ -169,36 +149,6 @@ def test_times_are_those_of_the_pilot_scaled_by_tokens(site, images, monkeypatch
 
 
 # The text of the report.
-
-
-def test_the_text_of_an_estimate(site, images):
-    report = replace(
-        make_estimate(site, images),
-        num_files=7000,
-        num_images=6500,
-        num_bytes=1_300_000_000,
-        bytes_by_dtype={"bfloat16": 1_300_000_000, "fp8_e4m3": 650_000_000},
-        missing_bytes=1_200_000_000,
-        free_bytes=2 * 10**12,
-        epoch_bytes=7 * 10**12,
-        mean_tokens=200,
-        max_tokens=303,
-    )
-    assert report.text().splitlines() == [
-        "  images    7,000 files, 6,500 distinct, 0 encoded already",
-        "  tokens    200 an image, at most 303",
-        "  size      1.3 GB (1.3 GB in bfloat16, 650.0 MB in fp8_e4m3)",
-        "  to do     6 shards, 1.2 GB; 2.0 TB free there",
-        "  an epoch  reads 7.0 TB if every question reads its image",
-        f"  folder    {site.folder()}",
-    ]
-    timed = replace(report, pilot=Pilot(8, 2000, 4.0, 2.0), build_seconds=72.0, break_even_epochs=0.125)
-    assert timed.text().splitlines()[5:7] == [
-        "  time      1 min 12 s with one worker like this (2.0 images/s in a pilot)",
-        "  pays off  after 0.12 epochs",
-    ]
-    bad = replace(report, num_unusable=3)
-    assert bad.text().splitlines()[0].endswith("6,500 distinct, 3 cannot be read, 0 encoded already")
 
 
 def test_not_enough_is_printed_exactly_when_a_build_would_refuse(site, images, monkeypatch):

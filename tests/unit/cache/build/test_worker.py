@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-import signal
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import accumulate
-from pathlib import Path
 
 import pytest
 from support.processes import NOTICE, WARNING, send
 
 from lookonce.cache.build.encode import MAX_ON_DEVICE
-from lookonce.cache.build.worker import BuildReport, StopSignals
+from lookonce.cache.build.worker import StopSignals
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.metadata import read_plan, read_receipts, receipt_path
+from lookonce.cache.store.metadata import read_plan, read_receipts
 from lookonce.cache.store.reader import VisionCache
 from lookonce.errors import CacheMismatch
 
@@ -69,28 +65,6 @@ def test_an_interrupted_build_keeps_finished_shards_and_ends_with_the_same_tenso
     assert read_plan(site.folder()) == read_plan(site.folder("undisturbed"))
 
 
-def test_a_build_interrupted_again_and_again_still_ends_with_the_same_tensors(site, images):
-    attempts, is_done = 0, False
-    while not is_done and attempts < NUM_IMAGES:
-        with contextlib.suppress(site.PowerCut):
-            is_done = site.build(images, site.Tower(6)).num_missing == 0
-        attempts += 1
-    assert is_done and attempts > 1
-    site.build(images, root="undisturbed")
-    assert site.stored() == site.stored("undisturbed")
-
-
-def test_a_shard_without_a_receipt_is_built_again(site, images):
-    site.build(images)
-    before, receipts = site.stored(), {path.name: path.read_text() for path in site.folder().glob("receipts/*")}
-    receipt_path(site.folder(), "shard-00001").unlink()
-    tower = site.Tower()
-    site.build(images, tower)
-    assert 0 < tower.num_encoded < NUM_IMAGES
-    assert site.stored() == before
-    assert {path.name for path in site.folder().glob("receipts/*")} == receipts.keys()
-
-
 def test_new_images_are_added_without_changing_existing_shards(site, images):
     first = site.build(images)
     before, plan = site.stamps(), read_plan(site.folder())
@@ -104,22 +78,6 @@ def test_new_images_are_added_without_changing_existing_shards(site, images):
     assert read_plan(site.folder()).shards[: first.num_shards] == plan.shards
 
 
-def test_a_run_with_fewer_images_reuses_the_cache(site, images):
-    site.build(images)
-    report = site.build(site.index(*list(images.key_of)[:3]), site.no_tower)
-    assert (report.num_wanted, report.num_encoded, report.num_reused) == (3, 0, 3)
-
-
-def test_some_images_of_a_lost_shard_are_built_again_when_only_they_are_wanted(site, images):
-    site.build(images)
-    [lost, *_] = [shard for shard in read_plan(site.folder()).shards if len(shard.keys) > 1]
-    receipt_path(site.folder(), lost.name).unlink()
-    wanted = [path for path, key in images.key_of.items() if key != lost.keys[0]]
-    report = site.build(site.index(*wanted))
-    assert report.num_encoded == len(lost.keys) - 1
-    assert site.stored().keys() == images.path_of.keys() - {lost.keys[0]}
-
-
 def test_files_of_the_same_bytes_are_encoded_once(site):
     one, copy = site.noise("one.png", 0), site.path / "copy.png"
     copy.write_bytes(one.read_bytes())
@@ -127,7 +85,7 @@ def test_files_of_the_same_bytes_are_encoded_once(site):
     report = site.build(index, tower)
     assert index.num_files == 2
     assert tower.num_encoded == report.num_encoded == report.num_wanted == 1
-    [image] = read_plan(site.folder()).images()
+    [image] = read_plan(site.folder()).images
     assert image.files == (str(copy), str(one))
 
 
@@ -153,57 +111,6 @@ def test_a_folder_with_another_fingerprint_is_refused(site, images):
     assert site.stamps() == before
 
 
-REPORT = BuildReport(
-    folder=Path("/caches/0a1b"),
-    num_wanted=6500,
-    num_encoded=6400,
-    num_by_others=0,
-    num_reused=0,
-    num_missing=0,
-    quarantined={},
-    num_shards=3,
-    size_bytes=4_200_000_000,
-    seconds=61.0,
-    phases={},
-)
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, "encoded 6,400 images in 1 min 1 s; 3 shards, 4.2 GB; complete"),
-        ({"num_encoded": 1, "num_shards": 1}, "encoded 1 image in 1 min 1 s; 1 shard, 4.2 GB; complete"),
-        (
-            {"num_reused": 100},
-            "encoded 6,400 images in 1 min 1 s, 100 of 6,500 images reused; 3 shards, 4.2 GB; complete",
-        ),
-        (
-            {"num_encoded": 1000, "num_by_others": 3000, "num_reused": 2400, "num_missing": 100},
-            "encoded 1,000 images in 1 min 1 s, 3,000 by other workers, 2,400 of 6,500 images reused; "
-            "3 shards, 4.2 GB; 100 images being encoded by other workers",
-        ),
-        (
-            {"num_encoded": 0, "num_reused": 6500},
-            "nothing new encoded, 6,500 of 6,500 images reused; 3 shards, 4.2 GB; complete",
-        ),
-        (
-            {"num_encoded": 0, "num_by_others": 6500},
-            "nothing new encoded, 6,500 by other workers, 0 of 6,500 images reused; 3 shards, 4.2 GB; complete",
-        ),
-    ],
-)
-def test_the_text_of_a_report(changes, expected):
-    assert replace(REPORT, **changes).text() == f"cache /caches/0a1b: {expected}"
-
-
-def test_a_report_names_the_first_failures_and_the_file_with_all(site):
-    reasons = {f"{number}": f"cannot decode image {number}.jpg" for number in range(7)}
-    first, headline, *named = replace(REPORT, quarantined=reasons).text().splitlines()
-    assert first == f"{REPORT.text()} but for 7 images"
-    assert headline == "7 images could not be encoded (see /caches/0a1b/quarantine.jsonl):"
-    assert named == [f"  {reason}" for reason in list(reasons.values())[:5]]
-
-
 def test_the_numbers_of_a_build_add_up(site, images):
     with pytest.raises(site.PowerCut):
         site.build(images, site.Tower(5))
@@ -222,15 +129,6 @@ def test_the_numbers_of_a_build_add_up(site, images):
         report.text().splitlines()[0],
     )
     assert asdict(report).keys() >= {"folder", "quarantined", "phases"}
-
-
-def test_a_build_without_any_good_image_is_complete_and_reports_its_failures(site):
-    (site.path / "bad.jpg").write_text("no image")
-    for tower in (site.Tower, site.no_tower):
-        report = site.build(site.index(site.path / "bad.jpg"), tower)
-        assert (report.num_encoded, report.num_reused, len(report.quarantined)) == (0, 0, 1)
-        assert (report.num_missing, report.num_shards, len(VisionCache.open(site.folder()))) == (0, 1, 0)
-        assert "0 of 1 image reused" in report.text() and "1 image could not be encoded" in report.text()
 
 
 def test_the_index_is_written_only_if_it_is_missing_or_outdated(site, images):
@@ -265,13 +163,3 @@ def test_only_a_single_notice_leaves_time_to_finish_the_shard(signals, now, name
         assert (stop.now, stop.name) == (now, name)
     send(NOTICE)  # not handled any more
     assert stop.name == name
-
-
-def test_signals_are_not_handled_outside_the_main_thread():
-    def use() -> None:
-        with StopSignals() as stop:
-            assert signal.getsignal(WARNING) is signal.SIG_IGN
-            assert not stop.name
-
-    with ThreadPoolExecutor(1) as threads:
-        threads.submit(use).result()

@@ -72,12 +72,6 @@ def test_a_damaged_cache_is_listed_with_its_problem(caches, folder):
     assert "is damaged" in cache.problem and not cache.is_complete
 
 
-def test_an_empty_folder_has_no_caches_and_a_missing_one_is_refused(tmp_path):
-    with pytest.raises(CacheError, match="no folder of caches at"):
-        collect_garbage(tmp_path / "nothing")
-    assert collect_garbage(tmp_path).caches == []
-
-
 GONE = "4999999"
 """A process id that is never in use: larger than Linux's default maximum."""
 
@@ -141,21 +135,9 @@ def test_files_of_living_processes_are_not_leftovers_and_keep_their_cache(caches
         cache = only(collect_garbage(caches, delete=True))
         assert (cache.num_workers, cache.leftovers, cache.foreign) == (1, [], [])
         assert "1 worker alive" in collect_garbage(caches).text()
-        with pytest.raises(CacheError, match="1 worker alive in .*; stop them before deleting it"):
+        with pytest.raises(CacheError, match="is in use by .*; wait until it has ended, or stop it"):
             collect_garbage(caches, delete=True, cache_id=folder.name)
     assert path.exists() and shard_path(folder, "shard-00006").exists()
-
-
-def test_shards_whose_receipts_are_all_lost_are_kept(caches, folder):
-    shutil.rmtree(folder / "receipts")
-    report = collect_garbage(caches, delete=True)
-    assert report.deleted == [] and "restore them with: lookonce cache repair RUN.yaml" in only(report).problem
-    assert list((folder / "shards").iterdir())
-
-
-def test_a_single_shard_without_a_receipt_is_a_leftover(caches, folder):
-    receipt_path(folder, "shard-00001").unlink()
-    assert collect_garbage(caches, delete=True).deleted == [shard_path(folder, "shard-00001")]
 
 
 def test_a_whole_cache_is_deleted_by_its_name(caches, folder, other):

@@ -15,12 +15,11 @@ import pytest
 from lookonce.cache.maintenance import staging as module
 from lookonce.cache.maintenance.staging import find_staged, stage
 from lookonce.cache.maintenance.verify import verify
-from lookonce.cache.store.claims import CLAIMS, Claims
+from lookonce.cache.store.claims import CLAIMS
 from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
 from lookonce.cache.store.metadata import finished_shards, receipt_path
 from lookonce.cache.store.reader import VisionCache
 from lookonce.cache.store.shards import shard_path
-from lookonce.claim_file import Process
 from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch, DiskFull
 from lookonce.files import TEMPORARY_MARK
 
@@ -109,12 +108,6 @@ def test_damage_in_the_source_is_reported_and_not_copied(source, tmp_path, at, f
     assert finished_shards(report.folder) == [name for name in names if name != "shard-00001"]
     assert not shard_path(report.folder, "shard-00001").exists()
     assert not list(report.folder.rglob(f"*{TEMPORARY_MARK}*"))
-
-
-def test_a_shard_that_the_source_lost_is_reported(source, tmp_path):
-    shard_path(source, "shard-00001").unlink()
-    [problem] = stage(source, tmp_path / "local").problems
-    assert "is missing" in problem.what
 
 
 def test_a_broken_receipt_in_the_source_is_refused(source, tmp_path, flip):
@@ -210,29 +203,6 @@ def test_a_read_only_source_can_be_staged(source, tmp_path, monkeypatch):
     before = content(source)
     assert stage(source, tmp_path / "local").problems == []
     assert content(source) == before
-
-
-def test_a_shard_that_another_process_copies_is_waited_for(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "POLL_S", 0.01)
-    folder = tmp_path / "local" / source.name
-    complete = content(stage(source, tmp_path / "other").folder)
-    waits = 0
-
-    with Claims(folder, Process.this()) as claims:
-        claim = claims.take("shard-00001", 1)
-
-        def sleep(seconds: float) -> None:
-            nonlocal waits
-            waits += 1
-            if waits == 3:  # the other process has finished
-                for name in ("shards/shard-00001.safetensors", "receipts/shard-00001.json"):
-                    (folder / name).write_bytes(complete[name])
-                claims.release(claim)
-
-        monkeypatch.setattr(module.time, "sleep", sleep)
-        report = stage(source, tmp_path / "local")
-    assert waits == 3 and report.num_by_others == 1 and report.num_copied == report.num_shards - 1
-    assert features(folder) == features(source)
 
 
 # Python 3.12 warns when a process with threads forks. Torch has threads; the children only copy files.

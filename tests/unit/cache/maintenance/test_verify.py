@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.cache.maintenance import verify as module
 from lookonce.cache.maintenance.verify import Reading, regions, verify
 from lookonce.cache.store.claims import CLAIMS
 from lookonce.cache.store.metadata import (
@@ -25,7 +24,6 @@ from lookonce.cache.store.metadata import (
     Shard,
     extend_plan,
     finished_shards,
-    plan_path,
     read_plan,
     read_receipt,
     receipt_path,
@@ -133,9 +131,9 @@ def with_entry(receipt: Receipt, number: int, change: Callable[[Entry], Entry]) 
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda receipt: with_entry(receipt, -1, lambda one: replace(one, offset=one.offset + 4096)), "leave a gap"),
-        (lambda receipt: with_entry(receipt, -1, lambda one: replace(one, offset=one.offset - 4096)), "overlap"),
-        (lambda receipt: replace(receipt, images=dict(list(receipt.images.items())[1:])), "leave a gap"),
+        (lambda receipt: with_entry(receipt, -1, lambda one: replace(one, offset=one.offset + 4096)), "header says"),
+        (lambda receipt: with_entry(receipt, -1, lambda one: replace(one, offset=one.offset - 4096)), "header says"),
+        (lambda receipt: replace(receipt, images=dict(list(receipt.images.items())[1:])), "the header says"),
         (lambda receipt: with_entry(receipt, 0, lambda one: replace(one, grid_thw=(1, 2, 2))), "different patch grids"),
         (
             lambda receipt: with_entry(receipt, 0, lambda one: replace(one, num_tokens=one.num_tokens - 1)),
@@ -180,22 +178,6 @@ def test_after_a_failure_the_other_threads_end_at_their_next_block():
 
     with pytest.raises(ZeroDivisionError):
         list(reading.map(read, range(2)))
-
-
-def test_the_text_shows_the_first_problems_and_the_report_has_all(folder, monkeypatch):
-    monkeypatch.setattr(module, "NUM_NAMED", 2)
-    for name in finished_shards(folder):
-        shard_path(folder, name).unlink()
-    report = verify(folder)
-    assert len(report.problems) == report.num_shards > 2
-    assert f"and {report.num_shards - 2} more" in report.text()
-
-
-def test_a_cache_without_images_is_intact(site, tmp_path):
-    (site.path / "bad.png").write_text("no image")
-    site.build(site.index(site.path / "bad.png"))
-    report = verify(site.folder())
-    assert (report.problems, report.num_images, report.num_shards) == ([], 0, 1)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "fp8_e4m3"])
@@ -261,25 +243,11 @@ def test_a_folder_that_is_not_a_cache_is_refused(tmp_path):
 
 @pytest.mark.parametrize("level", ["quick", "full"])
 def test_a_lost_plan_is_a_problem_outside_the_shards(folder, level, found):
-    names = finished_shards(folder)
     (folder / PLAN).unlink()
     report = verify(folder, level)
     assert found(report) == [("", "", "plan")] and report.damaged == []
-    assert f"{folder / PLAN} is missing: {len(names)} finished shards are in no plan" in report.text()
+    assert f"{folder / PLAN} is missing" in report.text()
     assert "1 problem;" in report.text() and "repair it with: lookonce cache repair" in report.text()
-
-
-def test_a_lost_last_file_of_the_plan_is_a_problem(site, folder):
-    site.build(site.index(site.noise("new.png", 100)))
-    plan_path(folder, 1).unlink()
-    [problem] = verify(folder, "quick").problems
-    assert problem.what == f"{plan_path(folder, 1)} is missing: 1 finished shard is in no plan"
-
-
-def test_images_planned_after_a_plan_was_lost_make_an_intact_plan(site, folder):
-    (folder / PLAN).unlink()
-    site.build(site.index(site.noise("new.png", 100)))
-    assert verify(folder, "quick").problems == []
 
 
 def test_a_cache_without_finished_shards_needs_no_plan(folder):

@@ -47,17 +47,6 @@ def test_the_towers_tensors_are_all_there_in_order_of_their_names(sample):
     assert same(found, expected)
 
 
-def test_a_model_folder_has_a_vision_configuration(sample):
-    model_folder = ModelFolder.open(str(sample / "model"))
-    assert model_folder.folder == sample / "model"
-    assert model_folder.vision_config.deepstack_visual_indexes == [0, 1, 2]
-
-
-def test_a_home_folder_is_found(model, monkeypatch):
-    monkeypatch.setenv("HOME", str(model.parent))
-    assert ModelFolder.open("~/model").folder == model
-
-
 def test_a_checkpoint_in_several_files_reads_the_same(sample, model):
     tensors = load_file(model / "model.safetensors")
     file_of = {name: f"model-{number % 3}.safetensors" for number, name in enumerate(tensors)}
@@ -134,7 +123,7 @@ def test_a_folder_without_a_usable_model_is_refused_by_name(model, damage, messa
 def test_a_hub_model_that_is_unavailable_is_refused_with_the_command_to_fetch_it(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(ModelError, match="owner/name at its newest .*offline.*run: lookonce fetch RUN.yaml"):
+    with pytest.raises(ModelError, match="owner/name' at its newest .*offline.*run: lookonce fetch RUN.yaml"):
         ModelFolder.open("owner/name")
 
 
@@ -166,7 +155,7 @@ def test_weights_that_may_not_be_read_are_not_called_missing(model, with_mode):
 
 
 NO_FOLDER = r"no model folder at FOLDER/NAME \(.*set `model.path` to a folder or to a Hub id"
-NEITHER = "no model folder at|neither a folder in .* nor available"
+NEITHER = "no model folder at|is not available from the Hub"
 
 
 @pytest.mark.parametrize(

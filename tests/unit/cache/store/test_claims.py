@@ -83,23 +83,6 @@ def test_a_claim_names_worker_shard_and_progress(take, claim_file, monkeypatch):
     assert abs(found.started - time.time()) < 60
 
 
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        ({}, ""),
-        ({"SLURM_JOB_ID": "9"}, "9"),
-        ({"SLURM_JOB_ID": "9", "SLURM_RESTART_COUNT": "2"}, "9 (restart 2)"),
-        ({"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "8", "SLURM_ARRAY_TASK_ID": "0"}, "8_0"),
-    ],
-)
-def test_a_worker_knows_its_slurm_job(monkeypatch, variables, expected):
-    for name in [name for name in os.environ if name.startswith("SLURM_")]:
-        monkeypatch.delenv(name)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert Process.this().job == expected
-
-
 # Losing a claim.
 
 
@@ -117,13 +100,6 @@ def test_a_worker_whose_claim_was_taken_over_notices_and_leaves_the_others_alone
     assert other.is_held() and read_process_file(claim_file, Work) == other.work
     other.release()
     assert not claim_file.exists()
-
-
-def test_a_claim_that_was_removed_is_lost_and_can_be_released(take, claim_file):
-    claim = take()
-    claim_file.unlink()
-    assert claim and not claim.is_held()
-    claim.release()
 
 
 def write_dead(path: Path) -> None:
@@ -260,16 +236,6 @@ def test_a_claim_without_a_heartbeat_expires(take, claim_file, silent_s, is_take
     assert held and held.is_held() != is_taken
 
 
-def test_the_clock_of_this_machine_does_not_matter(take, claim_file, monkeypatch, backdate):
-    held = take()
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 10 * EXPIRY_S)
-    assert held and take() is None and age(claim_file) < 5
-    backdate(claim_file, EXPIRY_S + 1)
-    monkeypatch.setattr(time, "time", lambda: now - 10 * EXPIRY_S)
-    assert take()
-
-
 @pytest.mark.parametrize("error", [None, errno.EACCES, errno.EPERM, errno.EROFS])
 def test_age_leaves_no_file_and_in_a_read_only_folder_is_by_the_clock_of_this_machine(
     tmp_path, monkeypatch, error, backdate
@@ -357,11 +323,6 @@ def test_temporary_files_of_a_claimed_shard_are_kept(folder, gone):
     assert of_kind("temporary file", folder) == [mine, stale]
 
 
-def test_a_folder_is_not_a_temporary_file(folder, gone):
-    (folder / f"lookonce-bench.tmp-{HOST}-{gone}-0a1b2c3d").mkdir()
-    assert of_kind("temporary file", folder) == []
-
-
 def test_dead_claims_are_removed_and_living_ones_are_not(folder):
     living, dead, silent = (
         claim(folder, f"shard-0000{number}", worker) for number, worker in enumerate((ME, DEAD, ME))
@@ -444,14 +405,6 @@ def test_a_file_or_link_with_the_name_of_a_scratch_folder_is_not_one(tmp_path, g
     assert list(scratch_folders(tmp_path)) == []
 
 
-def test_sweeping_changes_nothing_else(folder, site, images):
-    site.build_once(images)
-    before = {path: path.stat().st_mtime_ns for path in site.folder().rglob("*") if path.is_file()}
-    sweep(site.folder(), EXPIRY_S)
-    sweep(site.folder() / "nowhere", EXPIRY_S)
-    assert {path: path.stat().st_mtime_ns for path in site.folder().rglob("*") if path.is_file()} == before
-
-
 def test_a_build_removes_what_dead_processes_left(site, images, gone):
     with pytest.raises(site.PowerCut):
         site.build(images, site.Tower(5))
@@ -462,23 +415,6 @@ def test_a_build_removes_what_dead_processes_left(site, images, gone):
     claim(folder, "shard-00001", DEAD)
     write(folder / "shards" / "shard-00002.safetensors")  # renamed, and then the power went
     assert site.build(images).num_missing == 0
-    assert not site.leftovers()
-
-
-def test_a_worker_first_removes_what_another_left_of_its_shard(site, images):
-    there = []
-    left = site.folder() / "shards" / "shard-00000.safetensors.tmp-elsewhere-1-0a1b2c3d"
-    left.parent.mkdir(parents=True)
-    write(left)
-    site.build(images, site.Tower(on_image=lambda number: there.append(left.exists())))
-    assert not any(there)
-
-
-def test_a_build_with_nothing_to_do_removes_leftovers_too(site, images, gone):
-    site.build_once(images)
-    write(site.folder() / "receipts" / f"shard-00000.json.tmp-{HOST}-{gone}-0a1b2c3d")
-    claim(site.folder(), "shard-00000", DEAD)
-    site.build(images, site.no_tower)
     assert not site.leftovers()
 
 

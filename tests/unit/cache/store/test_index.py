@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from lookonce.cache.store import metadata
 from lookonce.cache.store.metadata import Entry, Failure, Receipt, read_receipt, receipt_path, to_text
-from lookonce.cache.store.reader import INDEX, INDEX_CHECKSUM, Index, file_stats, read_index, write_index
+from lookonce.cache.store.reader import INDEX, INDEX_CHECKSUM, Index, read_index, write_index
 from lookonce.errors import CacheCorrupt
-from lookonce.files import hash_file
 
 Content = dict[str, tuple[str, Entry]]
 FINGERPRINT = "ab" * 32
@@ -108,24 +105,6 @@ def test_the_index_has_the_content_of_the_receipts(folder, make):
     assert index.failed == {}
 
 
-def test_entries_from_the_file_have_python_types(folder):
-    _, entry = from_file(folder).entry(3)
-    assert json.loads(json.dumps(entry.__dict__)) == {
-        **entry.__dict__,
-        "grid_thw": list(entry.grid_thw),
-        "norms": [],
-        "peaks": [],
-    }
-
-
-@pytest.mark.parametrize("with_file", [False, True])
-def test_open_reads_the_file_or_else_the_receipts(folder, monkeypatch, with_file):
-    if with_file:
-        write_index(folder, FINGERPRINT)
-        monkeypatch.setattr(Index, "from_receipts", None)
-    assert content(Index.open(folder, FINGERPRINT)) == EXPECTED
-
-
 KEY = key_of(3)
 OTHER_KEYS = {
     "unknown": key_of(10**6),
@@ -205,17 +184,6 @@ def test_failed_images_have_a_reason_unless_another_shard_has_them(tmp_path, mak
     assert index.entry(index.find(key_of(0))) == ("shard-00000", entry_of(0))
 
 
-@MAKE
-@pytest.mark.parametrize("with_folder", [False, True])
-def test_an_empty_cache_has_an_empty_index(tmp_path, make, with_folder):
-    if with_folder:
-        (tmp_path / "receipts").mkdir()
-    index = make(tmp_path)
-    assert (len(index), list(index.keys()), list(index.shards), index.failed) == (0, [], [], {})
-    assert index.find(key_of(0)) is None
-    assert index.columns["shard_bytes"].sum() == 0
-
-
 def test_receipts_of_another_cache_are_refused_by_name(folder):
     write(folder, replace(RECEIPTS[3], fingerprint="cd" * 32))
     path = receipt_path(folder, RECEIPTS[3].shard)
@@ -228,24 +196,6 @@ def test_an_open_index_does_not_change_when_another_is_written(folder):
     write(folder, receipt_of(NUM_SHARDS, images_of(NUM_SHARDS)))
     assert len(from_file(folder)) == len(EXPECTED) + IMAGES_PER_SHARD
     assert content(index) == EXPECTED
-
-
-def test_the_index_takes_84_bytes_per_image(tmp_path):
-    num_images = 10_000
-    keys = np.random.default_rng(0).bytes(32 * num_images).hex()
-    write(tmp_path, receipt_of(0, {keys[64 * n : 64 * n + 64]: entry_of(n) for n in range(num_images)}))
-    write_index(tmp_path, FINGERPRINT)
-    assert (tmp_path / INDEX).stat().st_size / num_images == pytest.approx(84, rel=0.02)
-    assert (tmp_path / INDEX_CHECKSUM).read_text() == hash_file(tmp_path / INDEX) + "\n"
-
-
-def test_file_stats_has_only_files_with_the_suffix_that_are_still_there(tmp_path):
-    assert file_stats(tmp_path / "nowhere", ".json") == {}
-    for name in ("a.json", "b.json.tmp-1", "json", "c.txt"):
-        (tmp_path / name).write_text(name)
-    for number in range(20):  # as if removed after they were listed
-        (tmp_path / f"gone-{number}.json").symlink_to(tmp_path / "nowhere")
-    assert {name: stat.st_size for name, stat in file_stats(tmp_path, ".json").items()} == {"a": 6}
 
 
 class Indexed:
@@ -316,7 +266,6 @@ STALE: dict[str, Callable[[Path], object]] = {
     "touched": touch,
     "renamed": rename,
 }
-READABLE = [name for name in STALE if name not in ("touched", "renamed")]
 
 
 @pytest.mark.parametrize("change", STALE.values(), ids=STALE)
@@ -324,15 +273,6 @@ def test_an_index_that_does_not_match_the_receipts_is_not_used(indexed, change):
     assert indexed.read() is not None
     change(indexed.folder)
     assert indexed.read() is None
-
-
-@pytest.mark.parametrize("change", READABLE)
-def test_opening_a_cache_with_a_stale_index_reads_the_receipts(indexed, change):
-    STALE[change](indexed.folder)
-    expected = indexed.from_receipts()
-    assert indexed.open() == expected
-    write_index(indexed.folder, indexed.fingerprint)
-    assert content(indexed.read()) == expected
 
 
 def test_a_receipt_that_is_replaced_while_the_index_is_made_makes_it_stale(indexed, monkeypatch):
@@ -345,12 +285,6 @@ def test_a_receipt_that_is_replaced_while_the_index_is_made_makes_it_stale(index
     monkeypatch.setattr(metadata, "read_receipt", read_and_replace)
     write_index(indexed.folder, indexed.fingerprint)
     assert indexed.read() is None
-
-
-def test_other_files_beside_the_receipts_do_not_matter(indexed):
-    for name in ("shard-00007.json.tmp-host-1-abcdef01", "notes.txt"):
-        (indexed.folder / "receipts" / name).touch()
-    assert content(indexed.read()) == indexed.content
 
 
 @pytest.mark.parametrize("file", [INDEX, INDEX_CHECKSUM])
@@ -367,20 +301,6 @@ def test_an_index_with_a_flipped_bit_is_not_used(indexed, file):
     assert used == []
     path.write_bytes(whole)
     assert content(indexed.read()) == indexed.content
-
-
-@pytest.mark.parametrize("num_bytes", [0, 1, 8, 100, -1])
-def test_a_truncated_index_is_not_used(indexed, num_bytes):
-    path = indexed.folder / INDEX
-    path.write_bytes(path.read_bytes()[:num_bytes])
-    assert indexed.open() == indexed.content
-    assert indexed.read() is None
-
-
-@pytest.mark.parametrize("file", [INDEX, INDEX_CHECKSUM])
-def test_the_index_may_be_deleted(indexed, file):
-    (indexed.folder / file).unlink()
-    assert indexed.open() == indexed.content
 
 
 def test_the_index_of_another_cache_or_format_version_is_not_used(indexed, monkeypatch):

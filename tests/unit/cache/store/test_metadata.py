@@ -7,7 +7,6 @@ import json
 import multiprocessing
 from dataclasses import asdict, replace
 from hashlib import sha256
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 from support.strategies import CHARACTERS, TEXT
 
 from lookonce.cache.format import FORMAT_VERSION
-from lookonce.cache.store import metadata
 from lookonce.cache.store.metadata import (
     MAX_IMAGES,
     PLAN,
@@ -30,7 +28,6 @@ from lookonce.cache.store.metadata import (
     cut,
     extend_plan,
     finished_shards,
-    has_receipt,
     plan_path,
     plan_text,
     read_plan,
@@ -39,7 +36,6 @@ from lookonce.cache.store.metadata import (
     receipt_path,
     shard_name,
     to_text,
-    write_receipt,
 )
 from lookonce.errors import CacheCorrupt
 from lookonce.files import TEMPORARY_MARK
@@ -90,28 +86,11 @@ def test_any_receipt_is_the_same_after_a_round_trip_through_its_file(tmp_path_fa
     assert read_receipt(folder, receipt.shard) == receipt
 
 
-def test_of_two_receipts_of_a_shard_the_first_stays(tmp_path):
-    assert not has_receipt(tmp_path, RECEIPT.shard)
-    assert write_receipt(tmp_path, RECEIPT)
-    assert has_receipt(tmp_path, RECEIPT.shard)
-    assert not write_receipt(tmp_path, replace(RECEIPT, host="node-4"))
-    assert read_receipt(tmp_path, RECEIPT.shard) == RECEIPT
-
-
 def test_a_receipt_is_plain_json_with_all_fields(tmp_path):
     value = json.loads(to_text(RECEIPT))
     assert len(value.pop("xxh3_64")) == 16
     assert value.pop("format_version") == FORMAT_VERSION
     assert value == json.loads(json.dumps(asdict(RECEIPT)))
-
-
-def test_each_image_and_each_failure_has_a_line_of_its_own():
-    text = to_text(RECEIPT)
-    assert text.startswith('{\n  "xxh3_64": "') and text.endswith("}\n") and text.isascii()
-    for key in KEYS:
-        [line] = [line for line in text.splitlines() if key in line]
-        value = json.loads("{" + line.rstrip(",") + "}")
-        assert value.keys() == {key}
 
 
 def test_the_text_of_a_receipt_does_not_drift():
@@ -165,21 +144,6 @@ def test_only_receipts_count_as_finished_shards(tmp_path):
     assert finished_shards(tmp_path) == ["shard-00000"]
 
 
-def test_only_a_few_receipts_are_read_ahead(tmp_path, monkeypatch):
-    read = []
-
-    def count_and_read(folder: Path, shard: str) -> Receipt:
-        read.append(shard)
-        return read_receipt(folder, shard)
-
-    monkeypatch.setattr(metadata, "read_receipt", count_and_read)
-    for number in range(200):
-        put(tmp_path, f"shard-{number:05d}", to_text(replace(RECEIPT, shard=f"shard-{number:05d}")))
-    some = list(islice(read_receipts(tmp_path), 3))
-    assert [receipt.shard for receipt in some] == ["shard-00000", "shard-00001", "shard-00002"]
-    assert len(read) < 50
-
-
 def test_a_broken_receipt_is_an_error_and_not_skipped(tmp_path):
     for number in range(3):
         put(tmp_path, f"shard-{number:05d}", to_text(replace(RECEIPT, shard=f"shard-{number:05d}")))
@@ -227,22 +191,6 @@ def test_groups_have_each_image_once_in_order_and_are_full_and_not_over_the_limi
 
 
 @pytest.mark.parametrize(
-    ("sizes", "limit", "expected"),
-    [
-        ([], 10, []),
-        ([4, 6], 10, ["ab"]),
-        ([4, 7], 10, ["a", "b"]),
-        ([99, 1, 99], 10, ["a", "b", "c"]),
-        ([0, 0, 10, 0], 10, ["abcd"]),
-        ([10, 0, 1], 10, ["ab", "c"]),
-        ([1, 0, 2], 0, ["a", "b", "c"]),
-    ],
-)
-def test_images_are_cut_into_the_expected_groups(sizes, limit, expected):
-    assert ["".join(image.key for image in group) for group in cut(images(*sizes), limit)] == expected
-
-
-@pytest.mark.parametrize(
     ("num_images", "expected"),
     [(MAX_IMAGES, [MAX_IMAGES]), (MAX_IMAGES + 1, [MAX_IMAGES, 1]), (2 * MAX_IMAGES, [MAX_IMAGES, MAX_IMAGES])],
 )
@@ -259,27 +207,6 @@ def test_an_extension_keeps_the_order_of_its_images_and_continues_the_numbers(pl
     assert [shard.name for shard in new] == [f"shard-{first + number:05d}" for number in range(len(new))]
 
 
-@pytest.mark.parametrize(
-    ("shard_bytes", "num_shards"), [(10_000, 3), (29_999, 3), (30_000, 2), (89_999, 2), (90_000, 1), (5, 3)]
-)
-def test_shards_are_cut_by_bytes(shard_bytes, num_shards):
-    assert len(Plan().extension(images(10, 20, 60), 1000, shard_bytes)) == num_shards
-
-
-@pytest.mark.parametrize(
-    ("number", "name"),
-    [(0, "shard-00000"), (99_999, "shard-99999"), (100_000, "shard-100000"), (10**7, "shard-10000000")],
-)
-def test_shard_names_have_at_least_five_digits(number, name):
-    assert shard_name(number) == name
-
-
-def test_a_shard_sums_up_its_images():
-    shard = Shard("shard-00000", tuple(images(3, 4)))
-    assert (shard.keys, shard.num_tokens) == (["a", "b"], 7)
-    assert list(Plan((shard,) * 2).images()) == images(3, 4) * 2
-
-
 @given(batches=st.lists(IMAGES.filter(bool), min_size=1, max_size=4), limit=LIMIT)
 def test_a_plan_is_read_as_it_was_extended(tmp_path_factory, batches, limit):
     folder = tmp_path_factory.mktemp("cache")
@@ -289,17 +216,6 @@ def test_a_plan_is_read_as_it_was_extended(tmp_path_factory, batches, limit):
         assert extend_plan(folder, plan, plan.extension(batch, BYTES_PER_TOKEN, limit))
         plan = extended(plan, batch, limit // BYTES_PER_TOKEN)
         assert read_plan(folder) == plan
-
-
-def test_of_two_concurrent_extensions_one_succeeds_and_the_other_is_repeated(tmp_path):
-    mine, other = images(1, prefix="mine "), images(1, 2, prefix="other ")
-    seen = read_plan(tmp_path)
-    assert extend_plan(tmp_path, seen, seen.extension(other, 1, 1))
-    assert not extend_plan(tmp_path, seen, seen.extension(mine, 1, 1))
-    again = read_plan(tmp_path)
-    assert list(again.images()) == other
-    assert extend_plan(tmp_path, again, again.extension(mine, 1, 1))
-    assert list(read_plan(tmp_path).images()) == other + mine
 
 
 # Python 3.12 warns when a process with threads forks; torch has some, and the children only write.
@@ -323,7 +239,7 @@ def test_many_processes_that_extend_a_plan_lose_nothing(tmp_path):
         process.join(timeout=60)
     plan = read_plan(tmp_path)
     expected = {f"{p}-{n}-{letter}" for p in range(num_processes) for n in range(num_rounds) for letter in "ab"}
-    assert sorted(image.key for image in plan.images()) == sorted(expected)
+    assert sorted(image.key for image in plan.images) == sorted(expected)
     assert [shard.name for shard in plan.shards] == [shard_name(number) for number in range(len(expected))]
     assert plan.num_files == num_processes * num_rounds
 
@@ -406,4 +322,4 @@ def test_files_found_again_are_read_back_and_the_last_entry_about_a_file_counts(
         "c.png": ("k2", (2, 2, 2)),
         "d.png": ("k1", (1, 5, 5)),
     }
-    assert [image.key for image in plan.images()] == ["k1", "k2"]
+    assert plan.images == (*first, *again)

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import itertools
 import json
-import math
 import mmap
 import os
 import threading
@@ -22,7 +21,7 @@ from safetensors.torch import load_file
 
 from lookonce.cache.format import STORAGE, read_header
 from lookonce.cache.store import shards
-from lookonce.cache.store.metadata import MAX_IMAGES, Failure, has_receipt, receipt_path
+from lookonce.cache.store.metadata import MAX_IMAGES, Failure, has_receipt
 from lookonce.cache.store.reader import VisionCache
 from lookonce.cache.store.shards import (
     ALIGNMENT,
@@ -30,11 +29,9 @@ from lookonce.cache.store.shards import (
     DirectFile,
     ShardWriter,
     StoredImage,
-    remove_leftovers,
     shard_path,
     write_all,
 )
-from lookonce.files import TEMPORARY_MARK
 
 MAX_HEADER_BYTES = 100_000_000
 """The largest header that the safetensors library reads."""
@@ -149,13 +146,6 @@ def test_noncontiguous_features_are_written_in_order(one_shard, tmp_path):
     assert torch.equal(VisionCache.open(tmp_path)[one_shard.keys[0]], features)
 
 
-def test_a_shard_without_images_counts_and_is_a_safetensors_file(one_shard, tmp_path):
-    with one_shard.open_writer(tmp_path) as writer:
-        assert writer.commit()
-    assert one_shard.assert_whole(tmp_path).images == {}
-    assert load_file(shard_path(tmp_path, one_shard.name)) == {}
-
-
 def test_the_header_has_space_for_images_with_the_longest_numbers(one_shard, tmp_path):
     """The worst case has a grid for each tensor: with scales two tensors share one."""
     num_images, tensors = 1000, (torch.empty(0, 99, 9_999_999, dtype=torch.bfloat16),)
@@ -168,13 +158,6 @@ def test_the_header_has_space_for_images_with_the_longest_numbers(one_shard, tmp
     assert len(header) == 1 + num_images
     assert header[images[0].key]["data_offsets"] == [10**14, 10**14]
     assert start / num_images * MAX_IMAGES < MAX_HEADER_BYTES
-
-
-def test_a_shard_without_a_receipt_does_not_exist(one_shard, tmp_path):
-    one_shard.write_cache(tmp_path)
-    receipt_path(tmp_path, one_shard.name).unlink()
-    cache = VisionCache.open(tmp_path)
-    assert (len(cache), cache.num_shards, cache.size_bytes) == (0, 0, 0)
 
 
 # Storage dtypes: 8 bits stay within an error bound that outliers do not break.
@@ -199,32 +182,6 @@ def errors(features: torch.Tensor) -> torch.Tensor:
     return (through(features).double() - exact).norm(dim=-1) / exact.norm(dim=-1)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_unscaled_features_are_stored_bit_for_bit(dtype):
-    storage = STORAGE[dtype]
-    features = torch.randn(5, LEVELS, HIDDEN).to(storage.compute)
-    features[0, 0, :3] = torch.tensor([math.nan, math.inf, -0.0])
-    [stored] = storage.quantize(features)
-    assert stored.dtype == storage.stored == storage.compute
-    assert torch.equal(storage.dequantize(stored, None).view(torch.uint8), features.view(torch.uint8))
-
-
-@pytest.mark.parametrize(
-    ("dtype", "levels", "hidden", "expected"),
-    [
-        ("bfloat16", 4, 2048, 4 * 2048 * 2),
-        ("float32", 4, 2048, 4 * 2048 * 4),
-        ("fp8_e4m3", 4, 2048, 4 * (2048 + 4)),
-        ("fp8_e4m3", 1, 4096, 4096 + 4),
-    ],
-)
-def test_bytes_per_token_are_those_of_the_stored_tensors(dtype, levels, hidden, expected):
-    storage = STORAGE[dtype]
-    assert storage.bytes_per_token(levels, hidden) == expected
-    stored = storage.quantize(torch.ones(3, levels, hidden, dtype=storage.compute))
-    assert sum(tensor.nbytes for tensor in stored) == 3 * expected
-
-
 def test_eight_bits_have_a_scale_for_each_token_and_level():
     stored, scale = FP8.quantize(normal())
     assert (stored.dtype, stored.shape) == (torch.float8_e4m3fn, (TOKENS, LEVELS, HIDDEN))
@@ -234,26 +191,12 @@ def test_eight_bits_have_a_scale_for_each_token_and_level():
     assert (back.dtype, back.shape) == (torch.bfloat16, (TOKENS, LEVELS, HIDDEN))
 
 
-def test_the_largest_value_of_each_vector_is_stored_exactly():
-    features = normal()
-    stored, scale = FP8.quantize(features)
-    assert torch.equal(stored.float().abs().amax(-1), torch.full((TOKENS, LEVELS), LARGEST))
-    largest = features.abs().argmax(-1, keepdim=True)
-    assert torch.equal(FP8.dequantize(stored, scale).gather(-1, largest), features.gather(-1, largest))
-
-
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-3, 1.0, 1e6, 1e30])
 def test_the_error_is_a_few_percent_of_a_vector_whatever_its_length(magnitude, seed):
     relative = errors(normal(hidden=2048, seed=seed) * magnitude)
     assert 0.01 < relative.min() and relative.max() < 0.04
     assert relative.mean() == pytest.approx(0.026, abs=0.002)
-
-
-def test_a_token_does_not_change_with_its_neighbours():
-    features = normal()
-    alone = torch.cat([through(token.unsqueeze(0)) for token in features])
-    assert torch.equal(through(features), alone)
 
 
 def test_an_outlier_does_not_change_other_tokens_and_levels():
@@ -276,12 +219,6 @@ def test_zero_tokens_stay_zero():
     back = FP8.dequantize(stored, scale)
     assert (back[3] == 0).all() and (back[5, 1] == 0).all()
     assert (back[4] != 0).any()
-
-
-def test_no_tokens_take_no_bytes():
-    stored, scale = FP8.quantize(normal(0))
-    assert (stored.nbytes, scale.nbytes) == (0, 0)
-    assert FP8.dequantize(stored, scale).shape == (0, LEVELS, HIDDEN)
 
 
 def test_every_finite_bfloat16_stays_finite_and_near():
@@ -311,20 +248,6 @@ def test_a_writer_that_does_not_commit_leaves_nothing(one_shard, tmp_path, error
         if error:
             raise error
     assert one_shard.files(tmp_path) == []
-
-
-def test_leftovers_of_killed_writers_are_ignored_and_removed_shard_by_shard(one_shard, tmp_path):
-    one_shard.write_cache(tmp_path)
-    whole = one_shard.files(tmp_path)
-    for name in (one_shard.name, "shard-10000", "shard-100000"):
-        shard_path(tmp_path, name).with_suffix(f".safetensors{TEMPORARY_MARK}host-1-abcdef01").touch()
-    assert len(VisionCache.open(tmp_path)) == len(one_shard.grids)
-    remove_leftovers(tmp_path, "shard-10000")
-    left = [Path(name).name.split(".")[0] for name in one_shard.files(tmp_path) if TEMPORARY_MARK in name]
-    assert left == [one_shard.name, "shard-100000"]
-    for name in left:
-        remove_leftovers(tmp_path, name)
-    assert one_shard.files(tmp_path) == whole
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002], ids=oct)
@@ -500,15 +423,6 @@ def test_an_existing_file_is_never_overwritten(tmp_path):
     with pytest.raises(FileExistsError):
         DirectFile(tmp_path / "a")
     assert (tmp_path / "a").read_text() == "mine"
-
-
-def test_modes_follow_the_umask(tmp_path):
-    before = os.umask(0o027)
-    try:
-        DirectFile(tmp_path / "a").close()
-    finally:
-        os.umask(before)
-    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
 
 
 @pytest.mark.parametrize(("dtype", "num_direct"), [("bfloat16", 2), ("fp8_e4m3", 1)])
