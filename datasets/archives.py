@@ -1,13 +1,11 @@
-"""Images inside archives: tar files, and parquet files in which they are embedded; and the samples of tar files.
+"""Images inside archives: tar files, and parquet files in which they are embedded.
 
 An image's path may lead into an archive:
 
     /data/frames-000.tar/polyp/a.jpg    the member polyp/a.jpg of a tar file
     /data/train-0000.parquet/17         row 17, counted from 0
-    /data/train-0000.parquet/a.jpg      the row whose image is named a.jpg
 
-If a tar file has a name twice, the image is refused; of several rows it means the first, since parquet files repeat an
-image in each row about it. A folder that is called `x.tar` is a folder.
+If a tar file has a name twice, the image is refused. A folder that is called `x.tar` is a folder.
 
 Design: an archive is streamed through once and only the wanted members are kept. It is not unpacked, so names and links
 lead nowhere, and no table of its members is stored, which could be wrong. The cost: a tar file is read from its
@@ -18,8 +16,6 @@ and images hardly shrink.
 
 The headers of a tar file are those of whoever wrote it: a member is read if the file itself is as long, so neither
 compression nor a sparse member makes much of little, and a name or a PAX header of more than a megabyte is refused.
-webdataset, which groups samples, would decompress and read members of any size. It takes long to import and is imported
-when the first samples are read.
 
 A tar file to which members were added again (`tar -r`) has two of one name, and programs take the first or the last. So
 it is refused, by its headers, which takes 50 microseconds a member; the rest of the file is not read for it.
@@ -32,17 +28,16 @@ import posixpath
 import re
 import tarfile
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import closing, suppress
 from functools import cache, lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from lookonce.datasets.parquet import (
     IMAGE_ROWS,
     MAX_IMAGE_BYTES,
-    TEXT_ROWS,
     ambiguous,
     find_image_column,
     open_parquet,
@@ -50,7 +45,7 @@ from lookonce.datasets.parquet import (
     row_group_starts,
 )
 from lookonce.datasets.text_files import COMPRESSED
-from lookonce.errors import ImageError, RecordsError
+from lookonce.errors import ImageError
 from lookonce.text import first_line, shell
 
 BUFFER_BYTES = 1 << 20
@@ -63,9 +58,7 @@ HARMFUL = re.compile(rb"[0-9]{256}|GNU\.sparse")
 """What PAX records of image archives do not have: sparse members, and numbers on which Python's search for a character
 set takes the square of their length (CVE-2024-6232)."""
 DAMAGED = (ValueError, LookupError, OSError, EOFError, tarfile.TarError, RecursionError)
-"""What tarfile and webdataset raise for damaged files."""
-NUM_PEEKED = 16
-"""A sample's JSON member is expected among this many first members."""
+"""What tarfile raises for damaged files."""
 
 
 def read_tar_members(
@@ -88,30 +81,22 @@ def normal(name: str) -> str:
     return posixpath.normpath(name).lstrip("/")
 
 
-def repeated_members(path: Path, key: Callable[[str], Hashable] = normal) -> dict[Hashable, list[str]]:
-    """The names of members that have the same key, by it; of a damaged file, those before the damage."""
-    names: dict[Hashable, list[str]] = {}
+@lru_cache(maxsize=1024)
+def _repeated(path: Path, *stamp: int) -> frozenset[str]:
+    """The names that a tar file has twice; `stamp` is its size and time, so a file that changes is read again.
+
+    Of a damaged file they are those before the damage.
+    """
+    names: Counter[str] = Counter()
 
     def note(name: str) -> bool:
-        names.setdefault(key(name), []).append(name)
+        names[normal(name)] += 1
         return False
 
     with suppress(*DAMAGED), closing(read_tar_members(path, note, HEADER_BUFFER_BYTES)) as members:
         for _ in members:
             pass
-    return {key: some for key, some in names.items() if len(some) > 1}
-
-
-def twice(path: Path, names: list[str]) -> str:
-    """What is wrong with a tar file in which these names mean one member, and what to do."""
-    first, second = names[:2]
-    if normal(first) != normal(second):
-        return f"{path} has the members {first!r} and {second!r} of one name; remove one of them, and pack it again"
-    file = shell(path)
-    return (
-        f"{path} has the member {normal(first)!r} twice; pack it again, with the last of each name: "
-        f"mkdir DIR && tar -xf {file} -C DIR && tar --sort=name -cf NEW.tar -C DIR ."
-    )
+    return frozenset(name for name, number in names.items() if number > 1)
 
 
 def _refuse_compressed(file: BinaryIO) -> None:
@@ -154,37 +139,10 @@ class _Member(tarfile.TarInfo):
         return member
 
 
-def read_samples(path: Path, name: str) -> Iterator[dict[str, Any]]:
-    """Samples: `__key__`, `__url__` (which is `name`), and the bytes of each member by its suffix.
-
-    Raises:
-        RecordsError: a member is in the file twice.
-    """
-    from webdataset.tariterators import base_plus_ext, group_by_keys
-
-    def key(member: str) -> Hashable:
-        base, suffix = base_plus_ext(member)
-        return (normal(base), suffix.lower()) if base else normal(member)
-
-    for names in repeated_members(path, key).values():
-        raise RecordsError(twice(path, names))
-    with closing(read_tar_members(path)) as members:
-        yield from group_by_keys({"fname": member, "data": data, "__url__": name} for member, data in members)
-
-
-def has_json(path: Path) -> bool:
-    """Whether a tar file has samples with JSON, not images alone; True for a damaged one, so that reading it fails."""
-    try:
-        with closing(read_tar_members(path)) as members:
-            return any(name.endswith(".json") for name, _ in islice(members, NUM_PEEKED))
-    except DAMAGED:
-        return True
-
-
 ARCHIVE = re.compile(r"[^/]\.(?:tar|tar\.gz|tgz|parquet)(?=/)", re.IGNORECASE)
 """Ends where a folder of a path has the name of an archive."""
 ROW = re.compile(r"0|[1-9][0-9]{0,17}")
-"""A row number; `007` is a name."""
+"""A row number."""
 
 
 def find_archive(path: Path, is_file: Callable[[str], bool] = os.path.isfile) -> Path | None:
@@ -255,21 +213,18 @@ def _open(archive: Path, wanted: Collection[str]) -> Any:
 def _damage(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"the archive cannot be read ({error.strerror})"
-    text = first_line(error).partition(" @ <")[0]  # webdataset appends the repr of the open file
+    text = first_line(error)
     return f"the archive is cut off or damaged ({text or type(error).__name__})"
 
 
-@lru_cache(maxsize=1024)
-def _repeated(archive: Path, *stamp: int) -> dict[Any, list[str]]:
-    """The members that a tar file has twice; `stamp` is its size and time, so a file that changes is read again."""
-    return repeated_members(archive)
-
-
 def _read_tar(archive: Path, wanted: Collection[str]) -> Iterator[tuple[str, bytes | str]]:
-    found = archive.stat()
-    repeated = _repeated(archive, found.st_size, found.st_mtime_ns)
-    for name in wanted & repeated.keys():
-        yield name, twice(archive, repeated[name])
+    state, file = archive.stat(), shell(archive)
+    for name in _repeated(archive, state.st_size, state.st_mtime_ns).intersection(wanted):
+        yield (
+            name,
+            f"{archive} has the member {name!r} twice; pack it again, with the last of each name: "
+            f"mkdir DIR && tar -xf {file} -C DIR && tar --sort=name -cf NEW.tar -C DIR .",
+        )
     with closing(read_tar_members(archive, lambda name: normal(name) in wanted)) as members:
         for name, data in members:
             yield normal(name), data
@@ -280,38 +235,26 @@ def _read_parquet(archive: Path, wanted: Collection[str]) -> Iterator[tuple[str,
         image = find_image_column(file.schema_arrow)
         if image is None:
             raise ambiguous(file.schema_arrow)
-        rows = _find_rows(file, image.path_field, wanted)
-        for group, names_of in _by_row_group(file, rows):
+        rows = {int(name): name for name in wanted if ROW.fullmatch(name)}
+        for group, name_of in _by_row_group(file, rows):
             try:
                 for row, value in enumerate(read_values(file, image.bytes_field, IMAGE_ROWS, [group])):
-                    for name in names_of.pop(row, ()):
-                        yield name, _image_bytes(value.as_py())
-                    if not names_of:
+                    if row in name_of:
+                        yield name_of.pop(row), _image_bytes(value.as_py())
+                    if not name_of:
                         break
             except Exception as error:  # as in `read_members`; the other row groups may be intact
-                yield from ((name, _damage(error)) for names in names_of.values() for name in names)
+                yield from ((name, _damage(error)) for name in name_of.values())
 
 
-def _find_rows(file: Any, path_field: str | None, wanted: Collection[str]) -> dict[str, int]:
-    """The rows of those names that are row numbers or are found in the column of paths."""
-    rows = {name: int(name) for name in wanted if ROW.fullmatch(name)}
-    names = set(wanted) - rows.keys()
-    if names and path_field:
-        for row, value in enumerate(read_values(file, path_field, TEXT_ROWS)):
-            name = normal((value.as_py() or {}).get("path") or "")
-            if name in names:
-                rows.setdefault(name, row)
-    return rows
-
-
-def _by_row_group(file: Any, rows: dict[str, int]) -> list[tuple[int, dict[int, list[str]]]]:
+def _by_row_group(file: Any, rows: dict[int, str]) -> list[tuple[int, dict[int, str]]]:
     """The row groups with wanted rows: for each, the names of its rows, counted from its start."""
     starts = row_group_starts(file)
-    groups: dict[int, dict[int, list[str]]] = {}
-    for name, row in rows.items():
+    groups: dict[int, dict[int, str]] = {}
+    for row, name in rows.items():
         group = bisect_right(starts, row) - 1
         if group < len(starts) - 1:
-            groups.setdefault(group, {}).setdefault(row - starts[group], []).append(name)
+            groups.setdefault(group, {})[row - starts[group]] = name
     return sorted(groups.items())
 
 

@@ -60,10 +60,10 @@ class ContextForm(Section):
     @field_validator("each", "template")
     @classmethod
     def _has_its_places(cls, text: str, info: ValidationInfo) -> str:
-        found = set(PLACE.findall(text))
-        if info.field_name == "each" and not {"answer"} <= found <= {"answer", "question"}:
+        places = set(PLACE.findall(text))
+        if info.field_name == "each" and not {"answer"} <= places <= {"answer", "question"}:
             raise ValueError(f"must have {{answer}}, may have {{question}}, and nothing else in braces (got {text!r})")
-        if info.field_name == "template" and found != {"answers", "question"}:
+        if info.field_name == "template" and places != {"answers", "question"}:
             raise ValueError(f"must have {{answers}} and {{question}}, and nothing else in braces (got {text!r})")
         return text
 
@@ -97,20 +97,20 @@ def with_context(
     for number, (record, stage) in enumerate(zip(records, stages, strict=True)):
         if stage is not None:
             about[keys_of(record)].append((stage, number))
-    found = list(records)
+    results = list(records)
     for members in about.values():
         members.sort()
         for stage, number in members:
             earlier = [records[other] for before, other in members if before < stage]
-            found[number] = _with_answers(records[number], earlier, form, answered)
-    return found
+            results[number] = _with_answers(records[number], earlier, form, answered)
+    return results
 
 
 def _with_answers(record: Record, earlier: Iterable[Record], form: ContextForm, answered: Answered) -> Record:
-    own = {nfc(turn.question) for turn in record.turns}
+    own_questions = {nfc(turn.question) for turn in record.turns}
     turns: dict[Turn, Turn] = {}
-    for turn in (turn for other in earlier for turn in answered(other)):
-        if (compared := turn.in_nfc).question not in own:
+    for turn in (turn for earlier_record in earlier for turn in answered(earlier_record)):
+        if (compared := turn.in_nfc).question not in own_questions:
             turns.setdefault(compared, turn)
     return replace(record, context=form.write(tuple(turns.values()), record.turns[0].question))
 
@@ -132,7 +132,7 @@ def counted(records: Sequence[Record], split: str) -> str:
 
 def _filled(template: str, **texts: str) -> str:
     """The template with texts in its places, in which braces have no meaning."""
-    return PLACE.sub(lambda found: texts[found[1]], template)
+    return PLACE.sub(lambda place: texts[place[1]], template)
 
 
 class _Row(BaseModel):
@@ -153,27 +153,29 @@ def with_given(
         RecordsError: the files lack answers, or are wrong.
     """
     if not paths:
-        return {split: with_context(some, form, keys_of) for split, some in records.items()}
-    given = _read_given(paths)
+        return {split: with_context(split_records, form, keys_of) for split, split_records in records.items()}
+    answer_to = _read_given(paths)
     missing: dict[Asked, str] = {}
 
     def answered(record: Record) -> list[Turn]:
         turns = []
         for turn in record.turns:
-            asked = keys_of(record), nfc(turn.question)
-            if asked not in given:
-                missing[asked] = f"{quoted(turn.question)} of {record.origin}"
-            turns.append(Turn(turn.question, given.get(asked, NOT_ANSWERED)))
+            question = keys_of(record), nfc(turn.question)
+            if question not in answer_to:
+                missing[question] = f"{quoted(turn.question)} of {record.origin}"
+            turns.append(Turn(turn.question, answer_to.get(question, NOT_ANSWERED)))
         return turns
 
-    found = {split: with_context(some, form, keys_of, answered) for split, some in records.items()}
+    with_answers = {
+        split: with_context(split_records, form, keys_of, answered) for split, split_records in records.items()
+    }
     if missing:
         named, files = listed([*missing.values()], 3), listed([str(path) for path in paths])
         raise RecordsError(
             f"`data.context.answers`: {files} lacks {count(len(missing), 'answer')} to earlier questions: {named}; "
             "name all predictions of the training and validation records"
         )
-    return found
+    return with_answers
 
 
 def _read_given(paths: Iterable[Path]) -> dict[Asked, str]:
@@ -196,7 +198,7 @@ def _read_given(paths: Iterable[Path]) -> dict[Asked, str]:
                     )
         except FileNotFoundError:
             raise RecordsError(f"no predictions at {located(path)}; write them with: lookonce eval RUN") from None
-    return {asked: answer for asked, (answer, _) in answers.items()}
+    return {question: answer for question, (answer, _) in answers.items()}
 
 
 def _row(value: object, place: str) -> _Row:

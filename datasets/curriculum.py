@@ -28,7 +28,8 @@ in one fold, and so are images that one record shows together. The folds follow 
 the trainings that leave out one fold each need not know of each other. Records without images are in no fold: all
 trainings have them.
 
-Lessons are the parts of an epoch that are trained on one after another, each with the records of one metadata value.
+The stages of `batch.order` are the parts of an epoch that are trained on one after another, each with the records of
+one metadata value.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, ConfigDict, Field, model_validator
 
 from lookonce.datasets.formats.record import Record
 from lookonce.errors import RecordsError
@@ -96,7 +97,7 @@ def as_text(value: Any) -> str:
 def texts_of(record: Record, field: str) -> list[str]:
     """The values of a metadata field as texts: several if it is a list, none if the record lacks it."""
     value = value_of(record.metadata, field)
-    return [] if value is None else [as_text(one) for one in as_list(value)]
+    return [] if value is None else [as_text(item) for item in as_list(value)]
 
 
 def place_of(record: Record, field: str, values: Sequence[Any]) -> int | None:
@@ -113,14 +114,14 @@ def check_values(records: Iterable[Record], field: str, values: Iterable[Any], k
         RecordsError: names a value that no record has, and those that records have.
     """
     records = list(records)
-    found = {text for record in records for text in texts_of(record, field)}
-    if not found:
+    present = {text for record in records for text in texts_of(record, field)}
+    if not present:
         known = sorted({name for record in records for name in record.metadata})
         advice = "records have no metadata; `data.stage_map` gives them some"
         fields = f"fields are {listed(known, 10)}" if known else advice
         raise RecordsError(f"`{key}`: no record has the field {field}; {fields}")
-    if unknown := [text for text in map(as_text, values) if text not in found]:
-        raise RecordsError(f"`{key}`: no record has {field} {unknown[0]}; values are {listed(sorted(found), 10)}")
+    if unknown := [text for text in map(as_text, values) if text not in present]:
+        raise RecordsError(f"`{key}`: no record has {field} {unknown[0]}; values are {listed(sorted(present), 10)}")
 
 
 def connected(groups: Iterable[Sequence[Item]]) -> dict[Item, Item]:
@@ -204,8 +205,8 @@ def with_stages(records: dict[str, list[Record]], path: Path, notify: Notify = q
     stage_map = read_stage_map(path)
     unknown = Counter(
         question
-        for some in records.values()
-        for record in some
+        for split_records in records.values()
+        for record in split_records
         for turn in record.turns
         if (question := nfc(turn.question)) not in stage_map.questions
     )
@@ -215,7 +216,9 @@ def with_stages(records: dict[str, list[Record]], path: Path, notify: Notify = q
         )
     if unknown:
         notify(f"the stage map {path} gives its default to {_questions(unknown)}")
-    return {split: [_staged(record, stage_map.find) for record in some] for split, some in records.items()}
+    return {
+        split: [_staged(record, stage_map.find) for record in split_records] for split, split_records in records.items()
+    }
 
 
 def _questions(unknown: Counter[str]) -> str:
@@ -225,13 +228,13 @@ def _questions(unknown: Counter[str]) -> str:
 
 
 def _staged(record: Record, find: Callable[[str], QuestionStage | None]) -> Record:
-    found = [find(turn.question) for turn in record.turns]
-    if any(one != found[0] for one in found):
+    entries = [find(turn.question) for turn in record.turns]
+    if any(one != entries[0] for one in entries):
         raise RecordsError(
             f"{record.origin}: the questions of one record must have the same stage and category, got "
             f"{listed([quoted(turn.question) for turn in record.turns])}; write a record for each of them"
         )
-    entry: dict[str, Any] = found[0].model_dump(exclude_none=True) if found[0] else {}
+    entry: dict[str, Any] = entries[0].model_dump(exclude_none=True) if entries[0] else {}
     return replace(record, metadata={**record.metadata, **entry})
 
 
@@ -331,41 +334,41 @@ def hold_out(records: Sequence[Record], fold: Fold, seed: int, keys_of: KeysOf) 
     # A string seed is hashed with sha512, so the order is the same in every process.
     random.Random(f"seed {seed}, folds of images").shuffle(order)
     left_out = {group for place, group in enumerate(order) if place % fold.of == fold.fold - 1}
-    found: tuple[list[Record], list[Record]] = ([], [])
-    for record, some in zip(records, keys, strict=True):
-        found[bool(some) and group_of[some[0]] in left_out].append(record)
-    return found
+    parts: tuple[list[Record], list[Record]] = ([], [])
+    for record, record_keys in zip(records, keys, strict=True):
+        parts[bool(record_keys) and group_of[record_keys[0]] in left_out].append(record)
+    return parts
 
 
-class LessonOrder(Section):
-    """The lessons of an epoch in their order."""
+class StageOrder(Section):
+    """The stages of an epoch in their order."""
 
     by: Annotated[str, Field(min_length=1)]
-    """The metadata field that says in which lesson a record is."""
-    lessons: Annotated[DifferentValues, Field(min_length=1)]
-    """The field's values, in the order of the lessons."""
+    """The metadata field that says in which stage a record is."""
+    stages: Annotated[DifferentValues, Field(min_length=1, validation_alias=AliasChoices("stages", "lessons"))]
+    """The field's values, in the order of the stages; run files of 0.3 call them `lessons`."""
 
     def find(self, record: Record) -> int | None:
-        """The number of a record's lesson, from 0; None if it is in no lesson, or in several."""
-        return place_of(record, self.by, self.lessons)
+        """The number of a record's stage, from 0; None if it is in no stage, or in several."""
+        return place_of(record, self.by, self.stages)
 
-    def lesson_of(self, record: Record) -> int:
-        """The number of a record's lesson, from 0; it must have one."""
+    def stage_of(self, record: Record) -> int:
+        """The number of a record's stage, from 0; it must have one."""
         number = self.find(record)
         assert number is not None, f"{record.origin}: {named(record, self.by)}"
         return number
 
     def check(self, records: Sequence[Record]) -> str:
-        """How many records each lesson has, as text.
+        """How many records each stage has, as text.
 
         Raises:
-            RecordsError: records are in no lesson, or in several; counts and names their values.
+            RecordsError: records are in no stage, or in several; counts and names their values.
         """
         sizes = Counter(map(self.find, records))
         if sizes[None]:
             others = counted(named(record, self.by) for record in records if self.find(record) is None)
             raise RecordsError(
-                f"`batch.order`: {sizes[None]:,} of {count(len(records), 'train record')} are not in one lesson: "
-                f"{others}; add the values to `lessons`, or leave the records out with `data.where`"
+                f"`batch.order`: {sizes[None]:,} of {count(len(records), 'train record')} are not in one stage: "
+                f"{others}; add the values to `stages`, or leave the records out with `data.where`"
             )
-        return ", then ".join(f"{self.by} {as_text(value)} ({sizes[n]:,})" for n, value in enumerate(self.lessons))
+        return ", then ".join(f"{self.by} {as_text(value)} ({sizes[n]:,})" for n, value in enumerate(self.stages))

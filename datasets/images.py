@@ -60,17 +60,17 @@ def stamps(paths: Iterable[Path]) -> dict[Path, Stamp | None]:
     files, members_of = by_archive(paths)
     of_archive = cache(stamp)
     members = {path: of_archive(archive) for archive, paths in members_of.items() for path in paths}
-    some = [files[start : start + NUM_AT_ONCE] for start in range(0, len(files), NUM_AT_ONCE)]
-    found = chain.from_iterable(threaded_map(lambda paths: [stamp(path) for path in paths], some))
-    return dict(zip(files, found, strict=True)) | members
+    chunks = [files[start : start + NUM_AT_ONCE] for start in range(0, len(files), NUM_AT_ONCE)]
+    stamped = chain.from_iterable(threaded_map(lambda paths: [stamp(path) for path in paths], chunks))
+    return dict(zip(files, stamped, strict=True)) | members
 
 
 def stamp(path: Path) -> Stamp | None:
     """The stamp of a file; None if it does not exist or was changed a moment ago."""
     with contextlib.suppress(OSError, ValueError):
-        found = path.stat()
-        if max(found.st_mtime, found.st_ctime) < now() - TICK_S:
-            return found.st_size, found.st_mtime_ns, found.st_ctime_ns
+        status = path.stat()
+        if max(status.st_mtime, status.st_ctime) < now() - TICK_S:
+            return status.st_size, status.st_mtime_ns, status.st_ctime_ns
     return None
 
 
@@ -356,14 +356,15 @@ def index_images(records: Iterable[Record], known: ImageIndex | None = None, *, 
     if known.key_of and not origin_of:
         return known
     stamp_of = {path: stamp for path, stamp in stamps(origin_of).items() if stamp}
-    found = inspect_images(origin_of)
-    unusable = {path: found[path].problem for path in origin_of if found[path].is_missing}
+    inspected = inspect_images(origin_of)
+    unusable = {path: inspected[path].problem for path in origin_of if inspected[path].is_missing}
     if needs_one and unusable and len(unusable) == len(origin_of) and not known.key_of:
         raise _none_usable(unusable, origin_of)
-    images = distinct(found)
+    images = distinct(inspected)
     path_of = {key: image.path for key, image in images.items()} | known.path_of
     return ImageIndex(
-        key_of=known.key_of | {path: found[path].key for path in sorted(found) if not found[path].is_missing},
+        key_of=known.key_of
+        | {path: inspected[path].key for path in sorted(inspected) if not inspected[path].is_missing},
         path_of=path_of,
         size_of={key: image.size for key, image in images.items()} | known.size_of,
         transparent=known.transparent.union(key for key, image in images.items() if "transparent" in image.traits),
@@ -395,11 +396,11 @@ def inspect_images(paths: Iterable[Path], *, decode: bool = False) -> dict[Path,
             members = _read_archive(archive, members_of[archive])
             return counted(threaded_map(inspect, members) if decode else map(inspect, members))
 
-        found = counted(threaded_map(lambda path: inspect((path, _read_file(path))), files))
-        found.sort(key=lambda image: (image.key, image.path))
+        inspected_images = counted(threaded_map(lambda path: inspect((path, _read_file(path))), files))
+        inspected_images.sort(key=lambda image: (image.key, image.path))
         for members in threaded_map(of_archive, members_of):
-            found += members
-    return {image.path: image for image in sorted(found, key=lambda image: image.is_missing)}
+            inspected_images += members
+    return {image.path: image for image in sorted(inspected_images, key=lambda image: image.is_missing)}
 
 
 def _inspect(read: tuple[Path, bytes | ImageError], *, decode: bool) -> ImageInfo:
@@ -418,11 +419,11 @@ def _inspect(read: tuple[Path, bytes | ImageError], *, decode: bool) -> ImageInf
 
 def distinct(images: Mapping[Path, ImageInfo]) -> dict[str, ImageInfo]:
     """One image for each key, in their order, without those that cannot be read."""
-    found: dict[str, ImageInfo] = {}
+    image_of: dict[str, ImageInfo] = {}
     for image in images.values():
         if not image.is_missing:
-            found.setdefault(image.key, image)
-    return found
+            image_of.setdefault(image.key, image)
+    return image_of
 
 
 def _none_usable(unusable: dict[Path, str], origin_of: dict[Path, str]) -> ImageError:
@@ -444,9 +445,9 @@ def _read_file(path: Path) -> bytes | ImageError:
         return unreadable(path, "it leads out of the image root; keep images below the root")
     try:
         with open(path, "rb", opener=_open_at_once) as file:
-            found = os.fstat(file.fileno())
-            regular = stat.S_ISREG(found.st_mode)
-            problem = _too_large(found.st_size) if regular else "it is a FIFO or a device; expected a file"
+            status = os.fstat(file.fileno())
+            regular = stat.S_ISREG(status.st_mode)
+            problem = _too_large(status.st_size) if regular else "it is a FIFO or a device; expected a file"
             return unreadable(path, problem) if problem else file.read()
     except (OSError, ValueError, MemoryError) as error:
         return unreadable(path, _why(path, error))

@@ -66,8 +66,8 @@ def image_columns(schema: Any) -> dict[str, ImageColumn]:
     if len({*schema.names}) < len(schema.names):
         twice = next(name for name in schema.names if schema.names.count(name) > 1)
         raise ImageError(f"two columns are called `{twice}`; rename one of them")
-    found = (_as_image_column(field) for field in schema)
-    return {column.name: column for column in found if column}
+    columns = (_as_image_column(field) for field in schema)
+    return {column.name: column for column in columns if column}
 
 
 def find_image_column(schema: Any) -> ImageColumn | None:
@@ -292,13 +292,13 @@ class _Columns(NamedTuple):
         name, of_bytes = image and image.name, byte_columns(schema)
         referring: tuple[str, ...] = REFERRING
         if not CONVERSATIONS & {*schema.names}:  # a table, whose images may be in lists
-            question = next((one for one in QUESTION_NAMES if one in schema.names), "")
+            question = next((column for column in QUESTION_NAMES if column in schema.names), "")
             if question in of_bytes:
                 raise ImageError(f"the column `{question}` holds bytes; expected texts")
-            referring = tuple(one for one in IMAGE_NAMES if one in schema.names)[: 0 if image else 1]
+            referring = tuple(column for column in IMAGE_NAMES if column in schema.names)[: 0 if image else 1]
         names = [field.name for field in schema if field.name != name]
-        names = [one for one in names if one not in of_bytes or one in referring]
-        has_lists = any(one in of_bytes for one in names)
+        names = [column for column in names if column not in of_bytes or column in referring]
+        has_lists = any(column in of_bytes for column in names)
         if image is None or not image.path_field or not _is_empty(file, image):
             return cls(names, name, image is not None, has_lists)
         return cls([*names, image.path_field], name, False, has_lists)

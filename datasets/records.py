@@ -21,10 +21,6 @@ never opened, and counts as an image that cannot be read.
 Malformed records are counted by kind: the message without its values, so that 5,000 records with the same mistake are
 one line. It is made from the message and not noted where errors are raised, which is in fifty places. The cost: a value
 that is not recognised as one makes several kinds of one mistake.
-
-A record of an image that cannot be used is left out as a whole, since without one of its images it asks about something
-that is not there. Who calls `leave_out` knows which images these are: an audit that has decoded them, or the receipts
-of a cache.
 """
 
 from __future__ import annotations
@@ -64,7 +60,7 @@ from lookonce.datasets.text_files import (
 )
 from lookonce.errors import RecordsError, UsageError, explain_os_error
 from lookonce.files import atomic_write
-from lookonce.text import count, first_few, listed, located
+from lookonce.text import listed, located
 
 __all__ = ["Context", "Record", "RecordsFile", "Turn", "format_of_file", "read_records", "write_records"]
 
@@ -223,22 +219,22 @@ def write_records(
     """
     file_type = FILE_TYPES.get(path.suffix.lower(), JSONL)
     format = format_of_file(path, format)
-    everything = [(record.origin or f"record {number}", record) for number, record in enumerate(records, start=1)]
+    named_records = [(record.origin or f"record {number}", record) for number, record in enumerate(records, start=1)]
     namer = Namer(path, image_root, absolute=absolute)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as temporary, errors_name(path, temporary):
-        rows = ((name, _row(record, name, format, namer)) for name, record in _bar(everything, "write records"))
+    with atomic_write(path) as temporary, _errors_name(path, temporary):
+        rows = ((name, _row(record, name, format, namer)) for name, record in _bar(named_records, "write records"))
         file_type.write(temporary, rows)
         finder = Finder(path, image_root)
         read = READERS[file_type.kind]
-        with closing(read(temporary, **file_type.reading)) if everything else nullcontext(()) as again:
-            for (name, record), (_, value) in zip(_bar(everything, "read them back"), again, strict=True):
+        with closing(read(temporary, **file_type.reading)) if named_records else nullcontext(()) as again:
+            for (name, record), (_, value) in zip(_bar(named_records, "read them back"), again, strict=True):
                 if lost := _lost(record, value, name, format, finder, file_type.kind):
                     raise RecordsError(f"{name}: the format {format}, in {path.name}, cannot hold this record: {lost}")
 
 
 @contextlib.contextmanager
-def errors_name(path: Path, temporary: Path) -> Iterator[None]:
+def _errors_name(path: Path, temporary: Path) -> Iterator[None]:
     """Within this context, errors name the file that is written, and not the temporary one."""
     try:
         yield
@@ -247,9 +243,9 @@ def errors_name(path: Path, temporary: Path) -> Iterator[None]:
         raise RecordsError(message.replace(temporary.name, path.name)) from None
 
 
-def _bar(everything: list[tuple[str, Record]], what: str) -> Any:
+def _bar(records: list[tuple[str, Record]], what: str) -> Any:
     """A progress bar, if it takes longer than a moment."""
-    return tqdm(everything, desc=what, unit="record", leave=False, disable=None, delay=PROGRESS_DELAY_S)
+    return tqdm(records, desc=what, unit="record", leave=False, disable=None, delay=PROGRESS_DELAY_S)
 
 
 def format_of_file(path: Path, format: FormatName | None) -> FormatName:
@@ -276,8 +272,8 @@ def _row(record: Record, name: str, format: FormatName, namer: Namer) -> Row:
 
 def _lost(record: Record, value: Any, name: str, format: FormatName, finder: Finder, kind: Kind) -> str:
     """What of a record would be lost when it is read back; empty if nothing."""
-    if (found := format_of(value)) != format:
-        return f"with its metadata it would be read as the format {found}"
+    if (read_format := format_of(value)) != format:
+        return f"with its metadata it would be read as the format {read_format}"
     try:
         again = read_row(format, value, finder, name)
     except RecordsError as error:
@@ -293,13 +289,13 @@ def _lost(record: Record, value: Any, name: str, format: FormatName, finder: Fin
     return ""
 
 
-def _is_same(found: Mapping[str, Any], metadata: Mapping[str, Any], kind: Kind, name: str) -> bool:
+def _is_same(read: Mapping[str, Any], metadata: Mapping[str, Any], kind: Kind, name: str) -> bool:
     """Whether metadata was read back: in the types of JSON, in parquet without nulls, in CSV as texts."""
     if kind == "table":
         cells = {key: as_cell(value, name) for key, value in metadata.items()}
-        return found == {key: cell for key, cell in cells.items() if cell}
-    expected = without_nulls(metadata) if kind == "parquet" else metadata
-    return bool(_as_json(found) == _as_json(expected))
+        return read == {key: cell for key, cell in cells.items() if cell}
+    written = without_nulls(metadata) if kind == "parquet" else metadata
+    return bool(_as_json(read) == _as_json(written))
 
 
 def _as_json(value: Any) -> Any:
@@ -307,8 +303,8 @@ def _as_json(value: Any) -> Any:
     return json.loads(json.dumps(value), parse_constant=str)
 
 
-NUM_NAMED, NUM_PLACES = 5, 3
-"""A text names this many images, and each line this many records."""
+NUM_PLACES = 3
+"""A kind names this many of its records."""
 VALUES = (
     (re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""), "..."),
     (re.compile(r"(?<=, got ).*?(?=; |$)", re.S), "..."),
@@ -349,10 +345,13 @@ class Collector(list[Malformed]):
 
 def by_kind(malformed: Iterable[Malformed]) -> list[MalformedKind]:
     """The kinds of malformed records, the most frequent first."""
-    found: dict[str, list[Malformed]] = {}
-    for one in malformed:
-        found.setdefault(kind_of(one.reason), []).append(one)
-    kinds = [MalformedKind(kind, some[0].reason, tuple(one.place for one in some)) for kind, some in found.items()]
+    by_name: dict[str, list[Malformed]] = {}
+    for record in malformed:
+        by_name.setdefault(kind_of(record.reason), []).append(record)
+    kinds = [
+        MalformedKind(kind, records[0].reason, tuple(record.place for record in records))
+        for kind, records in by_name.items()
+    ]
     return sorted(kinds, key=lambda kind: -len(kind.places))
 
 
@@ -361,50 +360,3 @@ def kind_of(reason: str) -> str:
     for value, sign in VALUES:
         reason = value.sub(sign, reason)
     return reason
-
-
-@dataclass(frozen=True)
-class UnusableImage:
-    """An image that cannot be used, and the records that show it."""
-
-    path: Path
-    reason: str
-    places: tuple[str, ...]
-
-    def text(self) -> str:
-        named = "" if f"{self.path}" in self.reason else f"{self.path}: "
-        return f"{named}{self.reason} ({listed(self.places, NUM_PLACES)})"
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """How many records were left out, and because of which images."""
-
-    num_records: int
-    """Records before any was left out."""
-    num_left_out: int
-    images: tuple[UnusableImage, ...] = ()
-
-    def text(self, kind: str = "") -> str:
-        """A sentence, and a line for each of the first few images; `kind` of records, such as "train "."""
-        what = f"{self.num_left_out:,} of {count(self.num_records, f'{kind}record')}"
-        return "\n".join([f"left out {what}, which show {count(len(self.images), 'unusable image')}:", *self.lines()])
-
-    def lines(self) -> list[str]:
-        """The first few images."""
-        return first_few([image.text() for image in self.images], NUM_NAMED)
-
-
-def leave_out(records: Iterable[Record], unusable: Mapping[Path, str]) -> tuple[list[Record], LeftOut]:
-    """The records whose images can all be used, in order; `unusable` are the reasons why others cannot, by path."""
-    kept: list[Record] = []
-    places: dict[Path, list[str]] = {}
-    records = list(records)
-    for record in records:
-        broken = [path for path in dict.fromkeys(record.images) if path in unusable]
-        for path in broken:
-            places.setdefault(path, []).append(record.origin)
-        if not broken:
-            kept.append(record)
-    images = tuple(UnusableImage(path, unusable[path], tuple(some)) for path, some in places.items())
-    return kept, LeftOut(len(records), len(records) - len(kept), images)

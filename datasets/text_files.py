@@ -11,25 +11,22 @@ continues with the next row. After wrong JSON in an array, or wrong quotes in CS
 and reading ends.
 
 A file is recognised by its first bytes, and a table also by its name, since a table begins with any text. Files that
-people have in place of records are named, each with the command that makes records of it: a folder, an archive, a
-workbook, another encoding, JSON over several lines. Nothing is converted on the way, so what is trained on is the file
-that was checked.
+people have in place of records are named, each with the command that makes records of it: a folder, an archive, another
+encoding, JSON over several lines. Nothing is converted on the way, so what is trained on is the file that was checked.
 """
 
 from __future__ import annotations
 
-import codecs
-import contextlib
 import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from lookonce.datasets.formats.record import KEYS, QUESTION_NAMES, Row, is_utf8, respelt
+from lookonce.datasets.formats.record import QUESTION_NAMES, Row, is_utf8, respelt
 from lookonce.datasets.formats.record import shown as value_shown
 from lookonce.errors import RecordsError
 from lookonce.files import open_regular
@@ -43,9 +40,7 @@ HEAD_BYTES = 4096
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 SPACE = re.compile(r"[ \t\r\n]*")
 SEPARATORS = (",", "\t", ";", "|")
-"""Separators of cells; the first is usual in .csv, the second in .tsv."""
-SEPARATOR_LINE = re.compile(r"sep=([,;|\t])\s*", re.IGNORECASE)
-"""The line before the header that names the separator to Excel."""
+"""Separators of cells; a header has most of its own."""
 QUOTES = {
     "unexpected end of data": "a cell begins with a quote and no quote ends it",
     "expected after": "a quoted cell continues after its second quote; write a quote within a cell twice",
@@ -204,9 +199,7 @@ def read_csv(path: Path, name: str | None = None, delimiter: str | None = None, 
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
             first = next(filter(str.strip, iter(partial(file.readline, HEAD_BYTES), "")), "")
-            if named := SEPARATOR_LINE.fullmatch(first):
-                delimiter = delimiter or named[1]
-            delimiter = delimiter or separator_of(first, SEPARATORS[path.suffix.lower() == ".tsv"])
+            delimiter = delimiter or max(SEPARATORS, key=first.count)
             file.seek(0)
             rows = csv.reader(_lines(file, name), delimiter=delimiter, strict=True)
             header = next(filter(None, rows), [])
@@ -226,29 +219,10 @@ def read_csv(path: Path, name: str | None = None, delimiter: str | None = None, 
             raise not_utf8(name, error, "CSV") from None
 
 
-def separator_of(header: str, usual: str) -> str:
-    """The separator of a table with this header: that of most usual names, else the usual one if it separates."""
-
-    def rank(separator: str) -> tuple[int, bool, int]:
-        cells = cells_of(header, separator)
-        num_known = len(KEYS.intersection(cell.strip().lower() for cell in cells))
-        return num_known, separator == usual and len(cells) > 1, len(cells)
-
-    return max((usual, *SEPARATORS), key=rank)
-
-
-def cells_of(line: str, separator: str) -> list[str]:
-    """The cells of a line; none if it is not one of a table."""
-    try:
-        return next(csv.reader([line], delimiter=separator), [])
-    except csv.Error:
-        return []
-
-
 def _lines(file: TextIO, name: str) -> Iterator[str]:
     for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES), ""), start=1):
         _check_length(line, f"{name}:{number}")
-        yield "\n" if number == 1 and SEPARATOR_LINE.fullmatch(line) else line
+        yield line
 
 
 def _check_header(header: list[str], name: str) -> None:
@@ -263,45 +237,15 @@ def _check_header(header: list[str], name: str) -> None:
 
 Kind = Literal["jsonl", "array", "table", "parquet"]
 TABLES = (".csv", ".tsv")
-ENCODINGS = {
-    codecs.BOM_UTF32_LE: "UTF-32",
-    codecs.BOM_UTF32_BE: "UTF-32",
-    codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
-}
-"""Marks at the beginning of texts in other encodings; that of UTF-32 begins with that of UTF-16."""
 COMPRESSED = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
 """The first bytes of compressed files, and the command that decompresses them."""
 OTHERS = {
-    b"PK\x03\x04": ("a zip archive", "unpack it with: unzip {path}"),
-    b"7z\xbc\xaf": ("a 7z archive", "unpack it with: 7z x {path}"),
-    b"\xd0\xcf\x11\xe0": ("an old Excel workbook (.xls)", "save it as CSV in UTF-8"),
-    b"PK\x05\x06": ("an empty zip archive", "name a file of records"),
-    b"Rar!": ("a RAR archive", "unpack it with: unrar x {path}"),
-    b"%PDF": ("a PDF file", "name a file of records"),
-    b"\xff\xd8\xff": ("a JPEG image", "name a file of records"),
-    b"\x89PNG": ("a PNG image", "name a file of records"),
-    b"\x89HDF": ("an HDF5 file", "write its rows as JSONL or parquet"),
-    b"\x93NUMPY": ("an array of NumPy", "write its rows as JSONL or parquet"),
-    b"\x80\x04\x95": ("a pickle of Python", "write its rows as JSONL or parquet"),
-    b"SQLite format 3\0": ("an SQLite database", "write its rows as JSONL or CSV"),
-    b"\xff\xff\xff\xff": ("an Arrow file", "write it as parquet, with save_to_disk replaced by to_parquet"),
+    b"PK\x03\x04": ("a zip archive or an Excel workbook", "unpack the one with unzip, save the other as CSV in UTF-8"),
     b"ARROW1": ("an Arrow file", "write it as parquet, with save_to_disk replaced by to_parquet"),
     b"version https://git-lfs": ("a pointer of Git LFS in place of the file", "download the file with: git lfs pull"),
     b"<!doctype html": ("an HTML page", "download the file itself; a dataset of the Hub may need `hf auth login`"),
-    b"<html": ("an HTML page", "download the file itself; a dataset of the Hub may need `hf auth login`"),
-}  # fmt: skip
-"""The first bytes, in lower case, of other files, what these are and what to do."""
-WORKBOOKS = {
-    b"opendocument.spreadsheet": "a LibreOffice workbook",
-    b"xl/": "an Excel workbook",
-    b"[Content_Types].xml": "an Excel workbook",
 }
-"""What the first bytes of a workbook hold."""
-RECORD_KEYS = ("turns", "conversations", "messages", "images")
-"""Keys whose value is a list in a record itself."""
-MAX_PARSED = 1 << 26
-"""The most characters of a file that are parsed for a message."""
+"""The first bytes, in lower case, of other files, what these are and what to do."""
 
 
 def kind_of_file(path: Path) -> Kind:
@@ -326,11 +270,9 @@ def kind_of_file(path: Path) -> Kind:
         return "array"
     if not is_json(head) and _is_header(start):
         raise RecordsError(f"{path} is a table, beginning with {_shown(start)}; give its name the suffix .csv or .tsv")
-    if _ends_with_comma(start):
-        command = f"sed 's/,[[:space:]]*$//' {shell(path)} > NEW.jsonl"
-        raise RecordsError(f"{path}: its lines end with commas; write one object a line, with: {command}")
     if _goes_over_lines(start):
-        raise RecordsError(_over_lines(path))
+        command = f"{shell('jq', '-c', '.', path)} > NEW.jsonl"
+        raise RecordsError(f"{path}: its JSON objects go over several lines; write one object a line, with: {command}")
     return "jsonl"
 
 
@@ -345,26 +287,20 @@ def _refuse_others(path: Path, head: bytes) -> None:
     for magic, command in COMPRESSED.items():
         if head.startswith(magic):
             raise RecordsError(f"{path} is compressed; unpack it, for example with: {command} --keep {shell(path)}")
-    if head.startswith(b"PK\x03\x04") and (what := next((WORKBOOKS[one] for one in WORKBOOKS if one in head), "")):
-        raise RecordsError(f"{path} is {what}; save it as CSV in UTF-8")
     for magic, (what, advice) in OTHERS.items():
         if head.lstrip()[: len(magic)].lower() == magic.lower():
-            raise RecordsError(f"{path} is {what}; {advice.format(path=shell(path))}")
-    if head[257:262] == b"ustar":
-        raise RecordsError(f"{path} is a tar archive; make records of its samples with: lookonce data prepare")
-    encoding = next((name for mark, name in ENCODINGS.items() if head.startswith(mark)), "")
-    zeros = [head[start::2].count(b"\0") for start in (0, 1)]
-    if encoding or (len(head) / 4 < sum(zeros) <= len(head) * 0.6 and min(zeros) < max(zeros) / 9):  # else: damage
-        encoding = encoding or ("UTF-16LE" if head[1:2] == b"\0" else "UTF-16BE")
+            raise RecordsError(f"{path} is {what}; {advice}")
+    if head.count(b"\0") > 0.4 * len(head):
         kind = "CSV" if path.suffix.lower() in TABLES else "JSONL"
-        advice = f"expected a {kind} file in UTF-8; convert it with: iconv -f {encoding} -t UTF-8 {shell(path)} > NEW"
-        raise RecordsError(f"{path}:1: cannot be read (it is in {encoding}); {advice}")
+        raise RecordsError(
+            f"{path}:1: cannot be read (it has zero bytes, as UTF-16 or another type of file); expected a {kind} "
+            f"file in UTF-8; convert a text with: iconv -f UTF-16 -t UTF-8 {shell(path)} > NEW"
+        )
 
 
 def _is_header(start: bytes) -> bool:
     """Whether a text begins with a line of names, one of which is usual for a question."""
-    line = start.partition(b"\n")[0].decode("utf-8", "replace")
-    cells = cells_of(line.strip(), separator_of(line, ","))
+    cells = re.split(r"[,;|\t]", start.partition(b"\n")[0].decode("utf-8", "replace").strip())
     return len(cells) > 1 and not {*QUESTION_NAMES}.isdisjoint(cells)
 
 
@@ -372,34 +308,6 @@ def _goes_over_lines(start: bytes) -> bool:
     """Whether a JSON object begins whose first line is not its last."""
     line, _, others = start.partition(b"\n")
     return start.startswith(b"{") and bool(others) and line.rstrip().endswith((b"{", b"[", b","))
-
-
-def _ends_with_comma(start: bytes) -> bool:
-    """Whether the first line is an object with a comma after it."""
-    line = start.partition(b"\n")[0].rstrip()
-    if not (line.startswith(b"{") and line.endswith(b"},")):
-        return False
-    with contextlib.suppress(ValueError, RecursionError):
-        return isinstance(json.loads(line[:-1]), dict)
-    return False
-
-
-def _over_lines(path: Path) -> str:
-    """What to say of objects over several lines."""
-    selected = "."
-    with path.open(encoding="utf-8-sig", errors="replace") as file, contextlib.suppress(ValueError, RecursionError):
-        value = json.loads(file.read(MAX_PARSED))
-        selected = f".{inner}[]" if (inner := records_inside(value)) else "."
-    command = f"{shell('jq', '-c', selected, path)} > NEW.jsonl"
-    return f"{path}: its JSON objects go over several lines; write one object a line, with: {command}"
-
-
-def records_inside(value: Mapping[str, Any]) -> str:
-    """The key of an object that is not a record and has a list of them; empty if it is not plain which one that is."""
-    lists = [key for key, item in value.items() if isinstance(item, list) and item and isinstance(item[0], dict)]
-    return (
-        lists[0] if len(lists) == 1 and lists[0] not in RECORD_KEYS and re.fullmatch(r"[A-Za-z_]\w*", lists[0]) else ""
-    )
 
 
 def _shown(start: bytes) -> str:

@@ -44,8 +44,8 @@ from lookonce.run.start_adapter import adapter_hash, folder_of
 from lookonce.text import count, listed, nfc, quoted, shell, short_ends
 
 SEED = "train.seed"
-OF_TRAINING = {"records", "lessons", "context"}
-"""Recorded inputs that are hashes of the training records, among others."""
+OF_TRAINING = {"records", "stages", "lessons", "context"}
+"""Recorded inputs that are hashes of the training records, among others; 0.3 recorded stages as `lessons`."""
 
 
 @dataclass(frozen=True)

@@ -36,23 +36,21 @@ class CorpusFile:
     records: Sequence[Record]
     malformed: Sequence[Malformed] = ()
     """The records that cannot be read."""
-    num_coerced: int = 0
-    """Answers that are numbers or booleans, read as text."""
     note: str = ""
     """What of the file was left out."""
 
     @classmethod
-    def read(cls, name: str, path: Path, image_root: Path | None, *, coerce_answers: bool) -> CorpusFile:
+    def read(cls, name: str, path: Path, image_root: Path | None) -> CorpusFile:
         """Read a file; malformed records are kept aside.
 
         Raises:
             RecordsError: there is no such file, or it cannot be read as text.
         """
         malformed = Collector()
-        file = RecordsFile(path, image_root, coerce_answers=coerce_answers, broken=malformed)
+        file = RecordsFile(path, image_root, broken=malformed)
         records = list(file)
-        named = [one._replace(place=name + one.place.removeprefix(str(path))) for one in malformed]
-        return cls(name, path, records, named, file.num_coerced, file.note())
+        named = [record._replace(place=name + record.place.removeprefix(str(path))) for record in malformed]
+        return cls(name, path, records, named, file.note())
 
     def origin(self, record: Record) -> str:
         """Return where the record is, with the short name of the file: "train.jsonl:12"."""
@@ -68,15 +66,8 @@ class Corpus:
     images: Mapping[Path, ImageInfo]
 
     @classmethod
-    def read(
-        cls,
-        paths: Sequence[Path],
-        image_root: Path | None = None,
-        *,
-        decode: bool = False,
-        coerce_answers: bool = False,
-    ) -> Corpus:
-        """Read the files, and inspect every image once. `coerce_answers` reads numbers and booleans as answers.
+    def read(cls, paths: Sequence[Path], image_root: Path | None = None, *, decode: bool = False) -> Corpus:
+        """Read the files, and inspect every image once.
 
         Raises:
             RecordsError: a file is missing, or cannot be read as text.
@@ -87,10 +78,7 @@ class Corpus:
             raise UsageError(f"{twice[0]} is given twice; give each records file once")
         paths = sorted(paths, key=lambda path: not path.name.startswith(TRAIN))
         names = short_ends(paths)
-        files = [
-            CorpusFile.read(name, path, image_root, coerce_answers=coerce_answers)
-            for name, path in zip(names, paths, strict=True)
-        ]
+        files = [CorpusFile.read(name, path, image_root) for name, path in zip(names, paths, strict=True)]
         images = {image for file in files for record in file.records for image in record.images}
         return cls(tuple(files), inspect_images(images, decode=decode))
 
@@ -124,7 +112,9 @@ class QuestionAnswer(NamedTuple):
 
 def list_questions(corpus: Corpus) -> list[QuestionAnswer]:
     """Return all questions of all files, in order."""
-    return [one for file in corpus.files for record in file.records for one in _of_record(file, record, corpus)]
+    return [
+        question for file in corpus.files for record in file.records for question in _of_record(file, record, corpus)
+    ]
 
 
 def _of_record(file: CorpusFile, record: Record, corpus: Corpus) -> Iterator[QuestionAnswer]:

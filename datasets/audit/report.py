@@ -185,12 +185,12 @@ def data_url(jpeg: bytes) -> str:
 
 def _questions_about(corpus: Corpus, keys: set[str]) -> dict[str, list[tuple[str, str, str]]]:
     """Return file, question and answer of all questions about each image."""
-    found: dict[str, list[tuple[str, str, str]]] = {key: [] for key in keys}
+    about: dict[str, list[tuple[str, str, str]]] = {key: [] for key in keys}
     for file in corpus.files:
         for record in file.records:
             for key in {corpus.identity(image) for image in record.images} & keys:
-                found[key] += [(file.name, turn.question, turn.answer) for turn in record.turns]
-    return found
+                about[key] += [(file.name, turn.question, turn.answer) for turn in record.turns]
+    return about
 
 
 def _shrink(read: tuple[Path, bytes | ImageError], side: int) -> tuple[Path, bytes]:

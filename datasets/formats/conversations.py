@@ -38,7 +38,6 @@ from typing import Any, NamedTuple
 
 from lookonce.datasets.formats.image_references import (
     MOVE_IMAGES,
-    NAMING_TAG,
     TAG,
     Finder,
     add_tags,
@@ -108,8 +107,8 @@ def message_values(message: Any, number: int, keys: Sequence[str], origin: str) 
     if not isinstance(message, dict):
         raise RecordsError(f"{origin}: message {number} must be an object with {list(keys)}, got {kind(message)}")
     refuse_pixel_limits(message, f"{origin}: message {number} has")
-    if other := [key for key, value in message.items() if key not in keys and value not in (None, "", [])]:
-        raise RecordsError(f"{origin}: message {number} has `{other[0]}`, which would be lost; expected {list(keys)}")
+    if unknown := [key for key, value in message.items() if key not in keys and value not in (None, "", [])]:
+        raise RecordsError(f"{origin}: message {number} has `{unknown[0]}`, which would be lost; expected {list(keys)}")
     return [need(message, key, f"{origin}: message {number}") for key in keys]
 
 
@@ -119,12 +118,12 @@ def image_references(row: Row, origin: str) -> list[Any]:
     Raises:
         RecordsError: both keys have a value.
     """
-    found = [row[key] for key in ("image", "images") if row.get(key) not in (None, [])]
-    if len(found) > 1:
+    values = [row[key] for key in ("image", "images") if row.get(key) not in (None, [])]
+    if len(values) > 1:
         raise RecordsError(f"{origin}: both `image` and `images` have a value; expected one of the two keys")
-    if not found:
+    if not values:
         return []
-    return found[0] if isinstance(found[0], list) else [found[0]]
+    return values[0] if isinstance(values[0], list) else [values[0]]
 
 
 def to_record(
@@ -152,7 +151,7 @@ def _remove_tags(messages: Sequence[Message], origin: str) -> tuple[list[Message
         content = message.content if message.has_tags and isinstance(message.content, str) else ""
         if other := next((tag for tag in OTHER_TAGS if tag in content and message.role == USER), None):
             raise RecordsError(f"{origin}: {other} in message {number}; {OTHER_TAGS[other]}")
-        if TAG in content and NAMING_TAG not in content:
+        if TAG in content:
             if message.role != USER or after_question:
                 raise RecordsError(f"{origin}: {TAG} in message {number}, of the {message.role}; {MOVE_IMAGES}")
             question, num_tags = remove_tags(content, origin)
@@ -235,7 +234,7 @@ def _with_tags(record: Record, between: str = "") -> list[Turn]:
     return [replace(first, question=add_tags(first.question, len(record.images), between)), *others]
 
 
-IMAGE_KEYS = ("path", "url", "image", "base64")
+IMAGE_KEYS = ("path", "url", "image")
 """The keys under which a part of type `image` may have its reference."""
 ALLOWED_KEYS = {
     "text": ("type", "text", "index"),
@@ -287,8 +286,10 @@ def _part(part: Any, role: str, where: str, finder: Finder) -> tuple[str, Any]:
         raise RecordsError(f"{where} has a part that is {what}; expected one of type {', '.join(ALLOWED_KEYS)}")
     for value in (part, part.get("image_url")):
         refuse_pixel_limits(value, f"{where} has a part with")
-    if other := [key for key, value in part.items() if key not in ALLOWED_KEYS[name] and value is not None]:
-        raise RecordsError(f"{where} has a part with `{other[0]}`, which would be lost; expected {ALLOWED_KEYS[name]}")
+    if unknown := [key for key, value in part.items() if key not in ALLOWED_KEYS[name] and value is not None]:
+        raise RecordsError(
+            f"{where} has a part with `{unknown[0]}`, which would be lost; expected {ALLOWED_KEYS[name]}"
+        )
     if name == "text":
         text = need(part, "text", where)
         if role == ASSISTANT and is_number(text):

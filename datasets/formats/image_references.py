@@ -1,10 +1,7 @@
 """Image references: what a record says of an image, as a path; and image tags and marks in texts.
 
-A reference is a path, a `file://` URL, a `data:` URL, base64, or an object with `bytes` or `path`. A tag is `<image>`;
-marks are those of other programs:
-
-    <img>a.jpg</img>   ![](a.jpg)   <img src="a.jpg">   [img]a.jpg[/img]      name their file
-    <|image_1|>   <image_1>   <image_placeholder>   <ImageHere>   ...         stand for an image of the record
+A reference is a path, a `file://` URL, a `data:` URL in base64, or an object with `bytes` or `path`. A tag is
+`<image>`; marks are those of other programs, such as `<|image_1|>`, `<image_placeholder>` and `[img]`.
 
 Design: paths are judged by their text, without accessing the disk. A relative path that leads out of the root keeps its
 `..`, which no other path has, and is never opened. An absolute path is taken as it is, as many formats use them, unless
@@ -20,10 +17,8 @@ The images of a record come before its first question, so that all questions abo
 at the beginning of the first question means exactly that. A tag at its end is moved to the beginning, as LLaVA itself
 does. Anywhere else its position has a meaning that would be lost, and the record is refused.
 
-Marks are read in every record format, by the same rule: those that name files give the record its images, others must
-be as many as its images. A record is never trained without the image that its text speaks of. `<image>` itself is a tag
-in formats that define it, and a word in the others. HTML and Markdown are texts where a model may learn to read or
-write them: in answers and system texts, and beside images with other names.
+Marks are refused in every record format, so a record is never trained without the image that its text speaks of.
+`<image>` itself is a tag in formats that define it, and a word in the others.
 
 Removing a tag also removes one line break beside it, or spaces, so a question that itself begins with a line break can
 be written and read back.
@@ -33,19 +28,16 @@ from __future__ import annotations
 
 import base64
 import binascii
-import html
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path, PosixPath
 from typing import Any
-from urllib.parse import unquote, unquote_to_bytes
+from urllib.parse import unquote
 
 from lookonce.datasets.formats.record import (
     Record,
-    Turn,
     is_number,
     kind,
     may_have_marks,
@@ -55,35 +47,27 @@ from lookonce.datasets.formats.record import (
     texts,
 )
 from lookonce.errors import RecordsError
-from lookonce.families.family import IMAGE_IN_PROMPT
 from lookonce.text import count, one_line, shell
 
 SUFFIXES = ("jpg", "jpeg", "png", "gif", "bmp", "tif", "tiff", "webp")
 """Files with these suffixes are images."""
-OF_FORMAT = {"JPEG": ".jpg", "MPO": ".jpg", "JPEG2000": ".jp2", "TIFF": ".tif"}
-"""Suffixes of those of Pillow's formats that are not named like the format."""
-SIGNATURES = (
-    (b"\xff\xd8\xff", "JPEG"),
-    (b"\x89PNG\r\n\x1a\n", "PNG"),
-    (b"GIF8", "GIF"),
-    (b"BM", "BMP"),
-    (b"II*\0", "TIFF"),
-    (b"MM\0*", "TIFF"),
-)
-"""The first bytes of image files; WebP's are in two places."""
+SIGNATURES = {
+    b"\xff\xd8\xff": ".jpg",
+    b"\x89PNG\r\n\x1a\n": ".png",
+    b"GIF8": ".gif",
+    b"BM": ".bmp",
+    b"II*\0": ".tif",
+    b"MM\0*": ".tif",
+}
+"""The first bytes of image files, and their suffix; WebP's are in two places."""
 IMAGE_SUFFIX = re.compile(rf"\.({'|'.join(SUFFIXES)})$", re.IGNORECASE)
-
-
-def suffix_of_format(format: str) -> str:
-    """The suffix for Pillow's name of a format: ".jpg"."""
-    return OF_FORMAT.get(format, f".{format.lower()}")
 
 
 def suffix_of_bytes(data: bytes) -> str:
     """The suffix that the first bytes of a file ask for; empty if they are unknown."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return ".webp"
-    return next((suffix_of_format(format) for signature, format in SIGNATURES if data.startswith(signature)), "")
+    return next((suffix for signature, suffix in SIGNATURES.items() if data.startswith(signature)), "")
 
 
 def without_suffix(name: str) -> str:
@@ -94,9 +78,9 @@ def without_suffix(name: str) -> str:
 Keep = Callable[[bytes], Path]
 """Stores the bytes of an embedded image and returns its path."""
 SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
-DATA = re.compile(r"data:([^,]*),", re.IGNORECASE)
-BASE64 = re.compile(r"\s*(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR|SUkqA|TU0AK|Qk)[A-Za-z0-9+/\s]{60,}={0,2}\s*")
-"""The encoded bytes of JPEG, PNG, GIF, WebP, TIFF or BMP files; a path with a suffix does not match."""
+DATA = re.compile(r"data:[^,]*;base64,", re.IGNORECASE)
+MAX_PATH = 4096
+"""The longest path; longer texts are embedded images."""
 ELSEWHERE = "move it there or give another image root"
 ID_FOLDERS, ID_SUFFIXES = ("", "images/"), ("", *(f".{suffix}" for suffix in SUFFIXES))
 OBJECT_KEYS = ("bytes", "path", "url", "image")
@@ -148,12 +132,12 @@ class Finder:
         if isinstance(reference, bytes):
             return self._keep(reference, origin)
         name = text(reference, "image", origin)
+        if len(name) > MAX_PATH and name[:5].lower() != "data:":
+            raise RecordsError(f"{origin}: image {kind(name)} is no path; embedded images are data: URLs in base64")
         if name[:5].lower() == "data:":
             return self._keep(_data_of_url(name, origin), origin)
-        if BASE64.fullmatch(name):
-            return self._keep(_data_of_base64(name, origin), origin)
-        found = self._known[name] = self._path(_local(name, origin))
-        return found
+        path = self._known[name] = self._path(_local(name, origin))
+        return path
 
     def is_open(self, value: Any) -> bool:
         """Whether this stands for the answer to the last question of a record, and may be missing."""
@@ -190,12 +174,10 @@ class Finder:
 
     def _find_object(self, reference: dict[str, Any], origin: str) -> Path:
         refuse_pixel_limits(reference, f"{origin}: an image has")
-        if isinstance(data := reference.get("bytes"), str):
-            return self._keep(_data_of_base64(data, origin), origin)
-        given = [reference[key] for key in OBJECT_KEYS if reference.get(key) is not None]
-        if not given:
+        references = [reference[key] for key in OBJECT_KEYS if reference.get(key) is not None]
+        if not references:
             raise RecordsError(f"{origin}: an image must have `bytes` or `path`, got {kind(reference)}")
-        return self.find(given[0], origin)
+        return self.find(references[0], origin)
 
     def _keep(self, data: bytes, origin: str) -> Path:
         if self.keep is None:
@@ -232,17 +214,10 @@ def _local(name: str, origin: str) -> str:
 
 
 def _data_of_url(name: str, origin: str) -> bytes:
-    match = DATA.match(name)
-    if match is None:
-        raise RecordsError(f"{origin}: image {kind(name)} is not a complete data: URL; it has no comma")
-    if match[1].lower().endswith(";base64"):
-        return _data_of_base64(unquote(name[match.end() :]), origin)
-    return unquote_to_bytes(name[match.end() :])
-
-
-def _data_of_base64(value: str, origin: str) -> bytes:
+    if not (match := DATA.match(name)):
+        raise RecordsError(f"{origin}: image {kind(name)} is not a data: URL in base64")
     try:
-        return base64.b64decode("".join(value.split()), validate=True)
+        return base64.b64decode("".join(unquote(name[match.end() :]).split()), validate=True)
     except (binascii.Error, ValueError) as error:
         raise RecordsError(f"{origin}: the embedded image is not base64 ({error}); is it cut off?") from None
 
@@ -281,42 +256,23 @@ class Namer:
 
 def _is_plain(name: str) -> bool:
     """Whether it is read back as a path, not as another kind of reference."""
-    return bool(name.strip()) and not (SCHEME.match(name) or name[:5].lower() == "data:" or BASE64.fullmatch(name))
+    return bool(name.strip()) and not (SCHEME.match(name) or name[:5].lower() == "data:")
 
 
 TAG = "<image>"
-NAMING_TAG = "</image>"
-"""The end of a mark that is no tag: `<image>a.jpg</image>`."""
 LEADING = re.compile(r"\s*(?:<image>\s*)*<image>[ \t]*(?:\r?\n)?")
 MOVE_IMAGES = "lookonce shows images before the first question; move it there"
-MARKUP = r"<img\s[^<>]*>|!\[[^\[\]]*\]\((?P<markdown>[^()\n]*)\)"
+MARKUP = r"<img\s[^<>]*>|!\[[^\[\]]*\]\([^()\n]*\)"
 """Images in HTML and in Markdown."""
-OPENS = (
-    r"<\|?(?:(?:begin|start)_of_(?:image|img)|(?:image|img|media)_(?:start|begin)|start_img|boi)\|?>|<im_start>|<img>"
-)
-CLOSES = r"<\|?(?:end_of_(?:image|img)|(?:image|img|media)_end|end_img|eoi)\|?>|<im_end>|</img>"
-FILLS = (
-    r"<im_patch>|<\|?(?:image|img|media)[ _@]?(?:placeholder|token|here|pad|patch|soft_token|context|content)\|?>"
-    r"|<\| ?(?:img|image) ?\|>|\[(?:image|img)_break\]"
-)
-"""Tokens around the tokens of one image, and such tokens, of which programs write any number for an image."""
 MARK = re.compile(
-    rf"{MARKUP}|<img>(?P<img>[^<>]*)</img>|\(<image>\./</image>\)|<image>(?P<image>[^<>]*)</image>"
-    rf"|(?:{OPENS})(?:image)?(?:<image>|{FILLS})*(?:{CLOSES})|<fake_token_around_image><image><fake_token_around_image>"
-    r"|\[img\](?P<bbcode>[^\[\]]*)\[/img\]|(?<!\[img\])(?<!\[img_break\])\[img\](?:\[img(?:_break)?\])*\[img_end\]"
-    rf"|{IMAGE_IN_PROMPT}|{OPENS}|{CLOSES}|{FILLS}|<fake_token_around_image>"
-    r"|(?!(?-i:<image>))< ?image ?>|< ?img ?>|<(?:img|image) ?/>|\[ ?(?:img|image) ?\]"
-    r"|(?:(?P<bar><\|?)|\[)(?:img|image)[ _#:-]?(?P<number>\d+)(?(bar)\|?>|\])",
+    rf"{MARKUP}"
+    r"|<\|?/? ?(?:(?:begin|start|end)_(?:of_)?)?(?:image|img|media)"
+    r"(?:[ _#:@-]?(?:\d+|placeholder|token|here|pad|patch|soft_token|context|content|start|begin|end))? ?/?\|?>"
+    r"|<\|?[be]oi\|?>|<im_(?:start|end|patch)>|<fake_token_around_image>"
+    r"|\[/? ?(?:image|img)(?:[ _#:-]?\d+|_break|_end)? ?\]",
     re.IGNORECASE,
 )
-"""The image marks of other programs. No part can begin within itself, so a search takes linear time."""
-SOURCE = re.compile(r"""\bsrc\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""", re.IGNORECASE)
-URL = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
-BEFORE_MARK = re.compile(r"\s*(?:Picture \d+:[ \t]*)?")
-"""What may stand between two marks: spaces, and the label that Qwen-VL writes before each of its own."""
-LABEL_AT_END = re.compile(r"Picture \d{1,9}:[ \t]*\Z")
-MAX_LABEL = 24
-"""The longest such label."""
+"""The image marks of other programs; `<image>` alone is none."""
 
 
 def remove_tags(question: str, origin: str) -> tuple[str, int]:
@@ -344,7 +300,7 @@ def _without_last_tags(text: str) -> str:
 
 
 def _without_line_end(text: str) -> str:
-    """What stands before a tag or a mark, without the spaces or the line break between the two."""
+    """What stands before a tag, without the spaces or the line break between the two."""
     text = text.rstrip(" \t")
     return text[:-1].removesuffix("\r") if text.endswith("\n") else text
 
@@ -366,94 +322,26 @@ def add_tags(question: str, num_images: int, between: str = "") -> str:
     return (TAG + between) * num_images + ("\n" if needs_line_break else "") + question
 
 
-def read_marks(record: Record, find: Callable[[str], Path]) -> Record:
-    """The record without image marks, and with the images that they name; `find` gives the path of a name.
+def check_marks(record: Record) -> None:
+    """Check that no text of a record has the mark of another program for an image.
+
+    HTML and Markdown are text where a model may learn to read or write them: in answers, and beside images.
 
     Raises:
-        RecordsError: a mark is not at an end of the first question, or the marks are not those of the record's images.
+        RecordsError: a text has one; names it.
     """
     if not may_have_marks(record):
-        return record
-    for name, number, one in texts(record):
-        for mark in _marks(one) if (name, number) != ("question", 1) else ():
-            if not (_is_markup(mark) and (record.images or name != "question")):
+        return
+    for name, number, content in texts(record):
+        for mark in MARK.finditer(content) if "<" in content or "[" in content else ():
+            is_text = mark[0] == TAG or (_is_markup(mark[0]) and (record.images or name != "question"))
+            if not is_text:
                 where = f"{name} {number}" if number else {"system": "the system text"}.get(name, name)
-                raise RecordsError(f"{record.origin}: the image mark {shown(mark[0])} in {where}; {MOVE_IMAGES}")
-    first, *others = record.turns
-    if not (marks := _marks(first.question)):
-        return record
-    try:
-        question = text(_without_marks(first.question, marks, record.origin), "question", record.origin)
-        images = _images_of(marks, record, find)
-        return replace(record, images=images, turns=(Turn(question, first.answer), *others))
-    except RecordsError:
-        if record.images and all(map(_is_markup, marks)):
-            return record
-        raise
+                raise RecordsError(
+                    f"{record.origin}: the image mark {shown(mark[0])} in {where}; name the images of the "
+                    "record under its key for images, and remove the mark"
+                )
 
 
-def _is_markup(mark: re.Match[str]) -> bool:
-    return re.fullmatch(MARKUP, mark[0], re.IGNORECASE) is not None
-
-
-def _marks(one: str) -> list[re.Match[str]]:
-    return list(MARK.finditer(one)) if "<" in one or "[" in one else []
-
-
-def _without_marks(question: str, marks: Sequence[re.Match[str]], origin: str) -> str:
-    """The question without the marks at its two ends."""
-    start, end, waiting = 0, len(question), [*marks]
-    while waiting and BEFORE_MARK.fullmatch(question, start, waiting[0].start()):
-        start = waiting.pop(0).end()
-    while waiting and not question[waiting[-1].end() : end].strip():
-        end = waiting.pop().start()
-        if label := LABEL_AT_END.search(question, max(end - MAX_LABEL, start), end):
-            end = label.start()
-    if waiting:
-        mark = shown(waiting[0][0])
-        raise RecordsError(f"{origin}: the image mark {mark} in the middle of the first question; {MOVE_IMAGES}")
-    rest = question[start:end]
-    if start:
-        rest = re.sub(r"\A[ \t]*(?:\r?\n)?", "", rest)
-    if end < len(question):
-        rest = _without_line_end(rest)
-    return rest
-
-
-def _images_of(marks: Sequence[re.Match[str]], record: Record, find: Callable[[str], Path]) -> tuple[Path, ...]:
-    """The images of a record whose first question has these marks."""
-    names, images = list(map(_name, marks)), record.images
-    numbers = [int(mark["number"]) for mark in marks if mark["number"]]
-    first = f"{record.origin}: the image mark {shown(marks[0][0])}"
-    if all(names):
-        named = tuple(map(find, names))
-        if not images:
-            return named
-        for mark, image, other in zip(marks, images, named, strict=False):
-            if image.name != other.name:
-                what = f"the image mark {shown(mark[0])} names another image than the record"
-                raise RecordsError(f"{record.origin}: {what}, which has {shown(image.name)}; keep one of the two")
-    elif any(names):
-        raise RecordsError(f"{first} and another one, of which only one names a file; name the files of all images")
-    if len(marks) != len(images):
-        num_marks, num_images = count(len(marks), "image mark"), count(len(images), "image")
-        raise RecordsError(
-            f"{first}: {num_marks} and {num_images}; expected one mark for each image: name the images of the record, "
-            "or remove the marks"
-        )
-    if numbers and numbers not in (list(range(len(images))), list(range(1, len(images) + 1))):
-        raise RecordsError(f"{first}: expected the numbers of the marks in the order of the images, got {numbers}")
-    return images
-
-
-def _name(mark: re.Match[str]) -> str:
-    """The name of the file that a mark names; empty if it only stands for an image."""
-    if mark["markdown"] is not None:
-        name = mark["markdown"].strip()
-        name = name[1:].partition(">")[0] if name.startswith("<") else re.split(r"\s+[\"']", name, maxsplit=1)[0]
-        return name if URL.match(name) else unquote(name)
-    if source := SOURCE.search(mark[0]):
-        name = html.unescape(next(filter(None, source.groups()), ""))
-        return name if URL.match(name) else unquote(name)
-    name = (mark["img"] or mark["image"] or mark["bbcode"] or "").strip()
-    return "" if name in (".", "./") else name
+def _is_markup(mark: str) -> bool:
+    return re.fullmatch(MARKUP, mark, re.IGNORECASE) is not None

@@ -151,11 +151,11 @@ def check_record(record: Record) -> None:
             encoded as UTF-8.
     """
     origin = record.origin
-    for name, _, one in texts(record) if may_have_marks(record) else ():
-        if "<" in one and (token := CONTROL_TOKEN.search(one)):
+    for name, _, content in texts(record) if may_have_marks(record) else ():
+        if "<" in content and (token := CONTROL_TOKEN.search(content)):
             raise RecordsError(
-                f"{origin}: `{name}` contains {token[0]}, a special token of the model, got {shown(one)}; remove it, "
-                "since it would act as one"
+                f"{origin}: `{name}` contains {token[0]}, a special token of the model, got {shown(content)}; remove "
+                "it, since it would act as one"
             )
     for path in (origin, *map(str, record.images)):
         if not path.isascii() and not is_utf8(path):
@@ -165,7 +165,7 @@ def check_record(record: Record) -> None:
 
 def may_have_marks(record: Record) -> bool:
     """Whether a text has a character with which image marks and special tokens begin; most records have none."""
-    whole = "".join([one for turn in record.turns for one in (turn.question, turn.answer)])
+    whole = "".join([content for turn in record.turns for content in (turn.question, turn.answer)])
     if record.system or "references" in record.metadata:
         whole += "".join([record.system or "", *record.references])
     return "<" in whole or "[" in whole
@@ -181,8 +181,8 @@ def texts(record: Record) -> Iterator[tuple[str, int, str]]:
     for number, turn in enumerate(record.turns, start=1):
         yield "question", number, turn.question
         yield "answer", number, turn.answer
-    for one in record.references:
-        yield "references", 0, one
+    for reference in record.references:
+        yield "references", 0, reference
 
 
 def check_values(values: Mapping[str, Any], origin: str) -> None:
@@ -216,9 +216,9 @@ def refuse_pixel_limits(value: Any, where: str, keys: Sequence[str] = PIXEL_LIMI
     Raises:
         RecordsError: an object has one of the keys.
     """
-    if isinstance(value, dict) and (given := [key for key in keys if value.get(key) is not None]):
+    if isinstance(value, dict) and (limits := [key for key in keys if value.get(key) is not None]):
         raise RecordsError(
-            f"{where} `{given[0]}`, which would be lost, since all images of a run have the same limits; remove it "
+            f"{where} `{limits[0]}`, which would be lost, since all images of a run have the same limits; remove it "
             "from the records, and set `cache.min_pixels` or `cache.max_pixels` in the run file"
         )
 
@@ -258,19 +258,6 @@ def need(row: Row, key: str, origin: str) -> Any:
 def keys_of(row: Row) -> str:
     """The keys of a row in a message, with the names of those to rename."""
     return f"{shown(sorted(row))}{respelt(row)}"
-
-
-def texts_within(value: Any) -> Iterator[str]:
-    """All texts in a value at any depth, keys of objects among them."""
-    waiting = [value]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, str):
-            yield value
-        elif isinstance(value, Mapping):
-            waiting += [*value.keys(), *value.values()]
-        elif isinstance(value, list):
-            waiting += value
 
 
 def is_utf8(value: str) -> bool:

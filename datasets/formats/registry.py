@@ -42,7 +42,7 @@ from lookonce.datasets.formats.conversations import (
     write_parts,
     write_sharegpt,
 )
-from lookonce.datasets.formats.image_references import Finder, read_marks
+from lookonce.datasets.formats.image_references import Finder, check_marks
 from lookonce.datasets.formats.record import (
     ANSWER_NAMES,
     IMAGE_ID_NAMES,
@@ -61,7 +61,6 @@ from lookonce.datasets.formats.record import (
     shown,
     text,
 )
-from lookonce.datasets.text_files import records_inside
 from lookonce.errors import RecordsError
 
 RANKS = {name: rank for rank, name in enumerate(IMAGE_NAMES)}
@@ -96,16 +95,18 @@ def write_canonical(record: Record, images: list[str]) -> Row:
 
 def read_flat(row: Row, finder: Finder, origin: str) -> Record:
     """Read a record of one question about one image, or about a list of them."""
-    asked = first_of(row, QUESTION_NAMES) or need(row, QUESTION_NAMES[0], origin)
-    given = first_of(row, ANSWER_NAMES) or ANSWER_NAMES[0]
-    is_open = finder.is_open(row.get(given))
-    value = None if is_open else need(row, given, origin)
+    question_key = first_of(row, QUESTION_NAMES) or need(row, QUESTION_NAMES[0], origin)
+    answer_key = first_of(row, ANSWER_NAMES) or ANSWER_NAMES[0]
+    is_open = finder.is_open(row.get(answer_key))
+    value = None if is_open else need(row, answer_key, origin)
     named = [(isinstance(_listed(row[key])[0], str), RANKS[key], key) for key in row if key in RANKS and row[key]]
     key = min(named)[2] if named else None
-    images = [finder.find(one, origin) for one in _listed(row[key])] if key else [_by_id(row, finder, origin)]
-    question = text(row[asked], asked, origin)
-    answer, references = ("", {}) if is_open else _answers(value, given, finder, origin)
-    metadata = references | {name: value for name, value in row.items() if name not in (key, asked, given)}
+    images = (
+        [finder.find(reference, origin) for reference in _listed(row[key])] if key else [_by_id(row, finder, origin)]
+    )
+    question = text(row[question_key], question_key, origin)
+    answer, references = ("", {}) if is_open else _answers(value, answer_key, finder, origin)
+    metadata = references | {name: value for name, value in row.items() if name not in (key, question_key, answer_key)}
     metadata = _with_references(metadata, finder, origin)
     return Record(tuple(images), (Turn(question, answer),), metadata=metadata, origin=origin)
 
@@ -148,7 +149,7 @@ def _with_references(metadata: dict[str, Any], finder: Finder, origin: str) -> d
     references = metadata.get("references")
     if not (finder.coerce and isinstance(references, list)):
         return metadata
-    texts = [finder.answer(one, "references", origin) if is_number(one) else one for one in references]
+    texts = [finder.answer(answer, "references", origin) if is_number(answer) else answer for answer in references]
     return metadata | {"references": texts}
 
 
@@ -213,21 +214,21 @@ FORMATS: dict[FormatName, RecordFormat] = {
 
 
 def read_row(format: FormatName, row: Row, finder: Finder, origin: str) -> Record:
-    """The `completed` record of a row in a format.
+    """The `checked` record of a row in a format.
 
     Raises:
         RecordsError: the row does not follow the format, or no training can use it.
     """
-    return completed(FORMATS[format].read(row, finder, origin), lambda name: finder.find(name, origin))
+    return checked(FORMATS[format].read(row, finder, origin))
 
 
-def completed(record: Record, find: Callable[[str], Path]) -> Record:
-    """A record from any source with the image marks of its texts read, and checked; `find` gives the path of a name.
+def checked(record: Record) -> Record:
+    """A record from any source, if training can use it.
 
     Raises:
-        RecordsError: no training can use it.
+        RecordsError: it cannot; names what is wrong.
     """
-    record = read_marks(record, find)
+    check_marks(record)
     check_record(record)
     return record
 
@@ -276,19 +277,17 @@ class Reader:
         """
         if not isinstance(value, dict):
             raise RecordsError(f"{origin}: expected a JSON object, got {kind(value)}")
-        found = self._given or format_of(value)
-        self.format = self.format or found
-        if found is None or self.format is None:
-            inner = records_inside(value)
-            hint = f"; its records are under `{inner}`: write one a line, with: jq -c '.{inner}[]' FILE > NEW.jsonl"
-            raise RecordsError(f"{origin}: expected {self._expected(value)}{hint if inner else ''}")
-        if FORMATS[found].kind != FORMATS[self.format].kind:
+        format = self._given or format_of(value)
+        self.format = self.format or format
+        if format is None or self.format is None:
+            raise RecordsError(f"{origin}: expected {self._expected(value)}")
+        if FORMATS[format].kind != FORMATS[self.format].kind:
             raise RecordsError(
                 f"{origin}: expected a record in the format {self.format}, like the first one, got the format "
-                f"{found}; keep them in two files"
+                f"{format}; keep them in two files"
             )
         refuse_pixel_limits(value, f"{origin}: it has", ("min_pixels", "max_pixels"))
-        return read_row(found, value, self.finder, origin)
+        return read_row(format, value, self.finder, origin)
 
     def _expected(self, value: Row) -> str:
         if self.format is None or FORMATS[self.format].kind == "native":

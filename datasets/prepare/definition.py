@@ -11,9 +11,9 @@ import difflib
 import functools
 import re
 from collections import Counter
-from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -30,7 +30,7 @@ FOLDER = Path(__file__).parents[1]
 """The folder with the definitions of known datasets."""
 FIELD = re.compile(r"\{(\w+)\}")
 """The name of a column in a pattern."""
-OWN_METADATA = ("img_id", "official_split", "variant", "references", "original")
+OWN_METADATA = ("img_id", "official_split", "references", "original")
 """Metadata keys that `prepare` itself writes."""
 
 
@@ -57,14 +57,6 @@ class Section(settings.Section):
     model_config = ConfigDict(coerce_numbers_to_str=True)
 
 
-USUAL_NAMES: dict[Any, Sequence[str]] = {
-    "question": QUESTION_NAMES,
-    "answer": ANSWER_NAMES,
-    "image": ("image", *IMAGE_NAMES),
-    "image_id": IMAGE_ID_NAMES,
-}
-
-
 class HubSection(Section):
     id: Annotated[str, AfterValidator(_is_owner_and_name)]
     """The dataset's name on the Hub, owner/name."""
@@ -77,20 +69,16 @@ class HubSection(Section):
 class ColumnsSection(Section):
     """The names of columns; of several, the first that the source has is used; by default the usual ones."""
 
-    question: Names = ["question"]
-    answer: Names = ["answer"]
-    image: Names = ["image"]
+    question: Names = [*QUESTION_NAMES]
+    answer: Names = [*ANSWER_NAMES]
+    image: Names = ["image", *IMAGE_NAMES]
     """The embedded image, or its file name. An http(s) URL is not opened: `images` says where the file is."""
-    image_id: Names = ["img_id", "image_id"]
+    image_id: Names = [*IMAGE_ID_NAMES]
     """The dataset's name for the image: the file is named after it, and rows with the same name stay on one side."""
     split: Names = ["split"]
     """The official split of a row: train, val or test. Without this column, the file's name may say it."""
     metadata: dict[str, Names] = {}
     """Columns that records keep: the name in the record's metadata, and the column."""
-
-    def names(self, kind: Literal["question", "answer", "image", "image_id"]) -> Sequence[str]:
-        """The names of a kind of columns: those of the file, or without any the usual ones of all records."""
-        return getattr(self, kind) if kind in self.model_fields_set else USUAL_NAMES[kind]
 
     @model_validator(mode="after")
     def _names_are_free(self) -> ColumnsSection:
@@ -98,27 +86,6 @@ class ColumnsSection(Section):
         if taken:
             raise ValueError(f"metadata `{taken[0]}` is written by prepare itself; choose another name for the column")
         return self
-
-
-class TextSection(Section):
-    """A dataset of text files with one `question|answer` line per question."""
-
-    files: Pattern
-    """The paths of the text files; `{sequence}` matches a folder or a piece of a name, and becomes a column."""
-    image: Pattern
-    """The path of the image of such a file, with the same names in braces."""
-    image_id: str = ""
-    """The name of that image, with the same names in braces."""
-    separator: Annotated[str, Field(min_length=1)] = "|"
-
-
-class OfficialSection(Section):
-    """The official split, if a metadata column says it instead of the files' names or a column `split`."""
-
-    column: str
-    train: list[Text] = []
-    val: list[Text] = []
-    test: list[Text] = []
 
 
 class SharesSection(Section):
@@ -141,7 +108,6 @@ class SplitSection(Section):
     shares: SharesSection = SharesSection()
     together: list[str] = []
     """Metadata keys: rows with the same value, such as a video or a patient, stay on one side."""
-    official: OfficialSection | None = None
 
 
 class QuestionSection(Section):
@@ -166,12 +132,12 @@ class Definition(Section):
     files: Patterns = []
     """Patterns of the files with the rows, in a local folder; by default all files of one format."""
     columns: ColumnsSection = ColumnsSection()
-    images: Patterns = ["{image}", "images/{image}", "images/{image_id}.jpg", "{image_id}.jpg"]
-    """Where the image of a row is if it is not embedded: tried in this order, in the source's folder and its zip files.
+    images: Patterns = [
+        *("{image}", "images/{image}"),
+        *(f"{folder}{{image_id}}.{suffix}" for suffix in SUFFIXES for folder in ("images/", "")),
+    ]
+    """Where the image of a row is if it is not embedded: tried in this order, in the source's folder.
     Names in braces are columns; `{image}` and `{image_id}` are those of `columns`."""
-    variants: Patterns = []
-    """Where augmented variants of an image are; `{variant}` is 1, 2 and so on."""
-    text: TextSection | None = None
     rules: list[Rule] = []
     duplicates: Policy = "merge"
     """Rows with the same image and question but different answers become one record with all answers as references
@@ -181,20 +147,12 @@ class Definition(Section):
     """Metadata of questions, by their text after the rules."""
 
     @property
-    def image_patterns(self) -> list[str]:
-        """Where images are: `images`, or without it the default with the other suffixes of images too."""
-        if "images" in self.model_fields_set:
-            return self.images
-        others = [f"{folder}{{image_id}}.{suffix}" for folder in ("images/", "") for suffix in SUFFIXES[1:]]
-        return [*self.images, *others]
-
-    @property
     def used_columns(self) -> set[str]:
         """The names of all columns that are used."""
         columns = self.columns
-        names = [*map(columns.names, USUAL_NAMES), columns.split]
-        patterns = " ".join([*self.images, *self.variants])
-        return {name for some in [*names, *columns.metadata.values()] for name in some} | set(FIELD.findall(patterns))
+        of_rows = (columns.question, columns.answer, columns.image, columns.image_id, columns.split)
+        names = chain.from_iterable([*of_rows, *columns.metadata.values()])
+        return {*names, *FIELD.findall(" ".join(self.images))}
 
     @model_validator(mode="after")
     def _rule_names_are_unique(self) -> Definition:

@@ -13,14 +13,14 @@ answers as references: the first is trained on, and an evaluation accepts each. 
 `drop` leaves all of them out, since it is unknown which is right.
 
 Splits: image families are split, never questions. A family is all images that could reveal each other: files with the
-same bytes whatever their names, files with the same name in the dataset whatever their bytes, augmented variants of an
-image, and images with the same value of a column that is to stay together (the frames of one video). Families are
-sorted by their smallest image name, or by key if the dataset has no names, shuffled by a seeded generator, and
-assigned: the first to val, the next to test, the rest to train. So a split depends on the seed and on the images, not
-on the order of the rows or on the file format of the source, although re-saved files have other bytes. It is the same
-on every machine and with every version of Python: a text as seed goes through sha512. Numbers are exact: 6,500 images
-are 4,550, 975 and 975. It is not the split that others have drawn with the same seed from another order. To use theirs,
-give lists of names. A leak is an image of val or test whose family is also in train; it is measured for every split.
+same bytes whatever their names, files with the same name in the dataset whatever their bytes, and images with the same
+value of a column that is to stay together (the frames of one video). Families are sorted by their smallest image name,
+or by key if the dataset has no names, shuffled by a seeded generator, and assigned: the first to val, the next to test,
+the rest to train. So a split depends on the seed and on the images, not on the order of the rows or on the file format
+of the source, although re-saved files have other bytes. It is the same on every machine and with every version of
+Python: a text as seed goes through sha512. Numbers are exact: 6,500 images are 4,550, 975 and 975. It is not the split
+that others have drawn with the same seed from another order. To use theirs, give lists of names. A leak is an image of
+val or test whose family is also in train; it is measured for every split.
 """
 
 from __future__ import annotations
@@ -56,8 +56,6 @@ class Row:
     """The dataset's name for the image; empty if it has none."""
     split: str = ""
     """The official split of the row: train, val, test, or empty."""
-    variant: str = ""
-    """The number of the augmented variant of the image; empty for the image itself."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     origin: str = ""
     problem: str = ""
@@ -324,19 +322,18 @@ def families(rows: Iterable[Row], together: Sequence[str] = ()) -> dict[str, str
         named = (f"0{nfc(row.image_id)}",) if row.image_id else ()
         shared = (f"2{column} {nfc(text_of(row.metadata[column]))}" for column in together if column in row.metadata)
         links[f"1{row.key}", *named, *shared] = None
-    found = connected(links)
-    return {node[1:]: smallest[1:] for node, smallest in found.items() if node.startswith("1")}
+    smallest_of = connected(links)
+    return {node[1:]: smallest[1:] for node, smallest in smallest_of.items() if node.startswith("1")}
 
 
 def split_by_image(
     rows: Sequence[Row], shares: Mapping[str, float], seed: int, together: Sequence[str] = ()
 ) -> dict[str, str]:
-    """The part of each image key; `shares` are shares of the images, without variants."""
+    """The part of each image key; `shares` are shares of the images."""
     family_of = families(rows, together)
     members: dict[str, set[str]] = {name: set() for name in family_of.values()}
     for row in rows:
-        if not row.variant:
-            members[family_of[row.key]].add(row.key)
+        members[family_of[row.key]].add(row.key)
     order = sorted(members)
     random.Random(f"split, seed {seed}").shuffle(order)
     num_images = sum(len(keys) for keys in members.values())
@@ -344,7 +341,7 @@ def split_by_image(
     for part in ("val", "test"):
         room = round(num_images * shares[part])
         for name in order:
-            if name not in part_of_family and 0 < len(members[name]) <= room:
+            if name not in part_of_family and len(members[name]) <= room:
                 part_of_family[name] = part
                 room -= len(members[name])
     return {key: part_of_family.get(name, "train") for key, name in family_of.items()}
@@ -361,19 +358,19 @@ def measure_leaks(keys: Iterable[str], parts: Iterable[str], family_of: Mapping[
 
     An image is also in train if its family is; `questions` are those about the images of the part.
     """
-    asked: dict[str, Counter[str]] = {part: Counter() for part in PARTS}
+    questions_about: dict[str, Counter[str]] = {part: Counter() for part in PARTS}
     for key, part in zip(keys, parts, strict=True):
         if part:
-            asked[part][family_of[key]] += 1
+            questions_about[part][family_of[key]] += 1
     leaks = {}
     for part in ("val", "test"):
-        if asked[part] and asked["train"]:
-            known = asked[part].keys() & asked["train"].keys()
+        if questions_about[part] and questions_about["train"]:
+            known = questions_about[part].keys() & questions_about["train"].keys()
             leaks[part] = {
-                "images": len(asked[part]),
+                "images": len(questions_about[part]),
                 "also_in_train": len(known),
-                "share": round(len(known) / len(asked[part]), 4),
-                "questions": asked[part].total(),
-                "about_images_in_train": sum(asked[part][name] for name in known),
+                "share": round(len(known) / len(questions_about[part]), 4),
+                "questions": questions_about[part].total(),
+                "about_images_in_train": sum(questions_about[part][name] for name in known),
             }
     return leaks

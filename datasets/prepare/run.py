@@ -11,7 +11,7 @@ test row. The split is drawn from all images that were read, whatever the rules 
 change of rules does not change the split. If a record was changed, its metadata has the texts before the rules as
 `original`: the question and the answer of each row that it was made of.
 
-The report is `report.json`, and a table that is printed. Rows that were read, plus those of augmented variants, equal
+The report is `report.json`, and a table that is printed. Rows that were read equal
 the records plus the rows left out, each for one reason; a test checks the sum. Nothing in the report depends on the
 time or the machine, so a preparation that was interrupted and run again ends with the same bytes.
 """
@@ -22,12 +22,12 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lookonce.claim_file import FolderClaim
-from lookonce.datasets.formats.registry import completed
+from lookonce.datasets.formats.registry import checked
 from lookonce.datasets.prepare.definition import Definition, HubSection, QuestionSection, find_definition
 from lookonce.datasets.prepare.rows import (
     DUPLICATES,
@@ -41,7 +41,6 @@ from lookonce.datasets.prepare.rows import (
     measure_leaks,
     split_by_image,
     split_by_lists,
-    text_of,
 )
 from lookonce.datasets.prepare.sources import Source, download_source, extract, find_source
 from lookonce.datasets.records import Record, Turn, write_records
@@ -54,7 +53,7 @@ from lookonce.text import Notify, count, in_yaml, listed, nfc, quiet, rows, shel
 REPORT = "report.json"
 WORK = ".prepare"
 """The folder that an unfinished dataset has, with the claim of the process that prepares it."""
-VERSION = 1
+VERSION = 2
 """The version of the output for the same source and settings."""
 NUM_SHOWN = 5
 """How many reasons for missing images are listed."""
@@ -75,13 +74,11 @@ class Options:
     source: str | None = None
     """A path, or the name of a dataset on the Hub."""
     revision: str | None = None
-    format: str | None = None
     image_root: Path | None = None
     split: str | None = None
     """`image`, `official`, or the path of a JSON file with lists of image names."""
     seed: int | None = None
     duplicates: Policy | None = None
-    num_variants: int = 0
 
 
 DEFAULTS = Options()
@@ -113,7 +110,6 @@ def prepare(name: str, folder: Path, options: Options = DEFAULTS, notify: Notify
     settings = {
         "version": VERSION,
         "definition": definition.model_dump(mode="json", by_alias=True),
-        "variants": options.num_variants,
         "lists": lists,
         "source": source.identity(),
     }
@@ -127,7 +123,7 @@ def prepare(name: str, folder: Path, options: Options = DEFAULTS, notify: Notify
         shutil.rmtree(folder / IMAGES, ignore_errors=True)  # what an unfinished preparation has left
         for leftover in (path for part in PARTS for path in folder.glob(f"{part}.jsonl*")):
             leftover.unlink()
-        rows, columns = extract(source, definition, options.num_variants, folder / IMAGES)
+        rows, columns = extract(source, definition, folder / IMAGES)
         parts, report = build_records(rows, columns, definition, source, settings, lists)
         write_parts(folder, parts, definition)
         write_json(folder / REPORT, report)
@@ -157,15 +153,7 @@ def find_complete(folder: Path, settings: dict[str, Any]) -> Prepared | None:
 
 
 def resolve(definition: Definition, options: Options) -> Definition:
-    """The definition with the options of the command line.
-
-    Raises:
-        UsageError: an option does not fit the definition.
-    """
-    if options.num_variants and not definition.variants:
-        raise UsageError(
-            f"{definition.name} has no augmented variants; leave out --variants, or add `variants` to its YAML file"
-        )
+    """The definition with the options of the command line."""
     changes: dict[str, Any] = {}
     if options.split in ("image", "official"):
         changes["by"] = options.split
@@ -197,13 +185,13 @@ def open_source(definition: Definition, options: Options, notify: Notify) -> Sou
     if name is not None and (Path(name).exists() or not is_hub_name(name)):
         if options.revision:
             raise UsageError(f"--revision is for a dataset on the Hub, and {name} is a path; leave it out")
-        source = find_source(Path(name), definition, options.format, options.image_root)
+        source = find_source(Path(name), definition, options.image_root)
     else:
         hub = _hub(definition, name)
-        source = download_source(hub, definition, options.revision, options.format, options.image_root)
+        source = download_source(hub, definition, options.revision, options.image_root)
         licence = f", licence there: {source.licence}" if source.licence else ""
         notify(f"{hub.id} at commit {source.revision}{licence}; to get the same again: --revision {source.revision}")
-    ignored = f"; ignored: {listed(source.ignored, 3)} (--format chooses)" if source.ignored else ""
+    ignored = f"; ignored: {listed(source.ignored, 3)} (--source may name a file)" if source.ignored else ""
     notify(f"reading {count(len(source.files), f'{source.format} file')}{ignored}")
     return source
 
@@ -213,8 +201,8 @@ def _hub(definition: Definition, name: str | None) -> HubSection:
         return definition.hub
     if name is None:
         raise SourceError(
-            f"{definition.name} is not on the Hub: get it from {definition.homepage or 'its publishers'} and name its "
-            "folder with --source DIR"
+            f"{definition.name} is not downloaded: get it from {definition.homepage or 'its publishers'}, unpack "
+            "it, and name its folder with --source DIR"
         )
     return HubSection(id=name)
 
@@ -260,21 +248,18 @@ def build_records(
     """The rows of the records of train, val and test, and the report; `columns` are all columns of the source.
 
     Raises:
-        ImageError: no row has an image, or none has a requested variant.
+        ImageError: no row has an image.
         SourceError: there are no rows, or the rules leave out all of them.
         UsageError: the requested split is impossible.
     """
     if not rows:
         raise SourceError(f"{source.location} has no rows: {listed(source.files)} holds none; is the source complete?")
-    rows = with_official_split(rows, definition)
     seen = [row for row in rows if row.key]
     if not seen:
         raise ImageError(
             f"no row has an image; {len(rows):,} were tried, the first: {_reason(rows[0])}\n"
-            f"{_looked_for(definition.image_patterns, source)}"
+            f"{_looked_for(definition.images, source)}"
         )
-    if settings["variants"] and not any(row.variant for row in seen):
-        raise ImageError(f"no augmented variant of an image was found; {_looked_for(definition.variants, source)}")
     split = choose_split(seen, definition, lists)
     cleaned, tallies = clean(rows, definition.rules)
     if not cleaned:
@@ -283,8 +268,8 @@ def build_records(
     parts: dict[str, list[RecordRows]] = {}
     duplicates = Counter(dict.fromkeys(DUPLICATES, 0))
     for part in PARTS:
-        mine = [row for row in usable if split.part_of(row) == part]
-        parts[part], counts = join_duplicates(mine, definition.duplicates)
+        part_rows = [row for row in usable if split.part_of(row) == part]
+        parts[part], counts = join_duplicates(part_rows, definition.duplicates)
         duplicates.update(counts)
     left_out = {tally.name: tally.num_dropped for tally in tallies} | {
         "no image": len(cleaned) - len(usable),
@@ -293,11 +278,10 @@ def build_records(
         "merged into another row's record": duplicates["num_merged"],
         "answered differently by another row": duplicates["num_dropped"],
     }
-    of_records = [some[0] for part in PARTS for some in parts[part]]
+    of_records = [record_rows[0] for part in PARTS for record_rows in parts[part]]
     names_of: dict[str, set[str]] = {}
     for row in seen:
-        if not row.variant:
-            names_of.setdefault(row.key, set()).add(row.image_id)
+        names_of.setdefault(row.key, set()).add(row.image_id)
     keys = {row.key for row in seen}
     has_own = split.by != OFFICIAL and any(row.split for row in seen)
     known = definition.questions
@@ -307,8 +291,8 @@ def build_records(
         "licence": definition.licence,
         "homepage": definition.homepage,
         "source": {
-            "place": source.location,
-            "form": source.format,
+            "location": source.location,
+            "format": source.format,
             "revision": source.revision,
             "licence": source.licence,
             "num_files": len(source.files),
@@ -318,8 +302,7 @@ def build_records(
         "columns_left_out": sorted({*columns} - definition.used_columns),
         "published": dict(definition.counts),
         "rows": {
-            "read": sum(not row.variant for row in rows),
-            "of_variants": sum(bool(row.variant) for row in rows),
+            "read": len(rows),
             "records": len(of_records),
             "left_out": {reason: number for reason, number in left_out.items() if number},
         },
@@ -378,7 +361,7 @@ def _head(value: Mapping[str, Any]) -> str:
     numbers = [f"{published[key]:,} {key}" for key in ("rows", "images") if key in published]
     lines = [
         ("licence", value["licence"]),
-        ("from", f"{source['place']} ({count(source['num_files'], source['form'] + ' file')})"),
+        ("from", f"{source['location']} ({count(source['num_files'], source['format'] + ' file')})"),
         ("revision", source["revision"] or ""),
         ("not kept", ", ".join(value["columns_left_out"])),
         ("published", ", ".join(numbers)),
@@ -400,8 +383,6 @@ def _images(images: Mapping[str, Any]) -> str:
 def _rows(value: Mapping[str, Any]) -> str:
     numbers = value["rows"]
     lines = [("rows read", numbers["read"])]
-    if numbers["of_variants"]:
-        lines.append(("rows of augmented variants", numbers["of_variants"]))
     lines += [(reason, -number) for reason, number in numbers["left_out"].items()]
     lines.append(("records", numbers["records"]))
     text = table(("rows", "number"), [(name, f"{number:,}") for name, number in lines])
@@ -438,20 +419,17 @@ def write_parts(folder: Path, parts: Parts, definition: Definition) -> None:
     images = folder / IMAGES
     for part, rows_of_records in parts.items():
         if rows_of_records:
-            records = (make_record(rows, images, definition) for rows in rows_of_records)
-            write_records(
-                folder / f"{part}.jsonl", (completed(one, lambda name: images / Path(name).name) for one in records)
-            )
+            records = (checked(make_record(rows, images, definition)) for rows in rows_of_records)
+            write_records(folder / f"{part}.jsonl", records)
 
 
 def make_record(rows: RecordRows, images: Path, definition: Definition) -> Record:
     """The record of some rows with the same image and question."""
     first = rows[0]
     known = definition.questions.get(nfc(first.question), QuestionSection())
-    found = {"img_id": first.image_id, "category": known.category, "stage": known.stage}
-    metadata = {name: value for name, value in found.items() if value not in ("", None)} | dict(first.metadata)
+    values = {"img_id": first.image_id, "category": known.category, "stage": known.stage}
+    metadata = {name: value for name, value in values.items() if value not in ("", None)} | dict(first.metadata)
     metadata |= {"official_split": first.split} if first.split else {}
-    metadata |= {"variant": first.variant} if first.variant else {}
     if len(rows) > 1:
         metadata["references"] = [row.answer for row in rows]
     if len(rows) > 1 or first.read_as:
@@ -474,15 +452,6 @@ class Split:
 
 def _official_part(row: Row) -> str:
     return row.split
-
-
-def with_official_split(rows: Sequence[Row], definition: Definition) -> Sequence[Row]:
-    """The rows with their official split, if a metadata column says it."""
-    section = definition.split.official
-    if section is None:
-        return rows
-    part_of = {value: part for part in PARTS for value in getattr(section, part)}
-    return [replace(row, split=part_of.get(nfc(text_of(row.metadata.get(section.column))), "")) for row in rows]
 
 
 def choose_split(rows: Sequence[Row], definition: Definition, lists: Lists | None) -> Split:

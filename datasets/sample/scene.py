@@ -28,14 +28,10 @@ frames with many.
 
 from __future__ import annotations
 
-import csv
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Generic, TypeVar
-
-from lookonce.errors import UsageError
 
 Value = TypeVar("Value")
 
@@ -212,14 +208,14 @@ def _answers(scene: Scene) -> tuple[str, ...]:
     """Return the answers to `QUESTIONS`, in that order."""
     num_polyps, inflamed = len(scene.polyps), scene.kind == "inflamed"
     lesion, instrument = scene.lesion, scene.instrument
-    found = num_polyps > 0 or inflamed
+    has_finding = num_polyps > 0 or inflamed
     inflammation = "ulcerative colitis" if scene.procedure == "colonoscopy" else "oesophagitis"
     return (
         scene.procedure,
         "yes" if scene.has_text else "no",
         "yes" if scene.has_box else "no",
         "no" if num_polyps else "not relevant",
-        ("no" if num_polyps and lesion.size == "5-10mm" else "yes") if found else "not relevant",
+        ("no" if num_polyps and lesion.size == "5-10mm" else "yes") if has_finding else "not relevant",
         str(num_polyps + inflamed),
         str(num_polyps),
         lesion.paris_type if num_polyps else "none",
@@ -285,38 +281,16 @@ def ask_in_stages(scene: Scene) -> list[tuple[str, str, int]]:
     ]
 
 
-KVASIR_SIZES = Path("kvasir")
-"""Instead of a file: the most frequent sizes of Kvasir-VQA, with about as many tokens per image (500 on average)."""
 KVASIR_SHARES = {(622, 530): 38, (720, 576): 25, (768, 576): 26, (1280, 1024): 8, (1920, 1072): 3}
-"""How many of a hundred images have each width and height."""
+"""How many of a hundred images have the most frequent widths and heights of Kvasir-VQA, with about as many tokens per
+image (500 on average)."""
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 """Steps of this fraction of a circle fall evenly into every arc, however many there are
 (https://en.wikipedia.org/wiki/Low-discrepancy_sequence#Additive_recurrence)."""
 
 FrameSize = tuple[int, int]
 """The width and height of a frame."""
-
-
-def read_sizes(path: Path) -> list[FrameSize]:
-    """Read widths and heights from a CSV file with these columns, or return those of `KVASIR_SIZES`.
-
-    Raises:
-        UsageError: the path is neither.
-    """
-    if path == KVASIR_SIZES:
-        return [size for size, share in KVASIR_SHARES.items() for _ in range(share)]
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            sizes = [(int(row["width"]), int(row["height"])) for row in csv.DictReader(file)]
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise _unusable(path, repr(error)) from None
-    if not sizes:
-        raise _unusable(path, "it has no rows")
-    return sizes
-
-
-def _unusable(path: Path, why: str) -> UsageError:
-    return UsageError(f"{path} is neither `kvasir` nor a CSV file with whole numbers as `width` and `height` ({why})")
+KVASIR_SIZES: list[FrameSize] = [size for size, share in KVASIR_SHARES.items() for _ in range(share)]
 
 
 def stratify_sizes(
@@ -326,8 +300,8 @@ def stratify_sizes(
     smallest_first = sorted(sizes, key=lambda size: size[0] * size[1])
     angle = random.Random(seed).random()
     result = []
-    for number, scene in sorted(numbered, key=lambda one: (one[1].num_questions, one[0])):
+    for number, scene in sorted(numbered, key=lambda member: (member[1].num_questions, member[0])):
         width, height = smallest_first[int(angle * len(sizes))]
         result.append((number, replace(scene, width=width, height=height)))
         angle = (angle + GOLDEN_RATIO) % 1
-    return sorted(result, key=lambda one: one[0])
+    return sorted(result, key=lambda member: member[0])

@@ -11,24 +11,23 @@ those of this one, where the sample was written.
 
 from __future__ import annotations
 
-import functools
 import json
-import multiprocessing
 import os
 import random
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from lookonce.datasets.records import Record, Turn, write_records
 from lookonce.datasets.sample.draw import draw
 from lookonce.datasets.sample.scene import (
     DEFAULT_SEED,
+    KVASIR_SIZES,
     NUM_IMAGES,
     STAGED_IMAGES,
     STAGED_KIND,
@@ -38,15 +37,14 @@ from lookonce.datasets.sample.scene import (
     ask,
     ask_in_stages,
     make_scenes,
-    read_sizes,
     stratify_sizes,
     with_three_polyps,
 )
 from lookonce.errors import UsageError
 from lookonce.families.lookup import DEFAULT, FAMILIES
 from lookonce.files import TEMPORARY_MARK, follow_umask, naming_full_disk, write_json, write_text
-from lookonce.signals import workers_without_signals
 from lookonce.text import in_yaml
+from lookonce.threads import threaded_map
 
 RUN_FILE = "run.yaml"
 HEADER = "# The sample in this folder, for a tiny model on any CPU. Every key: docs/run-file.md\n"
@@ -64,7 +62,7 @@ def run_file(folder: Path, stages: bool) -> str:
     """The text of the run file of the sample in `folder`."""
     text = Path(__file__).with_name("staged.yaml" if stages else RUN_FILE).read_text()
     text = re.sub(r"\A(#.*\n)+", HEADER, text)
-    text = re.sub(r"data/\w+/(\S+)", lambda found: in_yaml(folder / found[1]), text)
+    text = re.sub(r"data/\w+/(\S+)", lambda path: in_yaml(folder / path[1]), text)
     output = in_yaml(f"runs/{folder.absolute().name}")
     return re.sub(r"^output: .*", lambda _: f"output: {output}", text, flags=re.M)
 
@@ -108,20 +106,20 @@ def write_sample(
     *,
     family: str = DEFAULT.model_type,
     num_images: int | None = None,
-    sizes: Path | None = None,
+    sizes: Literal["kvasir"] | None = None,
     tower_only: bool = False,
     stages: bool = False,
 ) -> SampleReport:
     """Write `images/`, `train.jsonl`, `val.jsonl`, `test.jsonl` and `model/` into `folder`.
 
-    A tiny model gets a run file too, `run.yaml`. `family` is the family of the model and `model` its size. `sizes` is a
-    CSV file with columns `width` and `height`, or `KVASIR_SIZES`; frames then have these sizes, each in its share.
-    `tower_only` leaves the language model out, which is enough for a cache and takes a thirtieth of the bytes. With
-    `stages` the questions are those of `ask_in_stages`. There are 64 frames, or 128 with stages, unless `num_images`
-    says otherwise. Of a sample that already exists, only a missing run file is written.
+    A tiny model gets a run file too, `run.yaml`. `family` is the family of the model and `model` its size. With `sizes`
+    frames have those of Kvasir-VQA, each in its share. `tower_only` leaves the language model out, which is enough for
+    a cache and takes a thirtieth of the bytes. With `stages` the questions are those of `ask_in_stages`. There are 64
+    frames, or 128 with stages, unless `num_images` says otherwise. Of a sample that already exists, only a missing run
+    file is written.
 
     Raises:
-        UsageError: the folder holds something else, or `model`, `tokenizer` or `sizes` cannot be used.
+        UsageError: the folder holds something else, or `model` or `tokenizer` cannot be used.
     """
     num_images = num_images or (STAGED_IMAGES if stages else NUM_IMAGES)
     wanted = {
@@ -134,15 +132,14 @@ def write_sample(
         "tower_only": tower_only,
         "stages": stages,
     }
-    frame_sizes = read_sizes(sizes) if sizes else None
-    found = _read_stamp(folder)
-    if found:
-        if differing := [key for key in wanted if found.get(key) != wanted[key]]:
+    stamp = _read_stamp(folder)
+    if stamp:
+        if differing := [key for key in wanted if stamp.get(key) != wanted[key]]:
             raise UsageError(
-                f"{folder} holds another sample ({_words(found, differing)}); wanted {_words(wanted, differing)}. "
+                f"{folder} holds another sample ({_words(stamp, differing)}); wanted {_words(wanted, differing)}. "
                 "Choose another folder, or remove that one"
             )
-        return _report(folder, found, fresh=False)
+        return _report(folder, stamp, fresh=False)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not empty and has no sample; choose another folder or empty it")
     target = folder.absolute()
@@ -150,7 +147,7 @@ def write_sample(
     scratch = tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{target.name}{TEMPORARY_MARK}")
     with scratch as unfinished, naming_full_disk(target, temporary=Path(unfinished)):
         _write_model(Path(unfinished) / "model", family, model, seed, tokenizer, tower_only)  # first: it may be refused
-        content = _write(Path(unfinished), seed, num_images, frame_sizes, stages) | wanted
+        content = _write(Path(unfinished), seed, num_images, KVASIR_SIZES if sizes else None, stages) | wanted
         target.mkdir(exist_ok=True)
         for path in Path(unfinished).iterdir():
             os.replace(path, target / path.name)
@@ -160,8 +157,8 @@ def write_sample(
 
 def _read_stamp(folder: Path) -> dict[str, object] | None:
     try:
-        found: dict[str, object] = json.loads((folder / STAMP).read_text())
-        return found
+        stamp: dict[str, object] = json.loads((folder / STAMP).read_text())
+        return stamp
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
@@ -191,7 +188,7 @@ def _write(
         if sizes:
             numbered = stratify_sizes(numbered, sizes, f"{seed} {split}")
         numbers, members = zip(*numbered, strict=True)
-        paths = _map_in_processes(functools.partial(_write_frame, images, quality), numbers, members)
+        paths = threaded_map(partial(_write_frame, images, quality), numbered)
         frames = [*zip(paths, members, strict=True), *(_write_copies(images, numbered) if split == "train" else [])]
         records = [record for path, scene in frames for record in _records(path, scene, stages)]
         write_records(folder / f"{split}.jsonl", records)
@@ -216,19 +213,8 @@ def split_scenes(
     return {split: sorted(members, key=lambda member: member[0]) for split, members in splits.items()}
 
 
-def _map_in_processes(function: Callable[..., Path], *arguments: Sequence[Any]) -> list[Path]:
-    """Map in several processes if there are many frames: drawing a large one takes a tenth of a second."""
-    if len(arguments[0]) <= NUM_IMAGES:
-        return list(map(function, *arguments))
-    with workers_without_signals():  # Python starts a process of its own here, and then unblocks two of the signals
-        processes = ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn"))
-    with workers_without_signals():
-        paths = processes.map(function, *arguments, chunksize=8)
-    with processes:
-        return list(paths)
-
-
-def _write_frame(images: Path, quality: int, number: int, scene: Scene) -> Path:
+def _write_frame(images: Path, quality: int, numbered: tuple[int, Scene]) -> Path:
+    number, scene = numbered
     path = images / f"frame-{number:04d}.jpg"
     draw(scene).save(path, quality=quality)
     return path

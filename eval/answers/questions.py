@@ -29,7 +29,7 @@ from lookonce.cache.build.encode import ImageFeatures, encode_patches
 from lookonce.cache.format import Grid
 from lookonce.datasets.context import NOT_ANSWERED, as_shown, with_context
 from lookonce.datasets.images import ImageIndex
-from lookonce.datasets.majority import Majority, MajorityInContext
+from lookonce.datasets.majority import Majority
 from lookonce.datasets.records import Context, Record, Turn
 from lookonce.errors import RecordsError, RunFolderError, UsageError
 from lookonce.eval.answers.engines import Engine, engine_of
@@ -146,24 +146,10 @@ Staged = Literal["own", "true", "none"]
 
 def questions_of(opened: OpenRun, records: Iterable[Record], staged: Staged) -> list[Asked]:
     """The questions of some records, with true answers as context if `staged` is true, otherwise without any."""
-    if staged == "true":
-        found = with_true_answers(opened, records)
-    else:
-        found = [replace(record, context=None) if record.context else record for record in records]
-    return [(record, number) for record in found for number in range(len(record.turns))]
-
-
-def with_true_answers(opened: OpenRun, records: Iterable[Record]) -> list[Record]:
-    """Some records with true answers as context, whatever they had; without any if the run has no `data.context`."""
-    form, found = opened.run.data.context, [replace(record, context=None) for record in records]
-    return with_context(found, form, opened.images.keys_of) if form else found
-
-
-def true_before(opened: OpenRun, asked: Sequence[Asked]) -> list[tuple[Turn, ...]]:
-    """What the records say before each question: the answers of its context and of its earlier turns."""
-    records = {id(record): record for record, _ in asked}
-    true = dict(zip(records, with_true_answers(opened, records.values()), strict=True))
-    return [(*true[id(record)].known, *record.turns[:turn]) for record, turn in asked]
+    records = [replace(record, context=None) if record.context else record for record in records]
+    if staged == "true" and (form := opened.run.data.context):
+        records = with_context(records, form, opened.images.keys_of)
+    return [(record, number) for record in records for number in range(len(record.turns))]
 
 
 def stages_of(opened: OpenRun, asked: Sequence[Asked], staged: Staged) -> list[list[int]]:
@@ -390,29 +376,18 @@ class Questions:
     def rows(
         self, asked: Sequence[Asked], earlier: Sequence[tuple[Turn, ...]], answers: Sequence[Answer | Prediction]
     ) -> list[Prediction]:
-        """The rows of some questions with their answers, each with the turns before it in its prompt.
-
-        The majority given the context knows what the records say before a question, also where prompts have the model's
-        own answers: otherwise a model with wrong answers would lower what it is compared with.
-        """
-        training = with_true_answers(self.opened, self.opened.records["train"])
-        majority, in_context = Majority.of_records(training), MajorityInContext(training)
-        true = true_before(self.opened, self.asked)
+        """The rows of some questions with their answers, each with the turns before it in its prompt."""
+        majority = Majority.of_records(self.opened.records["train"])
         return [
             replace(
                 row_of(record, turn, example.image_keys, answer),
                 majority=majority.answer(record.turns[turn].question),
-                majority_in_context=(
-                    in_context.answer(told, record.turns[turn].question) if before or record.known else None
-                ),
                 earlier=before,
                 earlier_answers=self.opened.run.eval.turns if before else None,
                 context=record.known,
                 context_answers=None if self.staged == "none" or not record.known else self.staged,
             )
-            for (record, turn), before, told, example, answer in zip(
-                asked, earlier, true, self.examples, answers, strict=True
-            )
+            for (record, turn), before, example, answer in zip(asked, earlier, self.examples, answers, strict=True)
         ]
 
     def save(self, predictions: list[Prediction]) -> Evaluation:

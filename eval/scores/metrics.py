@@ -52,7 +52,6 @@ IN_CONTEXT: tuple[Baseline, ...] = get_args(Baseline)[3:]
 """Those of a run with `data.context`: true answers to earlier questions in the prompts, and none."""
 NAMES = {
     "majority": "majority",
-    "majority_in_context": "majority given the context",
     "untuned": "untuned model",
     "shuffled": "shuffled images",
     "blank": "blank images",
@@ -91,9 +90,10 @@ class Headline:
 
     @classmethod
     def of(cls, predictions: Sequence[Prediction], answers: BaselineAnswers) -> Headline:
-        """The headline of some predictions, with the baselines that `answers` has beside the majorities."""
+        """The headline of some predictions, with the baselines that `answers` has beside the majority."""
         if not predictions:
             return cls()
+        majority: dict[str, Sequence[str]] = {"majority": [one.majority for one in predictions]}
         right_Q = np.array([one.is_right for one in predictions], dtype=np.float64)
         clusters = clusters_of([one.sources for one in predictions])
 
@@ -107,17 +107,8 @@ class Headline:
 
         return cls(
             share_interval(right_Q, clusters),
-            {key: baseline(texts) for key, texts in (_majorities(predictions) | dict(answers)).items()},
+            {key: baseline(texts) for key, texts in (majority | dict(answers)).items()},
         )
-
-
-def _majorities(predictions: Sequence[Prediction]) -> dict[str, Sequence[str]]:
-    """The majority answers; in conversations also those given the context. A first turn has no context."""
-    given: dict[str, Sequence[str]] = {"majority": [one.majority for one in predictions]}
-    if any(one.majority_in_context is not None for one in predictions):
-        in_context = [(one.majority_in_context, one.majority) for one in predictions]
-        given["majority_in_context"] = [plain if known is None else known for known, plain in in_context]
-    return given
 
 
 Answers = Callable[[Prediction], str]
@@ -418,4 +409,7 @@ def read_metrics(folder: RunFolder, name: str) -> dict[str, Any]:
     again = shell("lookonce", "eval", folder.folder, "--split", split, *(["--baselines"] if baseline else []))
     advice = f"write it again with: {again}"
     read_form(path, WrittenMetrics, advice)
-    return read_form(path, dict[str, Any], advice)
+    value = read_form(path, dict[str, Any], advice)
+    if "baselines" in value:  # earlier versions had another one
+        value["baselines"] = {key: score for key, score in value["baselines"].items() if key in NAMES}
+    return value

@@ -83,8 +83,6 @@ class Prediction:
     """The answers to questions of earlier stages in the prompt, each with `question` and `answer` (`data.context`)."""
     context_answers: Literal["own", "true"] | None = None
     """Whose answers these are: the model's `own`, or those of the records, which are `true` (`eval.staged`)."""
-    majority_in_context: str | None = None
-    """The most frequent training answer to the question after the true earlier turns."""
     logprob: float | None = None
     """The sum of the log-probabilities of the answer's tokens."""
     num_tokens: int | None = None
@@ -130,13 +128,10 @@ class Prediction:
         return {"version": VERSION} | kept | {"right": self.is_right}
 
 
-TEXTS = (
-    *("question", "answer", "predicted", "majority", "majority_in_context", "system"),
-    *("source", "category", "stage"),
-)
+TEXTS = (*("question", "answer", "predicted", "majority", "system", "source", "category", "stage"),)
 """Keys whose values are single texts to compare."""
 OPTIONAL = {
-    *("references", "source", "category", "stage", "system", "earlier", "earlier_answers", "majority_in_context"),
+    *("references", "source", "category", "stage", "system", "earlier", "earlier_answers"),
     *("context", "context_answers"),
     *("logprob", "num_tokens", "ended"),
 }

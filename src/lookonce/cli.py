@@ -48,7 +48,6 @@ RESUMABLE = (
     ("cache", "repair"),
     ("cache", "stage"),
     ("data", "prepare"),
-    ("data", "tar"),
     ("eval",),
     ("fetch",),
     ("predict",),

@@ -283,7 +283,7 @@ def _dtype(facts: Facts, max_pixels: int | None) -> Proposal:
 
 NO_VAL = (
     "no validation records: there will be no validation loss, and nothing is evaluated after training; split them by "
-    "image with `lookonce data convert ... --split val=0.1`, and name the new file as data.val"
+    "image with `lookonce data prepare SET.yaml DIR --source RECORDS`, and name its val.jsonl as data.val"
 )
 
 

@@ -72,7 +72,7 @@ from lookonce.datasets.records import Record
 
 folder = Path(sys.argv[1])
 index_images([Record((folder / "good.jpg",), ())])
-print(*{"webdataset", "pyarrow", "torch"} & set(sys.modules))
+print(*{"pyarrow", "torch"} & set(sys.modules))
 paths = [archive / "0" for archive in sorted(folder.glob("*.*[rt]"))]
 print(len(paths), len(index_images([Record(tuple(paths), ())]).key_of))
 """

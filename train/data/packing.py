@@ -13,7 +13,7 @@ finds this: of a group in lexical order, each branch shares its first tokens wit
 through the model once. So prefixes have any number of levels: images, then earlier answers, then a question. The rule
 is that of one level, and what is shared of some members follows from what neighbours share, without another comparison.
 
-Examples of two lessons are in two groups, because a group is trained on together. Tokens are compared as bytes, which
+Examples of two stages are in two groups, because a group is trained on together. Tokens are compared as bytes, which
 takes some microseconds per example. The comparison is exact: one more space before an image makes another group, and
 the image is processed once more.
 
@@ -59,8 +59,8 @@ class Group:
     """Length of the prefix with placeholders expanded."""
     branch_tokens: tuple[int, ...]
     """Length of each example's branch, at least 1; all of it, if the example has no target."""
-    lesson: int = 0
-    """The lesson of its examples."""
+    stage: int = 0
+    """The stage of its examples."""
     shared_tokens: tuple[int, ...] = ()
     """How many tokens each branch shares with the branch before it, 0 for the first; empty if none shares any."""
 
@@ -98,7 +98,7 @@ def group_examples(examples: Sequence[Example], image_token_id: int) -> list[Gro
     placeholder = np.array(image_token_id, examples[0].token_ids.dtype).tobytes() if examples else b""
     for index, example in enumerate(examples):
         through_images = _through_images(example, placeholder) if example.image_keys else index
-        shared = (example.lesson, example.image_keys, through_images)
+        shared = (example.stage, example.image_keys, through_images)
         members.setdefault(shared, []).append(index)
     return [_group(indices, [examples[index] for index in indices], image_token_id) for indices in members.values()]
 
@@ -110,7 +110,7 @@ def _group(indices: Sequence[int], examples: Sequence[Example], image_token_id: 
     assert num_images == len(first.image_keys), f"{first.origin}: an answer before the last image"
     num_prefix_tokens = len_prefix - len(first.image_keys) + sum(first.num_image_tokens)
     branch_tokens = tuple(_num_needed(example) - len_prefix for example in examples)
-    return Group(tuple(indices), len_prefix, num_prefix_tokens, branch_tokens, first.lesson)
+    return Group(tuple(indices), len_prefix, num_prefix_tokens, branch_tokens, first.stage)
 
 
 def nested(group: Group, examples: Sequence[Example]) -> Group:

@@ -20,9 +20,9 @@ and the rest with 8 to 16, an epoch processes 8,800 prefixes instead of 9,800 at
 6,500 instead of 6,900 at 128. The cost is an order that is not quite random: small chunks move forward by some tens of
 positions.
 
-With lessons, the chunks of each are shuffled among themselves, and none goes before the rest of an earlier lesson.
-Steps keep their size, so a step may hold the end of one lesson and the beginning of the next. The cost is a prefix for
-each lesson in which an image has questions.
+With stages, the chunks of each are shuffled among themselves, and none goes before the rest of an earlier stage.
+Steps keep their size, so a step may hold the end of one stage and the beginning of the next. The cost is a prefix for
+each stage in which an image has questions.
 
 Without shuffling, each step has the next examples of the files, whatever their images. Those about one image share the
 prefix if they are in one step; an image whose questions are scattered over the files is processed many times.
@@ -52,7 +52,7 @@ ENOUGH_PACKS = 1000
 class Chunk:
     """Some examples of a group that stay together."""
 
-    lesson: int
+    stage: int
     group: int
     members: range
     """Positions in the random order of the group. Splitting a range costs the same at any length."""
@@ -83,14 +83,14 @@ def epoch_steps(
     orders = [_shuffled(group, rng) for group in groups]
     chunks = _chunks(groups, questions_per_image or sys.maxsize)
     rng.shuffle(chunks)
-    chunks.sort(key=lambda chunk: chunk.lesson)
+    chunks.sort(key=lambda chunk: chunk.stage)
     return [_join(groups, orders, step) for step in _fill(chunks, samples_per_step)]
 
 
 def _in_order(groups: Sequence[Group], samples_per_step: int) -> list[list[Group]]:
     """Steps of the next examples each, by their index."""
     places = [(index, n, member) for n, group in enumerate(groups) for member, index in enumerate(group.examples)]
-    chunks = [Chunk(groups[n].lesson, n, range(member, member + 1)) for _, n, member in sorted(places)]
+    chunks = [Chunk(groups[n].stage, n, range(member, member + 1)) for _, n, member in sorted(places)]
     starts = range(0, len(chunks), samples_per_step)
     orders = [range(len(group.examples)) for group in groups]
     return [_join(groups, orders, chunks[start : start + samples_per_step]) for start in starts]
@@ -107,7 +107,7 @@ def _chunks(groups: Sequence[Group], size: int) -> list[Chunk]:
     """The groups in chunks of `size` examples; the last chunk of a group may be smaller."""
     members = [range(len(group.examples)) for group in groups]
     return [
-        Chunk(groups[number].lesson, number, everyone[start : start + size])
+        Chunk(groups[number].stage, number, everyone[start : start + size])
         for number, everyone in enumerate(members)
         for start in everyone[::size]
     ]
@@ -139,11 +139,11 @@ def _take(queue: deque[Chunk], index: int, room: int) -> Chunk:
 def _best_fit(queue: deque[Chunk], room: int) -> int:
     """The index of the first chunk if it fits, else of the largest that fits, the first of these; 0 if none fits.
 
-    Chunks of later lessons are not considered before this one has ended.
+    Chunks of later stages are not considered before this one has ended.
     """
     if len(queue[0].members) <= room:
         return 0
-    ahead = takewhile(lambda chunk: chunk.lesson == queue[0].lesson, islice(queue, NUM_AHEAD))
+    ahead = takewhile(lambda chunk: chunk.stage == queue[0].stage, islice(queue, NUM_AHEAD))
     sizes = [len(chunk.members) for chunk in ahead]
     largest = max((size for size in sizes if size <= room), default=sizes[0])
     return sizes.index(largest)

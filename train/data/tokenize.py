@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer, PreTrainedConfig
 
 from lookonce.cache.format import Grid
-from lookonce.datasets.curriculum import LessonOrder
+from lookonce.datasets.curriculum import StageOrder
 from lookonce.datasets.records import Record, Turn
 from lookonce.environment import without_garbage_collection
 from lookonce.errors import ModelError, RecordsError, explain_os_error
@@ -112,8 +112,8 @@ class Example:
     image_keys: tuple[str, ...]
     num_image_tokens: tuple[int, ...]
     origin: str
-    lesson: int = 0
-    """In which lesson of an epoch it is, if `batch.order` has several."""
+    stage: int = 0
+    """In which stage of an epoch it is, if `batch.order` has several."""
 
     @property
     def num_tokens(self) -> int:
@@ -363,11 +363,11 @@ def make_examples(
     max_tokens: int,
     split: str = "train",
     limiting_key: str = "batch.max_tokens",
-    order: LessonOrder | None = None,
+    order: StageOrder | None = None,
 ) -> tuple[list[Example], int]:
     """Examples of the records of at most `max_tokens` tokens, and how many longer records were left out.
 
-    `limiting_key` is the key of the run file that sets `max_tokens`. With an `order`, they have its lessons.
+    `limiting_key` is the key of the run file that sets `max_tokens`. With an `order`, they have its stages.
 
     Raises:
         RecordsError: no supervised token is left, so there is nothing to learn.
@@ -389,7 +389,7 @@ def _each_example(
     records: Iterable[Record],
     key_of: Callable[[Path], str],
     grid_of: Callable[[str], Grid],
-    order: LessonOrder | None,
+    order: StageOrder | None,
 ) -> Iterator[Example]:
     @functools.cache
     def shown(images: tuple[Path, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -397,5 +397,5 @@ def _each_example(
         return keys, tuple(chat_tokenizer.num_image_tokens(grid_of(key)) for key in keys)
 
     for record in records:
-        lesson = order.lesson_of(record) if order else 0
-        yield Example(*chat_tokenizer.shared_tokens(record), *shown(record.images), record.origin, lesson)
+        stage = order.stage_of(record) if order else 0
+        yield Example(*chat_tokenizer.shared_tokens(record), *shown(record.images), record.origin, stage)

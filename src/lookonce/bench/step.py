@@ -35,7 +35,6 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from lookonce import environment
 from lookonce.bench.flops import matmul_flops_per_second, num_flops
-from lookonce.datasets.sample.scene import KVASIR_SIZES
 from lookonce.datasets.sample.write import write_sample
 from lookonce.errors import UsageError
 from lookonce.families.family import Family
@@ -461,7 +460,7 @@ def make_run(
         UsageError: the subfolder holds something else, or a key of `assignments` is wrong.
     """
     data = data_folder(folder, family, model, num_images)
-    write_sample(data, model=model, tokenizer=tokenizer, family=family, num_images=num_images, sizes=KVASIR_SIZES)
+    write_sample(data, model=model, tokenizer=tokenizer, family=family, num_images=num_images, sizes="kvasir")
     values = {
         "model": {"path": str(data / "model")},
         "data": {"train": str(data / "train.jsonl")},

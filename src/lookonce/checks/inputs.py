@@ -2,7 +2,7 @@
 
 Design: every file that is missing and every record that cannot be read is reported, not only the first. The first
 records of each file are read, unless all are asked for, so that a check of a million records takes seconds as well.
-Which records are selected, and in which lesson each is, can only be judged of all of them; so all are read if the run
+Which records are selected, and in which stage each is, can only be judged of all of them; so all are read if the run
 file selects or orders them.
 
 The model's weights are not read. It is built without memory (on torch's meta device) and gets its adapter, so PEFT
@@ -107,7 +107,7 @@ def check_records(run: RunFile, most: int | None) -> tuple[CheckedRecords, list[
     records = CheckedRecords()
     results: list[Result] = []
     data = run.data
-    is_selective = bool(data.stage_map or data.where or data.held_out or data.context or run.batch.lesson_order)
+    is_selective = bool(data.stage_map or data.where or data.held_out or data.context or run.batch.stage_order)
     most = None if is_selective else most
     for split in SPLITS:
         problems: list[Result] = []
@@ -316,7 +316,8 @@ def _unusable(
     if len(unusable) == len(origin_of):
         set_root = "set `data.image_root`; image paths are relative to it, and without it to the records file"
         return Result("error", "images", what, set_root)
-    return Result("error", "images", what, "repair them, or leave their records out: lookonce data clean RECORDS OUT")
+    advice = "repair them, or remove their records, which this lists: lookonce data audit RECORDS --decode"
+    return Result("error", "images", what, advice)
 
 
 def _open_cache(run: RunFile, model: CheckedModel, found: CheckedImages) -> tuple[VisionCache | None, Result]:

@@ -28,13 +28,12 @@ IMAGE_ROOT = click.option(
 
 @click.group()
 def data() -> None:
-    """Prepare, convert, check and clean records, and put their images into tar shards.
+    """Prepare, check and convert records.
 
     \b
     Examples:
       lookonce data prepare kvasir-vqa data/kvasir
       lookonce data audit data/kvasir/train.jsonl data/kvasir/val.jsonl
-      lookonce data clean train.jsonl train-clean.jsonl
       lookonce data convert llava.json train.jsonl
     """
 
@@ -70,8 +69,7 @@ def audit(
 
     Several files are compared as splits. The one whose name begins with train, else the first, is trained on. Malformed
     records, missing and broken images, images that several files share, contradictions, and records that training
-    refuses are errors. All other findings are warnings or notes. `lookonce data clean` leaves out malformed records and
-    those of broken images.
+    refuses are errors. All other findings are warnings or notes. --json lists every occurrence with its place.
 
     The exit code is 0 whatever is found in files that exist, unless --strict is given.
 
@@ -82,7 +80,8 @@ def audit(
     --json has these keys:
       files, num_images, num_questions, num_distinct_questions      how much there is
       findings     code, level, count, says, examples, items (all occurrences)
-      leaks        for every two files: one, other (shares), num_images, num_renamed, num_asked_in_both, images
+      leaks        for every two files: file, other, num_images, file_share, other_share, num_renamed,
+                   num_asked_in_both, images
       baselines    the majority baseline: learned_on, scored_on, num_right, exact_match
       questions    the 1,000 asked most: num_asked, num_answers, top, majority, majority_share
       questions_per_image, image_sizes                              histograms
@@ -130,47 +129,6 @@ def _token_stats(corpus: Corpus, tokenizer: Path, max_pixels: int | None, thinks
     return count_tokens(corpus, TokenCounter(tokenizer, max_pixels, thinks), str(tokenizer), BatchSection())
 
 
-@data.command("clean")
-@click.argument("source", metavar="RECORDS", type=PATH)
-@click.argument("target", metavar="OUT", type=PATH)
-@click.option(
-    "--image-root",
-    type=PATH,
-    help="Folder that image paths are relative to and may not leave, in both files; by default the folder of RECORDS.",
-)
-@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
-@JSON
-def clean(
-    source: Path,
-    target: Path,
-    image_root: Path | None,
-    overwrite: bool,
-    as_json: bool,
-) -> None:
-    """Write the records without malformed ones and without those of broken images.
-
-    Leaves out what `lookonce data audit` reports as malformed records, and the records of images that are missing or
-    cannot be decoded. Lines of JSONL that are kept have the same bytes; other files are written in the canonical
-    format, CSV in the flat one. If nothing is left, the command fails and OUT is not written.
-
-    \b
-    --json has these keys:
-      source, target, num_records, num_kept, num_malformed, num_with_unusable_images, num_coerced,
-      left_out_columns
-      malformed    by kind: kind, reason (of the first), places
-      images       path, reason, places
-
-    \b
-    Examples:
-      lookonce data clean train.jsonl train-clean.jsonl
-      lookonce data clean train.jsonl train-clean.jsonl --image-root images --json
-    """
-    from lookonce.datasets.rewrite import clean as clean_records
-
-    report = clean_records(source, target, image_root, overwrite=overwrite)
-    emit(report.to_json(), report.text(), as_json)
-
-
 FORMAT = click.Choice(FORMAT_NAMES)
 
 
@@ -194,41 +152,21 @@ FORMAT = click.Choice(FORMAT_NAMES)
     help="Folder that image paths in OUT are relative to; by default the folder of OUT, and images elsewhere get "
     "absolute paths.",
 )
-@click.option(
-    "--split",
-    "shares",
-    metavar="val=0.1,test=0.1",
-    help="Divide the records by image: write OUT.train.jsonl and OUT.val.jsonl, OUT.test.jsonl in place of OUT.jsonl. "
-    "Shares are of the images; train has the rest.",
-)
-@click.option("--seed", type=SEED, default=42, show_default=True, help="Seed that draws the images of --split.")
-@click.option(
-    "--together",
-    multiple=True,
-    metavar="KEY",
-    help="With --split: records with the same value of this metadata key, such as a patient, stay in one part.",
-)
 @click.option("--coerce-answers", is_flag=True, help="Write answers that are numbers or booleans as text.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @JSON
 def convert(
     source: Path,
     target: Path,
-    shares: str | None,
-    seed: int,
-    together: tuple[str, ...],
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Write records in another format, or divide them into train, val and test.
+    """Write records in another format.
 
     The suffix of OUT decides the kind of file: .jsonl, .json (an array), .csv, .tsv or .parquet. Images stay where they
-    are; images embedded as data: URLs, base64 or lists of bytes are written to images/ beside OUT, byte for byte. If
-    the format cannot hold a record, the command fails and OUT is not written. In CSV, a text that a spreadsheet would
-    run as a formula has an apostrophe before it, which is removed when the file is read.
-
-    With --split no image is in two of the files: images are known by their content, and those that a record shows
-    together stay together.
+    are; images embedded as data: URLs or lists of bytes are written to images/ beside OUT, byte for byte. If the format
+    cannot hold a record, the command fails and OUT is not written. In CSV, a text that a spreadsheet would run as a
+    formula has an apostrophe before it, which is removed when the file is read.
 
     \b
     Formats:
@@ -247,17 +185,10 @@ def convert(
       lookonce data convert train.jsonl swift.jsonl --to messages
       lookonce data convert train.jsonl train.csv
       lookonce data convert chats.jsonl out/train.parquet --to parts --image-root /data/frames
-      lookonce data convert own.jsonl data/own.jsonl --split val=0.1,test=0.1 --together patient
     """
-    from lookonce.datasets.rewrite import Division, parse_shares
-    from lookonce.datasets.rewrite import convert as convert_records
-    from lookonce.errors import UsageError
+    from lookonce.datasets.convert import convert as convert_records
 
-    if together and shares is None:
-        raise UsageError("--together keeps records in one part of --split; name the shares with --split val=0.1")
-
-    division = None if shares is None else Division(parse_shares(shares), seed, together)
-    report = convert_records(source, target, division=division, notify=notify, **options)
+    report = convert_records(source, target, **options)
     emit(asdict(report), report.text(), as_json)
 
 
@@ -267,15 +198,10 @@ def convert(
 @click.option(
     "--source",
     metavar="PATH|OWNER/NAME",
-    help="Local folder or file (parquet, metadata.csv and images, JSONL, JSON, or WebDataset tars), or a dataset on "
-    "the Hub. By default the definition's dataset on the Hub.",
+    help="Local folder or file (parquet, metadata.csv and images, JSONL or JSON), or a dataset on the Hub. By default "
+    "the definition's dataset on the Hub.",
 )
 @click.option("--revision", metavar="COMMIT", help="Commit on the Hub; by default the definition's, else that of main.")
-@click.option(
-    "--format",
-    type=click.Choice(["text", "parquet", "tar", "csv", "json"]),
-    help="File format to read, if the source has several.",
-)
 @click.option("--image-root", type=PATH, help="Folder of the image files, if they are not beside the rows.")
 @click.option(
     "--split",
@@ -290,19 +216,11 @@ def convert(
     help="Rows with the same image and question but different answers: one record with all answers as references "
     "(merge), one record each (keep), or none (drop). By default the definition decides.",
 )
-@click.option(
-    "--variants",
-    "num_variants",
-    default=0,
-    show_default=True,
-    type=click.IntRange(0, 100),
-    help="Add each question for this many augmented variants of its image.",
-)
 @JSON
 def data_prepare(name: str, folder: Path, as_json: bool, **options: Any) -> None:
     """Make records and images of a dataset, cleaned and split.
 
-    NAME is kvasir-vqa, kvasir-vqa-x1, endovis18-vqa, vqa-rad, slake or path-vqa, or a YAML file of your own
+    NAME is kvasir-vqa, kvasir-vqa-x1, vqa-rad, slake or path-vqa, or a YAML file of your own
     (datasets/README.md says how to write one). Writes train.jsonl, val.jsonl, test.jsonl, images/ and report.json into
     DIR. Embedded images are written byte for byte, each once.
 
@@ -324,51 +242,3 @@ def data_prepare(name: str, folder: Path, as_json: bool, **options: Any) -> None
         notify(f"{folder} is already prepared from the same source with the same settings; nothing was done")
     emit(prepared.report, report_text(prepared.report), as_json)
     notify(next_steps(folder, prepared.report))
-
-
-@data.command("tar")
-@RECORDS
-@click.argument("folder", metavar="DIR", type=PATH)
-@IMAGE_ROOT
-@click.option(
-    "--tar-mb",
-    default=256,
-    show_default=True,
-    type=click.IntRange(1, 1_000_000),
-    help="Megabytes of images per tar shard.",
-)
-@click.option("--skip-missing", is_flag=True, help="Leave out records whose images are missing or broken.")
-@click.option("--questions", "with_questions", is_flag=True, help="Add a JSON file with its questions to each image.")
-@JSON
-def tar(
-    records: tuple[Path, ...],
-    folder: Path,
-    image_root: Path | None,
-    tar_mb: int,
-    skip_missing: bool,
-    with_questions: bool,
-    as_json: bool,
-) -> None:
-    """Write images into WebDataset tar shards, and records that point into them.
-
-    Each distinct image is written once, its bytes unchanged, in the order in which a cache reads them; all records
-    files share the tar shards. The records in DIR have the names of those given. A cache built from them is the same.
-
-    If interrupted, run the same command again to resume.
-
-    \b
-    Examples:
-      lookonce data tar data/sample/train.jsonl data/sample/val.jsonl data/sample/tars
-      lookonce data tar train.jsonl /scratch/tars --image-root images --tar-mb 500 --skip-missing
-    """
-    from lookonce.datasets.tar_shards import write_tar_shards
-
-    report = write_tar_shards(
-        records,
-        folder,
-        image_root,
-        tar_bytes=tar_mb * 1_000_000,
-        skip_missing=skip_missing,
-        with_questions=with_questions,
-    )
-    emit(report.to_json(), report.text(), as_json)

@@ -36,7 +36,6 @@ PAGES = {
     "compare": "docs/compare.md",
     "data": "docs/getting-started.md#your-data",
     "data prepare": "datasets/README.md#known-datasets",
-    "data tar": "datasets/README.md#images-in-tar-shards",
     "eval": "docs/evaluation.md",
     "export": "docs/predictions.md#submissions-to-challenges",
     "fetch": "docs/getting-started.md#the-first-adapter",

@@ -58,12 +58,7 @@ NEXT = """next:
 @click.option(
     "--images", "num_images", type=click.IntRange(8, IMAGES), help="Number of images; by default 64, with --stages 128."
 )
-@click.option(
-    "--sizes",
-    type=PATH,
-    help="CSV file with columns width and height: image sizes, in the proportions of its rows; or kvasir for "
-    "Kvasir-VQA's sizes.",
-)
+@click.option("--sizes", type=click.Choice(["kvasir"]), help="Frames of Kvasir-VQA's sizes, in their shares.")
 @click.option("--tower-only", is_flag=True, help="Leave out the language model: enough to build and measure caches.")
 @click.option("--stages", is_flag=True, help="Ask in three stages: later answers follow from earlier ones.")
 @JSON
@@ -79,7 +74,7 @@ def sample(folder: Path, as_json: bool, **options: Any) -> None:
       lookonce sample data/stages --stages
       lookonce sample data/qwen2.5 --family qwen2_5_vl
       lookonce sample data/speed --model 2b
-      lookonce sample data/cache-speed --model 8b --tower-only --images 1200 --sizes sizes.csv
+      lookonce sample data/cache-speed --model 8b --tower-only --images 1200 --sizes kvasir
     """
     from lookonce.datasets.sample.write import write_sample
 
@@ -110,7 +105,7 @@ MODEL, OUTPUT = "Qwen/Qwen3-VL-8B-Instruct", "runs/first"
 @click.option("--yes", "is_yes", is_flag=True, help="Ask nothing: use the defaults for what is not given.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @JSON
-def init(run_file: Path, gpu_gb: float | None, is_yes: bool, force: bool, as_json: bool, **given: Any) -> None:
+def init(run_file: Path, gpu_gb: float | None, is_yes: bool, force: bool, as_json: bool, **options: Any) -> None:
     """Write a run file, with a comment that says why each value was proposed.
 
     Reads the records, the sizes of their images and the model's tokenizer, and looks at this machine. Proposes
@@ -128,12 +123,12 @@ def init(run_file: Path, gpu_gb: float | None, is_yes: bool, force: bool, as_jso
 
     refuse_existing(run_file, force)  # before anything is asked
     if not is_yes and is_terminal():
-        gpu_gb = _ask(given, gpu_gb)
-    missing = [f"--{name}" for name in ("model", "train") if not given[name]]
+        gpu_gb = _ask(options, gpu_gb)
+    missing = [f"--{name}" for name in ("model", "train") if not options[name]]
     if missing:
         raise UsageError(f"{' and '.join(missing)} must be given; on a terminal and without --yes, init asks for them")
-    given["output"] = given["output"] or OUTPUT
-    values = _by_key(given)
+    options["output"] = options["output"] or OUTPUT
+    values = _by_key(options)
     written = write_run_file(run_file, values, gpu_gb, force=force)
     emit(written.to_json(), written.text(), as_json)
     if "data.val" not in values:
@@ -145,26 +140,28 @@ def is_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def _ask(given: dict[str, Any], gpu_gb: float | None) -> float | None:
+def _ask(options: dict[str, Any], gpu_gb: float | None) -> float | None:
     """Ask for what is not given; returns the memory of the GPU."""
-    given["model"] = given["model"] or click.prompt("Model: a folder or a Hub name", default=MODEL, err=True)
-    given["train"] = given["train"] or (click.prompt("Records to train on", err=True),)
+    options["model"] = options["model"] or click.prompt("Model: a folder or a Hub name", default=MODEL, err=True)
+    options["train"] = options["train"] or (click.prompt("Records to train on", err=True),)
     for split, use in (("val", "the validation loss"), ("test", "a final evaluation")):
-        if not given[split]:
+        if not options[split]:
             answer = click.prompt(f"Records for {use} (empty: none)", default="", show_default=False, err=True)
-            given[split] = (answer,) if answer else ()
+            options[split] = (answer,) if answer else ()
     if gpu_gb is None:
         question = "Memory of the GPU that will train, in GB (0: that of this machine's)"
         gpu_gb = click.prompt(question, default=0.0, type=Decimal(0, 10_000), err=True) or None
-    given["output"] = given["output"] or click.prompt("Run folder", default=OUTPUT, err=True)
+    options["output"] = options["output"] or click.prompt("Run folder", default=OUTPUT, err=True)
     return gpu_gb
 
 
-def _by_key(given: dict[str, Any]) -> dict[str, Any]:
+def _by_key(options: dict[str, Any]) -> dict[str, Any]:
     """The given values by their keys in the run file."""
     keys = {"model": "model.path", "image_root": "data.image_root", "output": "output"}
     keys |= {split: f"data.{split}" for split in ("train", "val", "test")}
-    values = {keys[name]: list(value) if isinstance(value, tuple) else value for name, value in given.items() if value}
+    values = {
+        keys[name]: list(value) if isinstance(value, tuple) else value for name, value in options.items() if value
+    }
     return {key: values[key] for key in ("model.path", *(key for key in values if key != "model.path"))}
 
 

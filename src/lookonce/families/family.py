@@ -19,8 +19,6 @@ from lookonce.errors import ModelError
 
 VLLM_LORA = "https://github.com/vllm-project/vllm/pull/24727"
 """The change by which vLLM serves LoRA adapters of several families."""
-IMAGE_IN_PROMPT = r"(?:<\|vision_start\|>)?(?:<\|image_pad\|>)+(?:<\|vision_end\|>)?"
-"""A regular expression of what stands for one image in a prompt."""
 SPECIAL_TOKENS = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>"),
     *("<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>"),

@@ -37,7 +37,7 @@ REMOVED = {
     "data.coerce_answers": "let this write numbers as text: lookonce data convert RECORDS OUT --coerce-answers",
     "data.context.dropout": "every training record has its context; leave it out",
     "data.format": "the first record tells the format; if it cannot: lookonce data convert RECORDS OUT --format FORMAT",
-    "data.skip_unusable": "let this leave out such records: lookonce data clean RECORDS OUT",
+    "data.skip_unusable": "remove these records, which this lists: lookonce data audit RECORDS --decode",
     "eval.batch_size": "`generate` answers 16 questions together; leave it out",
     "eval.frozen": "answers are computed with the weights of `train.frozen`, of fp8 with unrounded ones; leave it out",
     "train.compile_cache": "compiled code is in `compiler` in `cache.dir`; leave it out",

@@ -232,7 +232,7 @@ class OpenRun:
             batch.longest_record,
             split,
             batch.limiting_key,
-            batch.lesson_order if split == "train" else None,
+            batch.stage_order if split == "train" else None,
         )
 
     def prompts(self, asked: Sequence[tuple[Record, int]]) -> list[Example]:
@@ -498,14 +498,14 @@ def records_identity(
     run: RunFile, fingerprint: Fingerprint, records: dict[str, list[Record]], key_of: Callable[[Path], str]
 ) -> dict[str, Any]:
     """The entries that do not need the model; every image must have a key."""
-    order, context, train, val = run.batch.lesson_order, run.data.context, records["train"], records["val"]
+    order, context, train, val = run.batch.stage_order, run.data.context, records["train"], records["val"]
     found: dict[str, Any] = {
         "cache": fingerprint.sha256,
         "records": {"train": hash_records(train, key_of), "val": hash_records(val, key_of)},
     }
     if order:
-        lessons = repr([order.lesson_of(record) for record in train])
-        found["lessons"] = hashlib.sha256(lessons.encode()).hexdigest()
+        stages = repr([order.stage_of(record) for record in train])
+        found["stages"] = hashlib.sha256(stages.encode()).hexdigest()
     if context:
         stages = repr([context.stage_of(record) for record in [*train, *val]])
         found["context"] = hashlib.sha256(stages.encode()).hexdigest()

@@ -33,7 +33,7 @@ SPLITS = ("train", "val", "test")
 HELD_OUT = "held_out"
 """The split of the training records that `data.held_out` leaves out; it has no files of its own."""
 GONE_ADVICE = f"there is no such file either; correct the records or `data.image_root`, then run: {BUILD_COMMAND}"
-UNUSABLE_ADVICE = "repair the file, or leave its records out with: lookonce data clean RECORDS OUT"
+UNUSABLE_ADVICE = "repair the file, or remove its records, which this lists: lookonce data audit RECORDS --decode"
 
 
 def read_splits(run: RunFile, notify: Notify = quiet) -> dict[str, list[Record]]:
@@ -42,7 +42,7 @@ def read_splits(run: RunFile, notify: Notify = quiet) -> dict[str, list[Record]]
     `notify` gets the training records that are left out.
 
     Raises:
-        LookonceError: records are missing or broken, have no stage or lesson, or none is selected.
+        LookonceError: records are missing or broken, have no stage, or none is selected.
     """
     with without_garbage_collection():
         records = {split: list(read_split(run, split, notify)) for split in SPLITS}
@@ -53,9 +53,9 @@ def for_training(run: RunFile, records: dict[str, list[Record]], notify: Notify 
     """The records with the stages of `data.stage_map`; those of training as `data.where` and `data.replay` select.
 
     Raises:
-        LookonceError: records have no stage or lesson, or none is selected.
+        LookonceError: records have no stage, or none is selected.
     """
-    data, order = run.data, run.batch.lesson_order
+    data, order = run.data, run.batch.stage_order
     if data.stage_map:
         records = with_stages(records, data.stage_map, notify)
     if data.where:

@@ -32,7 +32,7 @@ from pydantic import (
 
 from lookonce.cache.format import Backend, DtypeName
 from lookonce.datasets.context import ContextForm
-from lookonce.datasets.curriculum import Fold, LessonOrder, Selection
+from lookonce.datasets.curriculum import Fold, Selection, StageOrder
 from lookonce.settings import (
     MAX_COUNT,
     ByContent,
@@ -275,7 +275,7 @@ def _kind_of_order(value: Any) -> str:
 
 
 Order = Annotated[
-    Annotated[Literal["random", "as_given"], Tag("name")] | Annotated[LessonOrder, Tag("mapping")],
+    Annotated[Literal["random", "as_given"], Tag("name")] | Annotated[StageOrder, Tag("mapping")],
     Discriminator(_kind_of_order),
 ]
 
@@ -304,9 +304,9 @@ class BatchSection(Section):
     """Records with more tokens are left out and counted; so are records that are longer than a pack."""
     order: Same[Order] = "random"
     """`random` shuffles by the seed in every epoch. `as_given` keeps the order of the records files: each step has the
-    next records, whatever their images. {by: stage, lessons: [1, 2, 3]} trains in every epoch on all records whose
-    metadata has stage 1, then on those of stage 2, then 3, each lesson shuffled. Steps have their full size: one may
-    hold the end of a lesson and the beginning of the next."""
+    next records, whatever their images. {by: stage, stages: [1, 2, 3]} trains in every epoch on all records whose
+    metadata has stage 1, then on those of stage 2, then 3, each stage shuffled. Steps have their full size: one may
+    hold the end of a stage and the beginning of the next."""
     loss: Same[Literal["token", "sample"]] = "token"
     """`token`: mean over all supervised tokens of a step. `sample`: mean over its samples, each with the mean of its
     tokens, so that long answers do not count more."""
@@ -317,9 +317,9 @@ class BatchSection(Section):
         return self.mode != "separate"
 
     @property
-    def lesson_order(self) -> LessonOrder | None:
-        """The lessons of an epoch; None if it has none."""
-        return self.order if isinstance(self.order, LessonOrder) else None
+    def stage_order(self) -> StageOrder | None:
+        """The stages of an epoch; None if it has none."""
+        return self.order if isinstance(self.order, StageOrder) else None
 
     @property
     def longest_record(self) -> int:

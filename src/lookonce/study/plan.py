@@ -97,7 +97,7 @@ def _kept(
     run: RunFile, records: CheckedRecords, counter: TokenCounter, images: CheckedImages
 ) -> list[tuple[Record, Example]]:
     """The records that are trained on, as examples; what is wrong with the others is said by `lookonce check`."""
-    found, order = [], run.batch.lesson_order
+    found, order = [], run.batch.stage_order
     for record in records.by_split["train"]:
         try:
             keys = [images.keys.get(path, str(path)) for path in record.images]
@@ -105,7 +105,7 @@ def _kept(
         except RecordsError:
             continue
         if example.num_tokens <= run.batch.longest_record:
-            found.append((record, replace(example, lesson=order.find(record) or 0) if order else example))
+            found.append((record, replace(example, stage=order.find(record) or 0) if order else example))
     return found
 
 

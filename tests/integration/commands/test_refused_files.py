@@ -87,12 +87,7 @@ def test_a_folder_that_may_not_be_written_to_is_named_with_the_command_that_allo
     ("words", "file"),
     [
         *((f"data convert PLACE/sample/test.jsonl PLACE/new/out{suffix}", f"out{suffix}") for suffix in SUFFIXES),
-        (
-            "data clean PLACE/sample/test.jsonl PLACE/new/out.jsonl --image-root PLACE/sample",
-            "out.jsonl",
-        ),
         ("data audit PLACE/sample/test.jsonl --html PLACE/new/out.html", "out.html"),
-        ("data tar PLACE/sample/test.jsonl PLACE/new --image-root PLACE/sample", "images.ndjson"),
         ("data prepare PLACE/mine.yaml PLACE/new/out --source PLACE/raw", "out/images/frame-0026.jpg"),
         ("sample PLACE/new/out", "out"),
         ("init PLACE/new/run.yaml --model PLACE/sample/model --train PLACE/sample/test.jsonl --yes", "run.yaml"),

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 from support.rows import files_in, jpeg_of, write_lines
 
-from lookonce.datasets.prepare.definition import known_datasets
 from lookonce.datasets.prepare.run import Options, prepare
 
 KILLED = """
@@ -28,7 +24,7 @@ for attempt in range(1, 100):
     if not (child := os.fork()):
         prepare("kvasir-vqa", Path("out"), Options(sys.argv[1]))
         os._exit(0)
-    time.sleep(0.05 * 1.3**attempt)
+    time.sleep(0.05 * 1.5**attempt)
     os.kill(child, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     print(code, flush=True)
@@ -42,12 +38,12 @@ def test_a_run_killed_many_times_ends_with_the_same_bytes(tmp_path, preloaded):
     source, questions = tmp_path / "in", ("Is there text?", "How many instrumnets are in the image?")
     rows = [
         {"question": question, "answer": "lower-rigth;center", "img_id": f"cl{number}"}
-        for number in range(80)
+        for number in range(30)
         for question in questions
     ]
     write_lines(source / "train.jsonl", *rows)
     (source / "images").mkdir()
-    for number in range(80):
+    for number in range(30):
         (source / "images" / f"cl{number}.jpg").write_bytes(jpeg_of(number))
     expected = files_in(prepare("kvasir-vqa", tmp_path / "uninterrupted", Options(str(source))).folder)
     killer = preloaded.start(KILLED, str(source), folder=tmp_path, name="killer")
@@ -90,16 +86,3 @@ def test_rules_count_the_known_mistakes_of_the_real_rows(tmp_path, real_rows):
     assert report["split"]["images"] == {"train": 683, "val": 146, "test": 146}  # also images without questions
     assert report["images"]["in_no_record"] == 9
     assert report["questions_not_in_the_definition"] == 0
-
-
-def test_definitions_are_in_the_wheel(root):
-    """Asks setuptools for the list of files, since building a wheel needs the network."""
-    code = (
-        "import pathlib, setuptools, setuptools.dist, sys\n"
-        "dist = setuptools.dist.Distribution({'script_name': 'setup.py'}); dist.parse_config_files()\n"
-        "command = dist.get_command_obj('build_py'); command.ensure_finalized()\n"
-        "print(*[f'{folder}/{name}' for _, folder, _, names in command.data_files for name in names])"
-    )
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=root, capture_output=True, text=True)
-    found = {Path(name).name for name in done.stdout.split() if "datasets" in name}
-    assert {f"{name}.yaml" for name in known_datasets()} <= found, done.stdout + done.stderr

@@ -137,13 +137,13 @@ def test_baselines_before_and_after_the_training(run, monkeypatch):
     with pytest.raises(RunFolderError, match="is not a run folder"):
         evaluate_run(run_file)
     untuned, path = evaluate_run(run_file, baselines=("untuned",), **QUIET)
-    assert path.name == "val-untuned.jsonl" and list(untuned.baselines) == ["majority", "majority_in_context"]
+    assert path.name == "val-untuned.jsonl" and list(untuned.baselines) == ["majority"]
     with pytest.raises(RunFolderError, match="no trained adapter"):
         evaluate_run(run_file, baselines="all")
 
     train(run, **QUIET)
     found = json.loads((folder / "metrics" / "val.json").read_text())["baselines"]
-    assert list(found) == ["majority", "majority_in_context", "untuned"]
+    assert list(found) == ["majority", "untuned"]
     own, cached = files(folder, "predictions"), set(run.cache.dir.glob("*/shards/*"))
 
     real = evaluation.load_trained
@@ -161,7 +161,7 @@ def test_baselines_before_and_after_the_training(run, monkeypatch):
     assert sorted(rows) == sorted(f"{name}.jsonl" for name in ("val", *NAMES)) and rows.items() >= own.items()
     assert set(run.cache.dir.glob("*/shards/*")) == cached
 
-    assert list(scored.baselines) == ["majority", "majority_in_context", "untuned", "shuffled", "blank"]
+    assert list(scored.baselines) == ["majority", "untuned", "shuffled", "blank"]
     for name in NAMES:
         [one] = (scored.baselines[key] for key in scored.baselines if name.endswith(key))
         overall = json.loads((folder / "metrics" / f"{name}.json").read_text())["overall"]

@@ -13,8 +13,9 @@ from support.fuzzing import cases, mutations
 
 from lookonce.datasets.archives import read_members
 from lookonce.datasets.prepare.definition import find_definition
-from lookonce.datasets.prepare.sources import parquet_rows, tar_rows
+from lookonce.datasets.prepare.sources import parquet_rows
 from lookonce.datasets.records import RecordsFile
+from lookonce.errors import ImageError
 
 KINDS = (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE)
 NAMES = ("a.jpg", "a.json", "e" * 120 + "/" + "b" * 90 + ".jpg", "../../x.jpg", "/etc/passwd", "c.png")
@@ -65,9 +66,10 @@ def _headers_damaged(content: bytes, random: Random) -> bytes:
 
 
 def read_tar(path: Path) -> None:
-    for _, data in read_members(path, [path / name for name in (*NAMES, "none") if name[0] != "/"]):
-        assert isinstance(data, bytes) or str(data)
-    cases.each(lambda: tar_rows(path, "x.tar", find_definition("kvasir-vqa")))
+    found = dict(read_members(path, [path / name for name in (*NAMES, "none") if name[0] != "/"]))
+    assert all(isinstance(data, bytes) or str(data) for data in found.values())
+    if isinstance(error := found[path / "a.jpg"], ImageError):
+        raise error
 
 
 def test_damaged_tar_files_are_read_or_refused(tmp_path):
@@ -102,7 +104,7 @@ def make_parquet(files: list[bytes], random: Random) -> bytes:
 
 def read_parquet(path: Path) -> None:
     broken = []
-    for _, data in read_members(path, [path / name for name in ("0", "19", "3.png", "none")]):
+    for _, data in read_members(path, [path / name for name in ("0", "19", "none")]):
         assert isinstance(data, bytes) or str(data)
     records = RecordsFile(path, broken=lambda origin, error: broken.append(error))
     cases.each(lambda: records, lambda: parquet_rows(path, "x.parquet", find_definition("kvasir-vqa")))

@@ -53,7 +53,6 @@ def test_all_files_follow_the_umask(umask, tmp_path, monkeypatch):
     invoke("predict", "work/run", "--records", "work/sample/test.jsonl", "-o", "work/answers.jsonl")
     invoke("data", "convert", "work/sample/test.jsonl", "work/out/test.parquet")
     invoke("data", "audit", "work/sample/test.jsonl", "--html", "work/audit.html")
-    invoke("data", "tar", "work/sample/test.jsonl", "work/tars")
     invoke("cache", "verify", "work/run.yaml")
     written = {path.name for path in folder.rglob("*")}
     assert {"adapter_model.safetensors", "optimizer.pt", "report.html", "manifest.json", "test.jsonl"} <= written

@@ -55,7 +55,7 @@ def test_a_trained_arm_gives_the_rate_of_the_others(write_study, built, look_tra
 
 
 def test_what_would_stop_an_arm_is_an_error(write_study):
-    stages = {"batch.order": {"by": "stage", "lessons": [1, 2]}}
+    stages = {"batch.order": {"by": "stage", "stages": [1, 2]}}
     arms = {"a": None, "b": {"lora.targets": ["none"]}, "c": {"batch.max_tokens": 3}, "d": stages}
     plan = plan_study(write_study(arms), 1, None)
     assert [error.partition(":")[0] for error in plan.errors] == ["b", "c", "d"]

@@ -14,7 +14,7 @@ from lookonce.run.folder import RunFolder
 
 ARMS = {
     "staged": {
-        "batch.order": {"by": "stage", "lessons": [1, 2, 3]},
+        "batch.order": {"by": "stage", "stages": [1, 2, 3]},
         "data.context": {"by": "stage", "order": [1, 2, 3]},
     },
     "one": {"data.where": {"stage": 1}},

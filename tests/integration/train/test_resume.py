@@ -71,15 +71,15 @@ def test_resumed_many_times_equals_uninterrupted(trainings, monkeypatch):
     assert trainings.log(run) == trainings.log(trainings.uninterrupted("shared"))
 
 
-def test_lessons_and_replayed_records_resume_as_if_uninterrupted(trainings, root, monkeypatch):
-    """In the middle of a lesson, in the second epoch; with records that are selected and replayed by their stages."""
+def test_stages_and_replayed_records_resume_as_if_uninterrupted(trainings, root, monkeypatch):
+    """In the middle of a stage, in the second epoch; with records that are selected and replayed by their stages."""
     options = trainings.options("shared", steps=14)
     options["data"] |= {
         "stage_map": str(root / "datasets" / "kvasir-vqa.stages" / "reasoning.yaml"),
         "where": {"stage": [1, 3]},
         "replay": {"share": 0.2},
     }
-    options["batch"]["order"] = {"by": "stage", "lessons": [1, 2, 3]}
+    options["batch"]["order"] = {"by": "stage", "stages": [1, 2, 3]}
     uninterrupted, run = (trainings.make_run(output=str(trainings.folder / name), **options) for name in ("a", "b"))
     notes = []
     train(uninterrupted, notify=notes.append)

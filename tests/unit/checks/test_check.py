@@ -161,7 +161,7 @@ def test_quarantined_images_are_errors_with_their_reason(checked, make_run, copy
     open_run(make_run(data=on(own)), TO_BUILD).build()
     found = checked(data=on(own)).one("images")
     assert found.level == "error" and f"{image} is quarantined: " in found.value
-    assert "leave their records out: lookonce data clean RECORDS OUT" in found.do
+    assert "which this lists: lookonce data audit RECORDS --decode" in found.do
 
 
 def test_another_model_or_other_pixels_have_no_cache_and_what_differs_is_named(checked, built):

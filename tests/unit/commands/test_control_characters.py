@@ -59,9 +59,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sample: Path) -> Callab
 
 COMMANDS = (
     ("data", "audit", "r.jsonl", "--decode"),
-    ("data", "clean", "r.jsonl", "clean.jsonl"),
     ("data", "convert", "r.jsonl", "deeper/out.csv", "--out-image-root", "deeper"),
-    ("data", "tar", "r.jsonl", "tars"),
     ("check", "run.yaml"),
     ("status", "run.yaml"),
     ("cache", "plan", "run.yaml"),

@@ -58,7 +58,7 @@ def test_without_validation_records_it_says_how_to_split_them(init, sample):
     said = "no validation records: "
     for words in ((), ("--json",)):
         result = init(*words, "--yes", "--force")
-        assert said in result.stderr and "lookonce data convert ... --split val=0.1" in result.stderr
+        assert said in result.stderr and "lookonce data prepare SET.yaml DIR --source RECORDS" in result.stderr
     assert "# data.val is not set: no validation records: " in Path("run.yaml").read_text()
     assert said not in init("--val", str(sample / "val.jsonl"), "--yes", "--force").output
 

@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
-from webdataset import TarWriter
 
 from lookonce.datasets.images import ImageIndex, index_images
 from lookonce.datasets.records import Record
@@ -26,12 +25,6 @@ class ArchiveWriter:
         for name, content in files.items():
             (path / name).parent.mkdir(parents=True, exist_ok=True)
             (path / name).write_bytes(content)
-
-    def webdataset(self, path: Path, files: Mapping[str, bytes]) -> None:
-        with TarWriter(str(path)) as writer:
-            for name, content in files.items():
-                key, _, suffix = name.rpartition(".")
-                writer.write({"__key__": key, suffix: content})
 
     def tar(self, path: Path, files: Mapping[str, bytes] | list[tuple[str, bytes]], **options: Any) -> None:
         with tarfile.open(path, "w", **options) as tar:

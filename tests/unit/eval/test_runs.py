@@ -62,7 +62,7 @@ def test_runs_on_records_that_the_seed_draws_are_seeds_of_one_another(trained):
     def drawn(name: str, seed: int, data: dict[str, object], val: str = "v") -> Path:
         folder = trained(name, train={"seed": seed}, data=data)
         recorded = json.loads((folder / "run.json").read_text())
-        hashes = {"records": {"train": f"t{seed}", "val": val}, "lessons": f"l{seed}", "context": f"c{seed}"}
+        hashes = {"records": {"train": f"t{seed}", "val": val}, "stages": f"l{seed}", "context": f"c{seed}"}
         write_json(folder / "run.json", recorded | {"inputs": hashes})
         return folder
 

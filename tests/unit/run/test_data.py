@@ -15,7 +15,7 @@ from lookonce.run.records import check_paths, read_splits
 from lookonce.status import RunStatus
 
 REASONING = "datasets/kvasir-vqa.stages/reasoning.yaml"
-BY_STAGE = {"order": {"by": "stage", "lessons": [1, 2, 3]}}
+BY_STAGE = {"order": {"by": "stage", "stages": [1, 2, 3]}}
 
 
 @pytest.fixture
@@ -66,9 +66,9 @@ def test_status_shows_what_is_left_out_and_in_which_order_an_epoch_goes(staged):
     ]
 
 
-def test_a_record_that_is_in_no_lesson_is_found_when_records_are_read(staged):
-    with pytest.raises(RecordsError, match=r"`batch.order`: \d+ of \d+ train records are not in one lesson: stage 3"):
-        read_splits(staged(batch={"order": {"by": "stage", "lessons": [1, 2]}}))
+def test_a_record_that_is_in_no_stage_is_found_when_records_are_read(staged):
+    with pytest.raises(RecordsError, match=r"`batch.order`: \d+ of \d+ train records are not in one stage: stage 3"):
+        read_splits(staged(batch={"order": {"by": "stage", "stages": [1, 2]}}))
 
 
 def test_a_run_with_other_records_or_another_selection_is_refused(staged):
@@ -82,9 +82,9 @@ def test_a_run_with_other_records_or_another_selection_is_refused(staged):
         folder.check(other, identity(other))
 
 
-def test_lessons_are_part_of_the_identity_because_a_stage_map_can_change(staged, tmp_path, root):
+def test_stages_are_part_of_the_identity_because_a_stage_map_can_change(staged, tmp_path, root):
     """The map's content is compared and its path is not, as with records."""
-    assert "lessons" not in identity(staged())
+    assert "stages" not in identity(staged())
     before = identity(staged(batch=BY_STAGE))
     copy = tmp_path / "map.yaml"
     copy.write_text((root / REASONING).read_text())
@@ -92,12 +92,12 @@ def test_lessons_are_part_of_the_identity_because_a_stage_map_can_change(staged,
     assert identity(moved) == before
     copy.write_text(copy.read_text().replace("stage: 3", "stage: 2"))
     after = identity(moved)
-    assert after["records"] == before["records"] and after["lessons"] != before["lessons"]
+    assert after["records"] == before["records"] and after["stages"] != before["stages"]
     folder = RunFolder(moved.output)
     folder.claim(staged(batch=BY_STAGE), before)
     folder.log.touch()
     folder.check(moved, before)
-    with pytest.raises(RunFolderError, match="inputs.lessons"):
+    with pytest.raises(RunFolderError, match="inputs.stages"):
         folder.check(moved, after)
 
 
@@ -116,8 +116,8 @@ def test_a_missing_stage_map_is_found_before_anything_is_read(staged):
         ("data.context={by: stage}", "data.context.order: is missing"),
         ("data.context={by: stage, order: [1, 2], each: x}", "data.context.each: .*must have {answer}"),
         ("batch.order=sorted", r"batch.order.name: Input should be 'random' or 'as_given' \(got 'sorted'\)"),
-        ("batch.order={by: stage}", "wrong:\n  batch.order.mapping.lessons: is missing$"),
-        ("batch.order={by: stage, lessons: [1, '1']}", "lessons: has 1 twice; write each value once"),
+        ("batch.order={by: stage}", "wrong:\n  batch.order.mapping.stages: is missing$"),
+        ("batch.order={by: stage, stages: [1, '1']}", "stages: has 1 twice; write each value once"),
     ],
 )
 def test_wrong_values_are_refused(tmp_path, assignment, message):

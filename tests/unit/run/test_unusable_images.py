@@ -40,12 +40,12 @@ def make(make_run, train, **data):
 
 
 @pytest.mark.parametrize(("name", "reason"), [(BAD, "cannot decode"), (MISSING, "No such file")])
-def test_an_unusable_image_is_refused_with_the_command_that_leaves_it_out(make_run, write, name, reason):
+def test_an_unusable_image_is_refused_with_the_command_that_lists_its_records(make_run, write, name, reason):
     """One bad image blocked a training, and the message did not say that there is another way."""
     run = make(make_run, write(*GOOD, name))
     open_run(run, TO_BUILD).build()
     with pytest.raises(
-        FeaturesMissing, match=f"{reason}.*; repair the file, or leave .*: lookonce data clean RECORDS OUT"
+        FeaturesMissing, match=f"{reason}.*; repair the file, or remove .*: lookonce data audit RECORDS --decode"
     ):
         open_run(run, FROM_CACHE).open_cache()
 
@@ -60,7 +60,7 @@ def test_an_image_that_no_build_has_tried_is_still_an_error(make_run, write, sit
 def test_status_says_what_to_do_about_them(make_run, write):
     run = make(make_run, write(*GOOD, BAD, MISSING))
     open_run(run, TO_BUILD).build()
-    assert "training needs all images: repair the file, or leave" in "\n".join(RunStatus.open(run).read().notes)
+    assert "training needs all images: repair the file, or remove" in "\n".join(RunStatus.open(run).read().notes)
 
 
 @pytest.mark.parametrize("words", [("train",), ("cache", "build"), ("cache", "plan"), ("bench", "step")])

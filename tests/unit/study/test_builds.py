@@ -38,7 +38,7 @@ def test_the_arm_that_selects_least_builds_for_all_that_have_its_features(builde
         "some": {"data.where": {"stage": 1}},
         "replayed": {"data.where": {"stage": 1}, "data.replay": {"stage": 2, "share": 0.5}},
         "all": {
-            "batch.order": {"by": "stage", "lessons": [0, 1, 2, 3]},
+            "batch.order": {"by": "stage", "stages": [0, 1, 2, 3]},
             "data.context": {"by": "stage", "order": [0, 1]},
         },
         "attention": {"model.attention": "eager", "cache.shard_mb": 2},

@@ -1,12 +1,11 @@
-"""The whole audit: findings, leaks, vocabularies."""
+"""The whole audit: findings, leaks, the answers of each question, the majority baseline."""
 
 from __future__ import annotations
 
-import ast
 import json
 import re
+import time
 import tracemalloc
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,11 +13,11 @@ from hypothesis import strategies as st
 from support.rows import png, run
 
 from lookonce.datasets.audit.corpus import Corpus
+from lookonce.datasets.audit.findings import same_labels
 from lookonce.datasets.audit.report import to_text
 from lookonce.datasets.majority import Majority
 from lookonce.datasets.records import read_records
 from lookonce.errors import UsageError
-from lookonce.text import short_ends
 
 Row = tuple[str, str, str]
 """Image, question, answer."""
@@ -33,12 +32,6 @@ DIRT: dict[str, tuple[list[Row], str]] = {
     "answer-spaces": ([("c.png", "What is it?", "polyp ")], "1 question "),
     "special-tokens": ([("c.png", "What is it<|eot_id|>?", "polyp")], "1 question "),
     "image-marks": ([("c.png", "<image>\nWhat is it?", "polyp")], "1 question "),
-    "answer-writing": ([("c.png", "What is it?", "A  polyp.")], "1 answer "),
-    "label-order": ([("a.png", "Which hue?", "red; pink"), ("c.png", "Which hue?", "pink; red")], "1 answer wrong"),
-    "separators": ([("a.png", "Which hue?", "red; pink"), ("c.png", "Which hue?", "blue;pink")], "in 2 ways"),
-    "units": ([("a.png", "What size?", ">20mm"), ("c.png", "What size?", ">20")], "1 label "),
-    "spelling": ([("a.png", "Is it polypoid?", "yes"), ("b.png", "Is it polyopid?", "yes"), ("c.png", "polypoid", "a")],
-                 "1 word "),
     "constant-answers": ([(f"{n}.png", "Is it so?", "always") for n in range(20)], "1 question "),
     "images-missing": ([("nowhere.png", "What is it?", "polyp")], "1 of 3 images cannot be read"),
     "copies": ([("copy.png", "What is it?", "polyp")], "1 image "),
@@ -118,13 +111,6 @@ def test_errors_come_first(look_at):
     assert levels == sorted(levels, key=order.index) and set(levels) == set(order)
 
 
-def test_of_answers_in_several_orders_the_most_frequent_come_first(look_at, finding_of):
-    seldom = [("a.png", "Which hue?", answer) for answer in ("red; pink", "pink; red")]
-    often = [(f"{n}.png", "Which tint?", answer) for n in "abc" for answer in ("red; pink", "pink; red")]
-    items = finding_of(look_at(*seldom, *often), "label-order").items
-    assert [item["question"] for item in items] == ["Which tint?", "Which hue?"]
-
-
 def test_text_only_records_and_several_images_are_counted(look_at):
     text_only = {"images": [], "turns": turns(("What is a polyp?", "a growth"))}
     result = look_at(text_only, {"images": ["a.png", "b.png"], "turns": turns(("Which is larger?", "none"))})
@@ -153,18 +139,6 @@ def test_all_malformed_records_are_reported_by_kind(malformed_file, look, findin
     assert "malformed" in to_text(result).splitlines()[3]
 
 
-def test_coerced_answers_are_counted(malformed_file, look, finding_of):
-    result = look(malformed_file, coerce_answers=True)
-    assert (finding_of(result, "coerced-answers").count, finding_of(result, "malformed").count) == (5, 1)
-    assert result.num_questions == 8
-
-
-def test_a_file_of_malformed_records_has_a_report(folder, look):
-    (folder / "train.json").write_text('[{"answer": 1}, 2]')
-    text = to_text(look(folder / "train.json"))
-    assert "0 questions about 0 images" in text and "train.json: record 1" in text
-
-
 def test_images_that_cannot_be_read_are_not_counted_as_distinct(look_at):
     """An audit called 975 images distinct when none could be read."""
     rows = [(f"nowhere-{n}.png", "Is there text?", "yes") for n in range(3)]
@@ -189,21 +163,14 @@ def test_the_memory_of_a_conversation_grows_with_its_turns_and_not_with_their_sq
     assert peak < 30e6  # 68 MB where each turn had those before it
 
 
-def test_the_package_lists_its_modules(root):
-    package = root / "datasets" / "audit"
-    listed = re.findall(r"^(\w+) {2,}\w", ast.get_docstring(ast.parse((package / "__init__.py").read_text())), re.M)
-    assert set(listed) == {path.stem for path in package.glob("*.py")} - {"__init__"}
-
-
 def test_shared_images_are_found_under_other_names_too(folder, write, look, finding_of):
     train = write(*CLEAN, ("c.png", "What is it?", "cecum"))
     test = write(("copy.png", "Is there text?", "yes"), ("new.png", "What is it?", "ileum"), name="test")
     (folder / "new.png").write_bytes(png(9))
     result = look(train, test)
     [leak] = result.leaks
-    assert (leak.num_images, leak.num_renamed, leak.num_asked_in_both, leak.num_answered_otherwise) == (1, 1, 1, 1)
-    assert (leak.one.images_share, leak.other.images_share) == (pytest.approx(1 / 3), 0.5)
-    assert (leak.one.questions_share, leak.other.questions_share) == (0.25, 0.5)
+    assert (leak.num_images, leak.num_renamed, leak.num_asked_in_both) == (1, 1, 1)
+    assert (leak.file_share, leak.other_share) == (pytest.approx(1 / 3), 0.5)
     assert finding_of(result, "leaks").level == "error"
 
 
@@ -213,7 +180,7 @@ def test_leaks_are_the_images_and_not_the_questions_that_files_share(data, write
     names = [f"{number}.png" for number in range(6)]
     chosen = [data.draw(st.sets(st.sampled_from(names), min_size=1)) for _ in range(3)]
     files = [write(*((i, "Is it so?", "yes") for i in sorted(c)), name=str(n)) for n, c in enumerate(chosen)]
-    found = {(leak.one.file, leak.other.file): leak.num_images for leak in look(*files).leaks}
+    found = {(leak.file, leak.other): leak.num_images for leak in look(*files).leaks}
     pairs = [(0, 1), (0, 2), (1, 2)]
     expected = {(f"{a}.jsonl", f"{b}.jsonl"): len(chosen[a] & chosen[b]) for a, b in pairs if chosen[a] & chosen[b]}
     assert found == expected
@@ -247,18 +214,6 @@ def test_a_file_given_twice_is_refused(folder, write):
 
 
 @pytest.mark.parametrize(
-    ("paths", "names"),
-    [
-        (["a/train.jsonl"], ["train.jsonl"]),
-        (["a/train.jsonl", "a/test.jsonl"], ["train.jsonl", "test.jsonl"]),
-        (["a/x.jsonl", "b/x.jsonl"], ["a/x.jsonl", "b/x.jsonl"]),
-    ],
-)
-def test_short_names_are_as_short_as_tells_files_apart(paths, names):
-    assert short_ends([Path(path) for path in paths]) == names
-
-
-@pytest.mark.parametrize(
     ("named", "expected"),
     [
         (["test.jsonl", "train.jsonl", "val.jsonl"], ["train.jsonl", "test.jsonl", "val.jsonl"]),
@@ -268,3 +223,19 @@ def test_short_names_are_as_short_as_tells_files_apart(paths, names):
 def test_the_file_named_train_else_the_first_is_trained_on(named, expected, write):
     corpus = Corpus.read([write(("a.png", "q", "a"), name=name.removesuffix(".jsonl")) for name in named])
     assert [file.name for file in corpus.files] == expected
+
+
+@given(st.lists(st.sampled_from(["red", "pink", "Flesh", "blue green"]), min_size=1), st.randoms(use_true_random=False))
+def test_order_separators_and_case_leave_labels_the_same(labels, rng):
+    shuffled = rng.sample(labels, len(labels))
+    written = rng.choice([";", "; ", " ; "]).join(label.upper() if rng.random() < 0.5 else label for label in shuffled)
+    assert same_labels(written) == same_labels("; ".join(labels))
+
+
+@pytest.mark.parametrize("part", ["\n", "a;", "e\u0301", " ;\t"])
+def test_an_audit_of_long_texts_takes_linear_time(folder, write, part):
+    long = f"x{part * (200_000 // len(part))}x"
+    path = write(("a.png", "Is it?", long), ("a.png", long, "a"))
+    start = time.process_time()
+    result = run("data", "audit", path, "--html", folder / "a.html")
+    assert result.exit_code == 0 and time.process_time() - start < 3

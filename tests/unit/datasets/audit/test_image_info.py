@@ -47,24 +47,15 @@ NOISE = Image.effect_noise((64, 48), 90)
 FRAMES = {"save_all": True, "append_images": [Image.effect_noise((64, 48), 50)]}
 TRAITS = {
     "rgba.png": ("images-alpha", "warning", NOISE.convert("RGBA"), {}),
-    "grey-alpha.png": ("images-alpha", "warning", NOISE.convert("LA"), {}),
-    "palette-alphas.png": ("images-alpha", "warning", NOISE.convert("P"), {"transparency": bytes(range(256))}),
     "palette.png": ("images-transparent", "warning", NOISE.convert("P"), {"transparency": 3}),
     "rgb.png": ("images-transparent", "warning", NOISE.convert("RGB"), {"transparency": (1, 2, 3)}),
-    "grey.gif": ("images-transparent", "warning", NOISE, {"transparency": 3}),
     "deep.png": ("images-deep", "warning", NOISE.convert("I;16"), {}),
-    "deep.tif": ("images-deep", "warning", NOISE.convert("I").convert("I;16B"), {}),
     "integers.tif": ("images-deep", "warning", NOISE.convert("I"), {}),
-    "floats.tif": ("images-deep", "warning", NOISE.convert("F"), {}),
     "frames.gif": ("images-animated", "warning", NOISE, FRAMES),
-    "frames.webp": ("images-animated", "warning", NOISE, FRAMES),
-    "frames.png": ("images-animated", "warning", NOISE, FRAMES),
     "pages.tif": ("images-animated", "warning", NOISE, FRAMES),
     "inks.jpg": ("images-cmyk", "note", NOISE.convert("CMYK"), {}),
     "plain.jpg": (None, None, NOISE.convert("RGB"), {}),
-    "plain.png": (None, None, NOISE, {}),
     "lab.tif": (None, None, Image.new("LAB", (64, 48), (90, 3, 4)), {}),
-    "colours.png": (None, None, NOISE.convert("P"), {}),
     "stereo.mpo": (None, None, NOISE.convert("RGB"), FRAMES),
 }
 
@@ -90,7 +81,7 @@ def test_sizes_are_those_of_images_as_shown(folder, look_at):
 def test_if_all_images_are_missing_the_report_says_so_once(folder, look_at):
     rows = [(f"images/{number}.png", "What is it?", "polyp") for number in range(50)]
     text = to_text(look_at(*rows))
-    assert text.count("cannot read image") == 1 and "none of 50 images can be read" in text
+    assert text.count("cannot read image") == 1 and "50 of 50 images cannot be read" in text
     assert "--image-root" in text
 
 

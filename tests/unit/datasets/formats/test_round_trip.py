@@ -160,6 +160,7 @@ NOT_HELD: dict[str, tuple[Record, FormatName, str, str]] = {
     "metadata with meaning": (noted(tools=1), "messages", ".json", "it has `tools`; tool calls"),
     "metadata that is not JSON": (noted(a={1}), "llava", ".json", "cannot be written as JSON"),
     "half a character": (answered("\ud800"), "llava", ".json", "cannot be written as JSON in"),
+    "an empty system text": (replace(ONE, system=""), "messages", ".json", "system text would be read back as None"),
     "no answer": (answered(""), "canonical", ".jsonl", "`answer` must be text that is not empty"),
 }
 

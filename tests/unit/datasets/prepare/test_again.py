@@ -122,14 +122,6 @@ def test_what_was_begun_with_other_settings_is_replaced(out, made, begun, option
     assert finished(out) == finished(made("other", **options).folder)
 
 
-def test_a_source_that_has_changed_is_refused(tmp_path, made, write_source):
-    source = write_source(tmp_path / "in")
-    made(source=source)
-    (source / "00000.parquet").write_bytes((source / "00001.parquet").read_bytes() + b"x")
-    with pytest.raises(UsageError, match=r"source.files.00000.parquet: \d+ there, \d+ now"):
-        made(source=source)
-
-
 def test_a_folder_with_other_files_is_refused_and_unchanged(tmp_path, made):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections import Counter
 from itertools import count, product
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from support.rows import EMBEDDED, jpeg_of
 
 from lookonce.datasets.prepare.run import Options, Prepared, prepare
 from lookonce.datasets.records import Record, Turn, read_records
-from lookonce.errors import ImageError, SourceError
+from lookonce.errors import SourceError
 
 
 def write_parquet(path: Path, rows: list[dict[str, Any]], **types: Any) -> None:
@@ -113,29 +111,6 @@ def test_kvasir_vqa_x1_keeps_the_official_split_on_request_and_reports_its_leak(
     assert {record.metadata["official_split"] for record in records_of(prepared, "test")} == {"test"}
 
 
-@pytest.mark.parametrize("folder", ["image_weak_augmented/variant_{}", "variant_{}"])
-def test_augmented_variants_of_x1_are_in_the_split_of_their_image(tmp_path, x1, folder):
-    for variant in (1, 2, 3):
-        images = {f"cl{image}.jpg": (variant, image) for image in range(9)}
-        write_images(tmp_path / "in" / folder.format(variant), images)
-    prepared = made("kvasir-vqa-x1", tmp_path, num_variants=2)
-    assert prepared.report["rows"]["of_variants"] == 180 and prepared.report["rows"]["records"] == 280
-    sides: dict[str, set[str]] = {}
-    for part in ("train", "val", "test"):
-        for record in records_of(prepared, part):
-            image, variant = record.metadata["img_id"], record.metadata.get("variant")
-            sides.setdefault(image, set()).add(part)
-            expected = jpeg_of((int(variant), int(image[2:]))) if variant else jpeg_of(f"{image}.jpg")
-            assert record.images[0].read_bytes() == expected
-            assert record.images[0].stem == (f"{image}-variant-{variant}" if variant else image)
-    assert all(len(found) == 1 for found in sides.values())
-
-
-def test_missing_variants_are_an_error(tmp_path, x1):
-    with pytest.raises(ImageError, match=r"no augmented variant .*searched for image_weak_augmented/variant_\{variant"):
-        made("kvasir-vqa-x1", tmp_path, num_variants=1)
-
-
 @pytest.mark.parametrize("name", ["vqa-rad", "path-vqa"])
 def test_datasets_without_image_names_use_keys_as_names(tmp_path, name):
     parts = {"train": range(6), "test": range(4, 8)} | ({"validation": range(8, 10)} if name == "path-vqa" else {})
@@ -150,8 +125,7 @@ def test_datasets_without_image_names_use_keys_as_names(tmp_path, name):
     assert record.turns[0].question == "what is it (train)?" and len(record.images[0].stem) == 64
 
 
-@pytest.mark.parametrize("container", ["zip", "folder"])
-def test_slake_has_json_arrays_beside_a_zip_file_or_a_folder(tmp_path, container):
+def test_slake_has_json_arrays_beside_a_folder(tmp_path):
     (tmp_path / "in").mkdir()
     row = {"location": "Abdomen", "modality": "MRI", "answer_type": "OPEN", "base_type": "vqa"}
     row |= {"triple": ["vhead", "_", "_"]}
@@ -168,9 +142,6 @@ def test_slake_has_json_arrays_beside_a_zip_file_or_a_folder(tmp_path, container
         (tmp_path / "in" / f"{part}.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
     images = {f"imgs/xmlab{image}/source.jpg": image for image in range(4)}
     write_images(tmp_path / "in", images)
-    if container == "zip":
-        shutil.make_archive(str(tmp_path / "in" / "imgs"), "zip", tmp_path / "in", "imgs")
-        shutil.rmtree(tmp_path / "in" / "imgs")
     prepared = made("slake", tmp_path)
     assert counts(prepared) == {"train": 4, "val": 2, "test": 2}
     english, chinese = records_of(prepared, "val")
@@ -180,27 +151,6 @@ def test_slake_has_json_arrays_beside_a_zip_file_or_a_folder(tmp_path, container
     assert english.metadata == metadata | row
 
 
-def test_endovis18_vqa_has_text_files_and_is_split_by_video(tmp_path):
-    for sequence, frame in product((1, 2, 10), range(3)):
-        folder = tmp_path / "in" / f"seq_{sequence}"
-        write_images(folder / "left_frames", {f"frame{frame:03d}.png": (sequence, frame)})
-        for kind, text in {
-            "Classification": "What organ is being operated?|kidney\nWhat is the state of prograsp_forceps?|Idle\n\n",
-            "Sentence": "not read|at all\n",
-        }.items():
-            (folder / "vqa" / kind).mkdir(parents=True, exist_ok=True)
-            (folder / "vqa" / kind / f"frame{frame:03d}_QA.txt").write_text(text)
-    prepared = made("endovis18-vqa", tmp_path)
-    assert counts(prepared) == {"train": 12, "val": 6}
-    records = records_of(prepared, "train")
-    assert [record.metadata["sequence"] for record in records] == ["2"] * 6 + ["10"] * 6
-    assert records[0].metadata["img_id"] == "seq_2_frame000" and records[1].turns[0].answer == "Idle"
-    assert records[0].images[0].read_bytes() == jpeg_of((2, 0))
-    drawn = prepare("endovis18-vqa", tmp_path / "drawn", Options(source=str(tmp_path / "in"), split="image"))
-    sides = Counter((record.metadata["sequence"], part) for part in counts(drawn) for record in records_of(drawn, part))
-    assert len(sides) == len({sequence for sequence, _ in sides}) == 3
-
-
-def test_a_dataset_that_is_not_on_the_hub_is_refused_with_its_homepage(tmp_path):
-    with pytest.raises(SourceError, match="is not on the Hub: get it from https://github.com.*--source DIR"):
-        prepare("endovis18-vqa", tmp_path / "out")
+def test_a_dataset_that_is_not_downloaded_is_refused_with_its_homepage(tmp_path):
+    with pytest.raises(SourceError, match="is not downloaded: get it from https://.*/SLAKE, unpack.*--source DIR"):
+        prepare("slake", tmp_path / "out")

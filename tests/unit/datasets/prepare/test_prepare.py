@@ -29,7 +29,7 @@ def records_of(folder: Path) -> dict[str, list[Record]]:
 def is_complete(report: dict) -> bool:
     """Whether all rows that were read are records, or left out for one reason."""
     rows = report["rows"]
-    return rows["read"] + rows["of_variants"] == rows["records"] + sum(rows["left_out"].values())
+    return rows["read"] == rows["records"] + sum(rows["left_out"].values())
 
 
 def test_a_prepared_dataset_has_records_images_and_a_report(tmp_path, made):
@@ -38,7 +38,7 @@ def test_a_prepared_dataset_has_records_images_and_a_report(tmp_path, made):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
     assert json.loads((tmp_path / "out" / "report.json").read_text()) == report
     left_out = {"no question or no answer": 24, "the same as another row": 3}
-    assert report["rows"] == {"read": 60, "of_variants": 0, "records": 11 * 2 + 11, "left_out": left_out}
+    assert report["rows"] == {"read": 60, "records": 11 * 2 + 11, "left_out": left_out}
     assert {tally["name"]: tally["changed"] for tally in report["rules"]}["typos in questions"] == 12
     assert report["images"] == {"written": 11, "names": 12, "in_no_record": 0, "with_several_names": 1, "not_found": {}}
     assert is_complete(report)
@@ -125,11 +125,9 @@ def test_lists_with_mistakes_are_refused(tmp_path, made, text, message):
     assert message in str(refusal.value)
 
 
-def test_an_official_split_or_variants_that_a_dataset_lacks_are_refused(made):
+def test_an_official_split_that_a_dataset_lacks_is_refused(made):
     with pytest.raises(UsageError, match="--split image draws a split"):
         made(split="official")
-    with pytest.raises(UsageError, match="kvasir-vqa has no augmented variants"):
-        made(num_variants=1)
 
 
 def test_rules_that_leave_nothing_are_an_error(tmp_path, source):

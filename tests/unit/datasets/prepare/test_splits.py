@@ -46,7 +46,6 @@ FAMILIES = {
     "same name": ([row("x", "a"), row("y", "a"), row("z", "b")], 2),
     "a chain": ([row("x", "a"), row("x", "b"), row("y", "b"), row("y", "c")], 1),
     "no names": ([row("x"), row("y")], 2),
-    "variants": ([row("x", "a"), row("v", "a", variant="1"), row("w", "a", variant="2")], 1),
     "a name like a key": ([row("a", "b"), row("b", "a")], 2),
 }
 
@@ -57,11 +56,6 @@ def test_images_that_could_reveal_each_other_are_one_family(rows, num_families):
     assert found.keys() == {one.key for one in rows} and len(set(found.values())) == num_families
 
 
-def test_a_family_has_its_smallest_name_or_key():
-    found = families([row("x", "b"), row("x", "a"), row("y")])
-    assert found == {"x": "a", "y": "y"}
-
-
 def test_rows_with_the_same_value_of_a_together_column_stay_on_one_side():
     rows = [row(f"key {n}", f"image {n}", metadata={"sequence": n // 10}) for n in range(200)]
     parts = split_by_image(rows, SHARES, 42, ["sequence"])
@@ -70,20 +64,11 @@ def test_rows_with_the_same_value_of_a_together_column_stay_on_one_side():
     assert Counter(parts.values()) == {"train": 140, "val": 30, "test": 30}
 
 
-def test_variants_do_not_count_as_images():
-    rows = [row(f"key {n}", str(n)) for n in range(20)]
-    rows += [row(f"variant {n} {v}", str(n), variant=str(v)) for n in range(10) for v in range(10)]
-    parts = split_by_image(rows, SHARES, 42)
-    assert Counter(parts[f"key {n}"] for n in range(20)) == {"train": 14, "val": 3, "test": 3}
-    assert all(parts[f"variant {n} {v}"] == parts[f"key {n}"] for n in range(10) for v in range(10))
-
-
 IMAGES = st.lists(
     st.builds(
         row,
         key=st.sampled_from([f"k{n}" for n in range(12)]),
         image_id=st.sampled_from(["", *(f"i{n}" for n in range(12))]),
-        variant=st.sampled_from(["", "", "1"]),
     ),
     min_size=1,
     max_size=25,

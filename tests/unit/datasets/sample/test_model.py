@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 import torch
@@ -32,17 +31,6 @@ def test_the_seed_decides_the_weights(sample, seed):
     assert written.keys() == drawn.keys()
     matrices = [name for name, weight in written.items() if weight.ndim > 1]
     assert {torch.equal(written[name], drawn[name]) for name in matrices} == {seed == DEFAULT_SEED}
-
-
-@pytest.mark.parametrize("has_tokenizer", [False, True])
-def test_colleagues_may_read_the_model(sample, tmp_path, has_tokenizer):
-    umask = os.umask(0o022)
-    try:
-        write_model(tmp_path / "model", tokenizer=sample / "model" if has_tokenizer else None)
-    finally:
-        os.umask(umask)
-    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / "model").iterdir()}
-    assert "model.safetensors" in modes and set(modes.values()) == {"0o644"}, modes
 
 
 TOKENS = {

@@ -15,14 +15,11 @@ from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.records import Context, Record, Turn
 from lookonce.eval.answers.accuracy import draw
 from lookonce.eval.answers.questions import (
-    Dialogues,
-    Questions,
     in_context,
     questions_of,
     shuffle_images,
     stages_of,
     together,
-    true_before,
     turns_before,
     without_answers,
 )
@@ -121,24 +118,6 @@ def test_a_later_question_is_told_what_the_model_answered(given, shown):
     assert found[0][0].shown.turns[0].question == f"c? a? {shown}; b? no"
     everything = in_context(session(), asked, range(5), answers | {0: answer("c"), 1: answer("d")})
     assert everything[:2] == found and not any(one.context for one, _ in everything[2:])
-
-
-def test_the_majority_given_the_context_is_told_true_answers_where_the_model_is_told_its_own():
-    asked = questions_of(session(), RECORDS, "own")
-    answers = {number: answer("wrong") for number in range(5)}
-    shown = in_context(session(), asked, range(5), answers)
-    true = true_before(session(), shown)
-    known = (Turn("a?", "true"), Turn("b?", "true"))
-    assert true == [known, (*known, Turn("c?", "true")), (), (), ()]
-    opened = session()
-    opened.run.eval = SimpleNamespace(turns="own")
-    training = [record("easy", "a?"), record("easy", "b?"), record("hard", "d?")] * 5
-    opened.records = {"train": training + [Record((), (Turn("d?", "of all"),))] * 9}
-    earlier = [(), (Turn("c?", "wrong"),), (), (), ()]
-    dialogues = Dialogues(shown, [], [SimpleNamespace(image_keys=("1",))] * 5, [])
-    rows = Questions(opened, "test", dialogues, None, [], "own").rows(shown, earlier, [answer("wrong")] * 5)
-    assert [row.majority_in_context for row in rows] == ["true", "true", None, None, None]
-    assert rows[1].majority == "of all" and rows[1].earlier == earlier[1] and rows[1].context[0].answer == "wrong"
 
 
 @pytest.mark.parametrize("num_images", [2, 3, 10])

@@ -9,8 +9,9 @@ import pytest
 
 from lookonce.datasets.records import Record, Turn
 from lookonce.eval.scores import match
-from lookonce.eval.scores.metrics import BASELINES, IN_CONTEXT, NAMES, Evaluation, Headline
+from lookonce.eval.scores.metrics import BASELINES, IN_CONTEXT, NAMES, Evaluation, Headline, read_metrics
 from lookonce.eval.scores.prediction import Prediction
+from lookonce.run.folder import RunFolder
 
 
 def prediction(answer: str, predicted: str, majority: str = "no", question: str = "q") -> Prediction:
@@ -181,11 +182,13 @@ def test_a_baseline_is_compared_question_by_question():
     assert 0 < blank.interval.high < 0.1  # the same answers are no certainty
 
 
-def test_in_conversations_the_majority_given_the_context_counts_and_in_first_turns_the_majority():
-    later = [replace(row, turn=1, earlier=(Turn("p", "no"),), majority_in_context="yes") for row in ROWS[:10]]
-    assert "majority_in_context" not in Headline.of(ROWS, {}).baselines
-    found = Headline.of([*ROWS[:10], *later], {}).baselines
-    assert (found["majority"].exact_match, found["majority_in_context"].exact_match) == (0.0, 0.5)
+def test_a_baseline_of_an_earlier_version_is_not_read(tmp_path):
+    folder = RunFolder(tmp_path)
+    value = Evaluation.of(ROWS).to_json()
+    value["baselines"]["majority_in_context"] = value["baselines"]["majority"]
+    folder.metrics("test").parent.mkdir(parents=True)
+    folder.metrics("test").write_text(json.dumps(value))
+    assert read_metrics(folder, "test")["baselines"].keys() == {"majority"}
 
 
 def test_of_one_image_there_is_no_interval():
@@ -195,9 +198,9 @@ def test_of_one_image_there_is_no_interval():
 
 
 def test_the_table_of_all_baselines_fits_80_columns():
-    row = replace(ROWS[0], turn=1, earlier=(Turn("p", "no"),), majority_in_context="yes")
+    row = replace(ROWS[0], turn=1, earlier=(Turn("p", "no"),))
     answers = {name: ["yes"] * NUM_QUESTIONS for name in (*BASELINES, *IN_CONTEXT)}
     block = Evaluation.of([row, *ROWS[1:]], baselines=answers).text().split("\n\n")[1].splitlines()
-    assert [line.split("  ")[0] for line in block[1:]] == list(NAMES.values())
+    assert [line.split("  ")[0] for line in block[1:]] == [NAMES[name] for name in ("majority", *answers)]
     assert max(map(len, block)) <= 80
     assert block[-1].split()[:4] == ["no", "context", "100.0%", "-25.0"]

@@ -40,7 +40,6 @@ FULL = replace(
     stage="1",
     system="Answer briefly.",
     earlier=(Turn("Is there a polyp?", "yes"),),
-    majority_in_context="yes",
     logprob=-0.25,
     num_tokens=2,
     ended="stop",

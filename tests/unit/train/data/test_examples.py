@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.datasets.curriculum import LessonOrder
+from lookonce.datasets.curriculum import StageOrder
 from lookonce.datasets.records import Context, Record, Turn
 from lookonce.errors import RecordsError
 from lookonce.train.data.tokenize import make_examples
@@ -64,9 +64,9 @@ def test_nothing_to_learn_is_an_error_that_names_the_key_to_raise(chat_tokenizer
         )
 
 
-def test_examples_know_their_lessons(chat_tokenizer):
+def test_examples_know_their_stages(chat_tokenizer):
     records = [Record((A,), (TEXT,), metadata={"stage": stage}) for stage in ("b", "a", "b")]
-    order = LessonOrder(by="stage", lessons=["a", "b"])
+    order = StageOrder(by="stage", stages=["a", "b"])
     found, _ = make_examples(chat_tokenizer, records, str, lambda key: (1, 4, 6), max_tokens=4096, order=order)
-    assert [example.lesson for example in found] == [1, 0, 1]
-    assert {example.lesson for example in examples_of(chat_tokenizer, records)[0]} == {0}
+    assert [example.stage for example in found] == [1, 0, 1]
+    assert {example.stage for example in examples_of(chat_tokenizer, records)[0]} == {0}

@@ -193,8 +193,8 @@ def test_an_answer_before_the_last_image_fails_an_assertion():
         group_examples([Example(np.array([5, 8, IMAGE, END], np.int32), supervised, ("a",), (4,), "row 7")], IMAGE)
 
 
-def test_questions_about_one_image_in_two_lessons_are_in_two_groups():
-    examples = [replace(example("a", [5, number]), lesson=lesson) for number, lesson in enumerate([0, 1, 0])]
+def test_questions_about_one_image_in_two_stages_are_in_two_groups():
+    examples = [replace(example("a", [5, number]), stage=stage) for number, stage in enumerate([0, 1, 0])]
     groups = group_examples(examples, IMAGE)
-    found = [(group.examples, group.lesson, group.subset([0]).lesson) for group in groups]
+    found = [(group.examples, group.stage, group.subset([0]).stage) for group in groups]
     assert found == [((0, 2), 0, 0), ((1,), 1, 1)]

@@ -21,17 +21,17 @@ MODES = ("shared", "packed", "separate")
 NUM_EPOCHS = 3
 
 
-def example(key: str, number: int, len_answer: int, lesson: int = 0) -> Example:
+def example(key: str, number: int, len_answer: int, stage: int = 0) -> Example:
     """An example with a unique question, about an image or about none."""
     images = [START, IMAGE, END] if key else []
     tokens = [*images, number, *range(len_answer)]
     supervised = np.arange(len(tokens)) >= len(tokens) - len_answer
-    return Example(np.array(tokens, np.int32), supervised, tuple(key), tuple(TOKENS_OF[k] for k in key), "", lesson)
+    return Example(np.array(tokens, np.int32), supervised, tuple(key), tuple(TOKENS_OF[k] for k in key), "", stage)
 
 
 def examples_of(asked: list[tuple[str, int] | tuple[str, int, int]]) -> list[Example]:
     numbers = count(100)
-    return [example(key, next(numbers), *answer_and_lesson) for key, *answer_and_lesson in asked]
+    return [example(key, next(numbers), *answer_and_stage) for key, *answer_and_stage in asked]
 
 
 EXAMPLES = st.lists(
@@ -42,7 +42,7 @@ BATCHES = st.fixed_dictionaries(
         "samples_per_step": st.integers(1, 12),
         "questions_per_image": st.none() | st.integers(1, 5),
         "samples_per_forward": st.integers(1, 5),
-        "order": st.sampled_from(["random", "as_given", {"by": "stage", "lessons": [1, 2, 3]}]),
+        "order": st.sampled_from(["random", "as_given", {"by": "stage", "stages": [1, 2, 3]}]),
         "loss": st.sampled_from(["token", "sample"]),
     }
 )
@@ -163,13 +163,13 @@ def test_questions_share_their_image_in_shared_mode_only():
     "With `batch.order` by a metadata field, an epoch goes through the values of the field in order, in every "
     "batch mode."
 )
-def test_lessons_are_trained_on_one_after_another_in_every_mode():
-    examples = examples_of([(key, 1, lesson) for lesson in (1, 0, 2) for key in "abcab"])
+def test_stages_are_trained_on_one_after_another_in_every_mode():
+    examples = examples_of([(key, 1, stage) for stage in (1, 0, 2) for key in "abcab"])
     for mode in MODES:
-        [sampler] = samplers(examples, mode=mode, samples_per_step=4, order={"by": "stage", "lessons": [1, 2, 3]})
+        [sampler] = samplers(examples, mode=mode, samples_per_step=4, order={"by": "stage", "stages": [1, 2, 3]})
         for epoch in range(NUM_EPOCHS):
-            lessons = [sorted(examples[number].lesson for number in numbers(step)) for step in sampler.epoch(epoch)]
-            assert lessons == [[0, 0, 0, 0], [0, 1, 1, 1], [1, 1, 2, 2], [2, 2, 2]]
+            stages = [sorted(examples[number].stage for number in numbers(step)) for step in sampler.epoch(epoch)]
+            assert stages == [[0, 0, 0, 0], [0, 1, 1, 1], [1, 1, 2, 2], [2, 2, 2]]
 
 
 @pytest.mark.guarantee(

@@ -17,18 +17,18 @@ SIZES = st.lists(st.integers(1, 20), max_size=30)
 SAMPLES = st.integers(1, 20)
 QUESTIONS = st.none() | st.integers(1, 20)
 SHUFFLE = st.booleans()
-LESSONS = st.integers(1, 4)
+NUM_STAGES = st.integers(1, 4)
 
 
-def groups_of(sizes: list[int], num_lessons: int = 1) -> list[Group]:
-    """Groups of these sizes, in turn in each lesson.
+def groups_of(sizes: list[int], num_stages: int = 1) -> list[Group]:
+    """Groups of these sizes, in turn in each stage.
 
     Examples are numbered consecutively, and the length of a branch identifies its example.
     """
     numbers = count()
     examples = [tuple(next(numbers) for _ in range(size)) for size in sizes]
     return [
-        Group(of, 5, 100 + n, tuple(1000 + number for number in of), n % num_lessons) for n, of in enumerate(examples)
+        Group(of, 5, 100 + n, tuple(1000 + number for number in of), n % num_stages) for n, of in enumerate(examples)
     ]
 
 
@@ -45,11 +45,11 @@ def num_prefixes(steps: list[list[Group]]) -> int:
 
 
 @pytest.mark.guarantee("Every record is trained on once an epoch.")
-@given(SIZES, SAMPLES, QUESTIONS, SHUFFLE, LESSONS)
+@given(SIZES, SAMPLES, QUESTIONS, SHUFFLE, NUM_STAGES)
 def test_every_example_comes_once_an_epoch_with_its_own_prefix_and_branch(
-    of_sizes, samples, questions, shuffle, num_lessons
+    of_sizes, samples, questions, shuffle, num_stages
 ):
-    groups = groups_of(of_sizes, num_lessons)
+    groups = groups_of(of_sizes, num_stages)
     whole = {number: group for group in groups for number in group.examples}
     steps = epoch_steps(groups, samples, questions, 0, 0, shuffle=shuffle)
     assert sorted(order(steps)) == sorted(whole)
@@ -59,9 +59,9 @@ def test_every_example_comes_once_an_epoch_with_its_own_prefix_and_branch(
 
 
 @pytest.mark.guarantee("Every step has exactly the configured number of samples, except for the last one of an epoch.")
-@given(SIZES, SAMPLES, QUESTIONS, SHUFFLE, LESSONS)
-def test_every_step_but_the_last_has_equally_many_samples(of_sizes, samples, questions, shuffle, num_lessons):
-    steps = epoch_steps(groups_of(of_sizes, num_lessons), samples, questions, 0, 0, shuffle=shuffle)
+@given(SIZES, SAMPLES, QUESTIONS, SHUFFLE, NUM_STAGES)
+def test_every_step_but_the_last_has_equally_many_samples(of_sizes, samples, questions, shuffle, num_stages):
+    steps = epoch_steps(groups_of(of_sizes, num_stages), samples, questions, 0, 0, shuffle=shuffle)
     num_samples = sum(of_sizes)
     assert len(steps) == num_steps(num_samples, samples)
     assert sizes(steps)[:-1] == [samples] * (len(steps) - 1)
@@ -102,12 +102,12 @@ def test_without_shuffling_each_step_has_the_next_examples_whatever_their_images
     "With `batch.order` by a metadata field, an epoch goes through the values of the field in order, in every "
     "batch mode."
 )
-@given(SIZES, SAMPLES, QUESTIONS, LESSONS)
-def test_an_epoch_goes_through_its_lessons_in_order(of_sizes, samples, questions, num_lessons):
-    """Also where the next chunk does not fit and one of the next lesson would."""
-    steps = epoch_steps(groups_of(of_sizes, num_lessons), samples, questions, 0, 0)
-    lessons = [group.lesson for step in steps for group in step]
-    assert lessons == sorted(lessons)
+@given(SIZES, SAMPLES, QUESTIONS, NUM_STAGES)
+def test_an_epoch_goes_through_its_stages_in_order(of_sizes, samples, questions, num_stages):
+    """Also where the next chunk does not fit and one of the next stage would."""
+    steps = epoch_steps(groups_of(of_sizes, num_stages), samples, questions, 0, 0)
+    stages = [group.stage for step in steps for group in step]
+    assert stages == sorted(stages)
 
 
 def test_another_seed_or_epoch_is_another_order():
