@@ -42,7 +42,6 @@ output: runs/first
 ON_RESUME = {
     "never": "",
     "content": "; may change on `--resume`, with the same content",
-    "longer": "; may be raised on `--resume`",
     "free": "; may change on `--resume`",
 }
 

@@ -36,9 +36,8 @@ from lookonce.train.loop.checkpoints import (
     kept,
 )
 from lookonce.train.loop.distributed import RESUME_HINT, Ranks, StopAfterStep
-from lookonce.train.loop.log_files import CurvesFile, Heartbeat, MetricsLog
+from lookonce.train.loop.log_files import Heartbeat, MetricsLog, tracker_callbacks
 from lookonce.train.loop.session import make_trainer, weights_fit
-from lookonce.train.loop.trackers import Trackers
 from lookonce.train.loop.trainer import Answer, Evaluations, check_can_answer
 from lookonce.train.model.linear_attention import linear_layers
 from lookonce.train.model.load import (
@@ -79,24 +78,7 @@ class Training:
         with Heartbeat(progress, samples_per_step, self.ranks.is_first, is_lost=is_lost) as heartbeat:
             yield heartbeat
 
-    @contextlib.contextmanager
-    def tracking(self) -> Iterator[Trackers]:
-        """Keep a run open in each tracker of `train.track` within the block, on the first rank."""
-        checkpoint = self.start.checkpoint
-        first_step = step_of(checkpoint) if checkpoint else 0
-        is_new = not (checkpoint or self.start.is_trained)
-
-        def open_all() -> None:
-            settings = self.opened.run.model_dump(mode="json") | {"inputs": self.opened.folder.recorded_inputs()}
-            trackers.open(settings, first_step, is_new=is_new)
-
-        with Trackers(self.opened.run.train.track, self.opened.folder, self.opened.notify) as trackers:
-            if trackers.names:
-                with self.startup.timed("open trackers"):
-                    self.ranks.first_decides(open_all)
-            yield trackers
-
-    def run(self, heartbeat: Heartbeat, trackers: Trackers, answer: Answer | None = None) -> Any:
+    def run(self, heartbeat: Heartbeat, answer: Answer | None = None) -> Any:
         """Train and save the adapter; `answer` lets the model answer questions while it is trained.
 
         Returns:
@@ -116,7 +98,7 @@ class Training:
         stop = StopAfterStep(self.ranks)
         evaluations = Evaluations(self.opened.run.eval.every, answer)
         first = [StopIfTakenOver(self.opened.owner), CurrentIntervals(), evaluations]
-        callbacks = [*first, log, CurvesFile(self.opened.folder), stop, heartbeat, *trackers.callbacks()]
+        callbacks = [*first, log, stop, heartbeat, *self._trackers()]
         with self._weights_fit():
             trainer = make_trainer(self.opened, model, self.arguments, examples, held_out, callbacks, self.startup)
         log.attach(trainer)
@@ -144,6 +126,12 @@ class Training:
                 f"stopped by {stop.signal.name} after the last step, the adapter is saved; {RESUME_HINT} (evaluation)"
             )
         return None if is_sharded(model) else model
+
+    def _trackers(self) -> list[Any]:
+        track, checkpoint = self.opened.run.train.track, self.start.checkpoint
+        if not self.ranks.is_first:
+            return []
+        return tracker_callbacks(track, self.opened.folder.folder, step_of(checkpoint) if checkpoint else 0)
 
     def _load_model(self) -> Any:
         run, model_folder = self.opened.run, self.opened.model_folder
@@ -201,7 +189,7 @@ def open_training(
     arguments = training_arguments(run, folder.checkpoints)  # raises for wrong settings before anything is read
     check_can_answer(run, arguments.world_size)
     ranks = Ranks.of(arguments)
-    stays = not restart and ranks.first_decides(lambda: folder.is_finished and not folder.has_other_length(run))
+    stays = not restart and ranks.first_decides(lambda: folder.is_finished)
     needs = replace(TO_TRAIN, writes=not stays, images="hashed" if verify_images else "cached")
     opened = open_run(run, needs, once=ranks.first_decides, timed=startup.timed, notify=notify)
     try:
@@ -239,7 +227,7 @@ def _make_examples(
 ) -> dict[str, tuple[list[Example], int]]:
     """The examples of training and validation records, and how many records were left out as too long."""
     with startup.timed("open cache"):
-        opened.cache  # noqa: B018  (what it lacks is said before anything else is done)
+        opened.cache  # noqa: B018  (an error names what it lacks before anything else is done)
     for note in (*_notes(opened, ranks), *start.notes(opened.run)):
         opened.notify(note)
     if start.is_trained:

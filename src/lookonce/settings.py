@@ -33,9 +33,9 @@ SCALARS = (str, int, Path)
 class OnResume:
     """What a key of the run file says of a training that is resumed: whether the key's value may be another one."""
 
-    may_differ: Literal["never", "content", "longer", "free"]
-    """`never`: it decides what is trained. `content`: it names files, whose content is compared instead. `longer`: it
-    may only be raised, which extends the training. `free`: what is trained does not depend on it."""
+    may_differ: Literal["never", "content", "free"]
+    """`never`: it decides what is trained. `content`: it names files, whose content is compared instead. `free`: what
+    is trained does not depend on it."""
     unless_best: tuple[str, ...] = ()
     """Values of `train.best` with which it may not differ after all, because it decides which checkpoint is the
     result."""
@@ -44,7 +44,6 @@ class OnResume:
 Key = TypeVar("Key")
 Same = Annotated[Key, OnResume("never")]
 ByContent = Annotated[Key, OnResume("content")]
-Extends = Annotated[Key, OnResume("longer")]
 Free = Annotated[Key, OnResume("free")]
 FreeUnlessAnswersDecide = Annotated[Key, OnResume("free", unless_best=("exact_match",))]
 

@@ -35,7 +35,7 @@ from lookonce.errors import RunFolderError
 from lookonce.eval.answers.files import unfinished
 from lookonce.eval.scores.metrics import read_metrics
 from lookonce.eval.scores.prediction import Score
-from lookonce.run.config import LENGTH, RunFile
+from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder, TrainedElsewhere, find_trainer
 from lookonce.run.log_file import read_progress
 from lookonce.run.open import Needs, OpenRun, open_run, records_identity
@@ -409,16 +409,6 @@ def next_command(run: RunFile, state: State, run_file: Path, assignments: tuple[
     if missing[0] == "eval" and state.training.state in ("finished", "trained elsewhere"):
         return shell(program(), "eval", run.output, "--split", state.split)
     if state.training.state == "another run":
-        is_longer = differs_in_length(RunFolder(run.output), run)
-        return shell(program(), "train", *arguments, "--resume" if is_longer else "--restart")
+        return shell(program(), "train", *arguments, "--restart")
     resumes = state.is_trained or state.training.checkpoint
     return shell(program(), "train", *arguments, *(["--resume"] if resumes else []))
-
-
-def differs_in_length(folder: RunFolder, run: RunFile) -> bool:
-    """Whether a folder holds a run that differs from this one in nothing but its length."""
-    try:
-        folder.check(run, {}, may_differ=LENGTH)
-    except RunFolderError:
-        return False
-    return folder.has_other_length(run)

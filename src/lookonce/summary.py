@@ -62,11 +62,6 @@ class Summary:
         """
         return read_form(folder.summary, cls, "remove it, and write it again with: lookonce train RUN.yaml --resume")
 
-    def scores(self) -> dict[str, float | None]:
-        """The figures by which runs are compared; None if not measured."""
-        names = ("exact_match", "majority", "num_questions", "best_validation_loss", "best_validation_step")
-        return {name: getattr(self, name) for name in (*names, "num_samples", "train_seconds")}
-
     def text(self) -> str:
         """One named line per figure."""
         lines = [

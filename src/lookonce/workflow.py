@@ -65,8 +65,8 @@ def train(
         training.begin(restart=restart)
         what, folder = f"the files of {run.output}", opened.folder
         small_files = full_disk_named(run.output, OTHER_BYTES, what, lambda: kept(folder))
-        with training.heartbeat() as heartbeat, training.tracking() as trackers, small_files:
-            model = training.run(heartbeat, trackers, _accuracy(training))
+        with training.heartbeat() as heartbeat, small_files:
+            model = training.run(heartbeat, _accuracy(training))
             if not training.ranks.is_first:
                 return None
             heartbeat.enter("evaluating")
@@ -78,7 +78,6 @@ def train(
             opened.owner.check()
             summary = replace(summary, report=_report(opened, summary))
             write_json(folder.summary, summary.to_json())
-            trackers.log_scores(summary.scores(), summary.num_steps)
         return summary
 
 

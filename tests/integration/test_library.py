@@ -184,7 +184,7 @@ PackBatchSampler(dataset, *, samples_per_step, tokens_per_pack, seed, loss, shuf
 PackLoader(sampler, *, num_epochs, device, num_ahead)
 PackTrainer(model, args, train_sampler, *, eval_dataset, callbacks, compiled, captured, flex, checkpointing, \
 num_ahead, optimizers)
-VQADataset(records, cache, tokenizer, *, revision, max_bytes_in_memory)
+VQADataset(records, cache, tokenizer, *, revision)
 average_gradients(model)
 build_cache(images, model, folder, *, revision, dtype, backend, min_pixels, max_pixels, shard_mb)
 load_without_tower(model, *, revision, dtype, device, attention)

@@ -74,7 +74,7 @@ class Trainings:
             "batch": {"mode": mode, "samples_per_forward": 3, "tokens_per_pack": 400},
             "train": {"steps": self.num_steps, "save_steps": 4, "eval_steps": 3} | train,
             "lora": {"dropout": 0.1},
-            "eval": {"split": "test"},
+            "eval": {"split": "val"},
         }
 
     def uninterrupted(self, mode: str, **train_options: Any) -> RunFile:

@@ -25,9 +25,8 @@ a branch count up from the end of its prefix.
 
 One thread prefetches: it reads features (with the cache's own threads, straight into page-locked memory), collates them
 and, on a GPU, copies them to the device on a stream of its own, a bounded number of micro-batches ahead. A thread
-serves as well as processes would: its work releases the GIL almost all the time, no data is copied between processes,
-and one host cache of features serves all. The time that training waits for batches is counted; it is the cost of a slow
-disk.
+serves as well as processes would: its work releases the GIL almost all the time, and no data is copied between
+processes. The time that training waits for batches is counted; it is the cost of a slow disk.
 
 Shapes: `B` rows, `T` tokens per row with padding, `L` tokens of a pack with padding, `K` columns or targets.
 """
@@ -37,7 +36,6 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
@@ -116,45 +114,27 @@ def image_inputs(source: FeatureSource, keys: Sequence[str], device: torch.devic
 class CachedFeatures:
     """Features from the cache, for a model with `CachedVisionTower`.
 
-    The most recently used images stay in memory, up to `max_bytes`; for a GPU this is page-locked memory. Each image of
-    a batch is read once, however often it occurs there.
+    Each image of a batch is read once, however often it occurs there. The operating system keeps what was read.
     """
 
     has_tower: ClassVar[bool] = False
 
-    def __init__(self, cache: VisionCache, max_bytes: int = 0) -> None:
-        self.cache, self.max_bytes = cache, max_bytes
+    def __init__(self, cache: VisionCache) -> None:
+        self.cache = cache
         self.bytes_read = 0
-        """Number of bytes read from disk so far."""
-        self._kept: OrderedDict[str, torch.Tensor] = OrderedDict()
-        self._num_kept_bytes = 0
+        """Number of bytes read so far."""
         self._lock = threading.Lock()
 
     def grid_thw(self, key: str) -> Grid:
         return self.cache.grid_thw(key)
 
     def load(self, keys: Sequence[str], device: torch.device = CPU) -> torch.Tensor:
+        distinct = list(dict.fromkeys(keys))
         with self._lock:
-            features = self._features(list(dict.fromkeys(keys)), pin=device.type == "cuda")
-        on_device = {key: tensor.to(device, non_blocking=True) for key, tensor in features.items()}
+            read = self.cache.get_many(distinct, pin=device.type == "cuda")
+            self.bytes_read += sum(tensor.nbytes for tensor in read)
+        on_device = {key: tensor.to(device, non_blocking=True) for key, tensor in zip(distinct, read, strict=True)}
         return torch.cat([on_device[key] for key in keys])
-
-    def _features(self, keys: list[str], pin: bool) -> dict[str, torch.Tensor]:
-        missing = [key for key in keys if key not in self._kept]
-        read = dict(zip(missing, self.cache.get_many(missing, pin=pin), strict=True))
-        self.bytes_read += sum(tensor.nbytes for tensor in read.values())
-        found = {key: read[key] if key in read else self._kept[key] for key in keys}
-        self._keep(found)
-        return found
-
-    def _keep(self, features: Mapping[str, torch.Tensor]) -> None:
-        for key, tensor in features.items():
-            if key not in self._kept:
-                self._num_kept_bytes += tensor.nbytes
-            self._kept[key] = tensor
-            self._kept.move_to_end(key)
-        while self._num_kept_bytes > self.max_bytes:
-            self._num_kept_bytes -= self._kept.popitem(last=False)[1].nbytes
 
 
 class Pixels:

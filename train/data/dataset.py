@@ -46,10 +46,9 @@ from lookonce.train.data.batches import (
     image_inputs,
     image_keys,
 )
-from lookonce.train.data.conversations import make_examples
 from lookonce.train.data.packing import padded_length
 from lookonce.train.data.sampler import MicroBatch, Sampler
-from lookonce.train.data.tokenize import ChatTokenizer, Example
+from lookonce.train.data.tokenize import ChatTokenizer, Example, make_examples
 
 Keys = tuple[str, ...]
 COLUMN = "input_ids"
@@ -69,13 +68,12 @@ class VQADataset(torch.utils.data.Dataset[Example]):
         tokenizer: Any,
         *,
         revision: str = "",
-        max_bytes_in_memory: int = 0,
     ) -> None:
         """Prepare records for a model, whose images a cache has.
 
         `records` are of lookonce, or rows of any known form with an image, a question and an answer, or with messages:
         a list of dictionaries or a `datasets.Dataset`. `tokenizer` is the model's folder or its name on the Hub, or the
-        tokenizer or processor that was loaded from there. At most `max_bytes_in_memory` of features stay in memory.
+        tokenizer or processor that was loaded from there.
 
         Raises:
             FeaturesMissing: the cache lacks an image; names the record.
@@ -86,7 +84,7 @@ class VQADataset(torch.utils.data.Dataset[Example]):
         folder = ModelFolder.open(str(locate(_name_of(tokenizer), revision or None)))
         _check_same_tower(folder, cache)
         self.cache = cache
-        self.features: FeatureSource = CachedFeatures(cache, max_bytes_in_memory)
+        self.features: FeatureSource = CachedFeatures(cache)
         self.chat_tokenizer = ChatTokenizer(folder.folder, folder.config)
         self.records = [*_with_keys(records, cache)]
         self._examples: Sequence[Example] | None = None

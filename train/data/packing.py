@@ -10,8 +10,8 @@ without them every loss and gradient is the same.
 
 Branches may begin alike too: with the answers to earlier questions (`data.context`), or with the same words. `nested`
 finds this: of a group in lexical order, each branch shares its first tokens with the branch before it, and they go
-through the model once. So prefixes have any number of levels: images, then earlier answers, then a question. The law is
-that of one level, and what is shared of some members follows from what neighbours share, without another comparison.
+through the model once. So prefixes have any number of levels: images, then earlier answers, then a question. The rule
+is that of one level, and what is shared of some members follows from what neighbours share, without another comparison.
 
 Examples of two stages are in two groups, because a group is trained on together. Tokens are compared as bytes, which
 takes some microseconds per example. The comparison is exact: one more space before an image makes another group, and

@@ -2,8 +2,7 @@
 
 Design: nothing is estimated. Records become examples, groups and packs by the code that trains (tokenize.py,
 packing.py, sampler.py). That needs only a model's tokenizer and the settings of its image processor. An image's tokens
-follow from its size, so no pixel is decoded. Equal texts are tokenized once, however many images they belong to: 8,786
-real questions take half a second instead of four.
+follow from its size, so no pixel is decoded.
 
 The size of a missing image is unknown. Such an image counts no tokens, and the report says how many there are. Padding
 is not counted, neither of rows nor of packs to whole blocks.
@@ -14,7 +13,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.datasets.audit.corpus import Corpus, CorpusFile
 from lookonce.datasets.audit.findings import Finding, Item, encodable, findings_from
 from lookonce.datasets.audit.report import Section
-from lookonce.datasets.records import Context, Record, Turn
+from lookonce.datasets.records import Record
 from lookonce.errors import ModelError, RecordsError
 from lookonce.families.lookup import DEFAULT, family_in
 from lookonce.run.sections import BatchSection
@@ -34,8 +32,6 @@ from lookonce.text import count, table
 from lookonce.train.data.sampler import Sampler
 from lookonce.train.data.tokenize import ChatTokenizer, Example
 
-NUM_TEXTS = 1 << 16
-"""Number of different texts whose tokens are kept in memory."""
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 """A header and its lines."""
 
@@ -130,7 +126,6 @@ class TokenCounter:
         self.processor = ImageProcessor(folder, max_pixels=max_pixels)
         self.merge_size: int = self.processor.settings["merge_size"]
         self.chat_tokenizer = ChatTokenizer(folder, _config(folder, self.merge_size), enable_thinking=enable_thinking)
-        self._tokenized = lru_cache(NUM_TEXTS)(self._tokenize)
 
     def example(self, record: Record, keys: Sequence[str], image_tokens: Sequence[int]) -> Example:
         """The example that training makes of a record.
@@ -138,18 +133,7 @@ class TokenCounter:
         Raises:
             RecordsError: training would refuse the record.
         """
-        try:
-            example = self._tokenized(record.system, record.turns, len(keys), record.context)
-        except RecordsError as error:
-            raise RecordsError(f"{record.origin}{error}") from None
-        return replace(example, image_keys=tuple(keys), num_image_tokens=tuple(image_tokens), origin=record.origin)
-
-    def _tokenize(
-        self, system: str | None, turns: tuple[Turn, ...], num_images: int, context: Context | None
-    ) -> Example:
-        """The example of a text, without an origin and with images of one patch, so that equal texts are cached."""
-        record = Record((Path("image"),) * num_images, turns, system, context=context)
-        return self.chat_tokenizer.example(record, [""] * num_images, [(1, 1, 1)] * num_images)
+        return Example(*self.chat_tokenizer.shared_tokens(record), tuple(keys), tuple(image_tokens), record.origin)
 
 
 def count_tokens(corpus: Corpus, counter: TokenCounter, tokenizer: str, batch: BatchSection) -> TokenStats:

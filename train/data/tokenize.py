@@ -4,17 +4,9 @@ Design: the whole conversation is rendered and tokenized once, as the stock proc
 the text by character offsets: an answer is what follows the rendering of the messages before it with a generation
 prompt. So no template has to be known in advance, and token boundaries are those of the stock processor. Only the
 answers and the end token after each answer are supervised. An `Example` keeps one placeholder token per image, which is
-expanded when a batch is made; this keeps tens of thousands of examples small. One conversation takes 0.2 ms;
-conversations.py makes the same tokens of many.
-
-To render the prompt of every turn takes the square of the turns. So of a long conversation the prompts of the first and
-the last turns are rendered, and between them each turn must be written around its texts as the second one was.
-
-What a template writes around texts that it cannot see, it writes around any texts: a `Text` stands for some text. It
-can be written and joined to other text; every other operation raises. So a template that renders `Text`s has asked
-nothing of them, and what it writes depends on their number and order alone. A template that strips, compares or
-measures texts is refused, and has to render each conversation. Filters, tests and functions of templates are refused
-too, but for a few that are known to ask nothing. The rest of the environment is that of transformers.
+expanded when a batch is made; this keeps tens of thousands of examples small. One conversation takes 0.2 ms. Tokens
+depend on texts and the number of images alone, so a conversation that occurs again, as most do in visual question
+answering, is tokenized once.
 
 A template comes from elsewhere. Jinja's sandbox keeps it away from Python, but not from loops without an end or texts
 without a limit. So it is tried once in a forked process that may use little time and memory, which takes milliseconds.
@@ -29,38 +21,30 @@ import resource
 import select
 import signal
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-from jinja2 import Template, TemplateError
+from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
-from jinja2.nativetypes import NativeCodeGenerator
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from numpy.typing import NDArray
 from transformers import AutoTokenizer, PreTrainedConfig
 
 from lookonce.cache.format import Grid
+from lookonce.datasets.curriculum import StageOrder
 from lookonce.datasets.records import Record, Turn
+from lookonce.environment import without_garbage_collection
 from lookonce.errors import ModelError, RecordsError, explain_os_error
 from lookonce.families.lookup import family_of
 from lookonce.text import first_line
-
-Pieces = tuple[str | int, ...]
-"""What a template writes: strings of its own, with the numbers of the texts between them."""
-FILTERS = ("length", "count", "default", "d")
-TESTS = ("defined", "undefined", "none", "mapping", "true", "false")
-FUNCTIONS = ("namespace", "range")
-
 
 MAX_SECONDS, MAX_WAIT_S, MAX_BYTES, MAX_CHARACTERS = 5, 60, 1 << 30, 1 << 20
 """What rendering a few words may take: CPU time, time, memory and characters."""
 THINKING = "enable_thinking"
 """The variable by which chat templates of Qwen know whether the model should think before it answers."""
-EDGE = 8
-"""How many turns at each end of a long conversation have their prompts rendered."""
 Tokens = tuple[NDArray[np.int32], NDArray[np.bool_]]
 """Token ids of a conversation with one placeholder per image, and whether each of them is supervised."""
 TURN = Turn("question", "answer")
@@ -118,84 +102,6 @@ def explained(error: BaseException) -> str:
     return f"cannot be rendered: {kind}{first_line(error)}"
 
 
-class _TextSeen(BaseException):
-    """A template does more with a text than to write it; filters and tests of Jinja catch every `Exception`."""
-
-
-def _refuse(*args: Any, **options: Any) -> NoReturn:
-    raise _TextSeen
-
-
-class Text:
-    """A text that a template may write and not see."""
-
-    def __add__(self, other: Any) -> Text:
-        return _Written((self, other))
-
-    def __radd__(self, other: Any) -> Text:
-        return _Written((other, self))
-
-    __bool__ = __contains__ = __eq__ = __float__ = __format__ = __getattr__ = __getitem__ = _refuse
-    __hash__ = __index__ = __int__ = __iter__ = __len__ = __repr__ = __str__ = _refuse
-
-
-class _Written(Text):
-    """`Text`s and strings in a row, with no two strings beside each other and no empty one."""
-
-    def __init__(self, values: Iterable[Any]) -> None:
-        self.pieces: list[str | Text] = []
-        for value in values:
-            for piece in value.pieces if isinstance(value, _Written) else (value,):
-                self._append(piece)
-
-    def _append(self, piece: Any) -> None:
-        if not isinstance(piece, str):
-            self.pieces.append(piece if isinstance(piece, Text) else _refuse())
-        elif self.pieces and isinstance(self.pieces[-1], str):
-            self.pieces[-1] += piece
-        elif piece:
-            self.pieces.append(piece)
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """Joins what a template writes to `_Written`; Jinja's own environments apply `str` to all of it."""
-
-    code_generator_class = NativeCodeGenerator
-
-    @staticmethod
-    def concat(values: Iterable[Any]) -> Any:
-        """What a template, or a macro in it, has written; a string if there is no `Text` in it."""
-        written = _Written(value if isinstance(value, Text) else str(value) for value in values)
-        has_texts = any(isinstance(piece, Text) for piece in written.pieces)
-        return written if has_texts else "".join(map(str, written.pieces))
-
-    def getitem(self, obj: Any, argument: Any) -> Any:
-        if isinstance(argument, Text):
-            _refuse()  # Jinja would take it for an unknown key
-        return super().getitem(obj, argument)
-
-
-def write_around(template: str, texts: Sequence[Text], **variables: Any) -> Pieces | None:
-    """What a template writes around the texts that are in its variables; None if it does more with them than that."""
-    try:
-        written = _Written([_compiled(template).render(variables)])
-    except (_TextSeen, Exception):  # an error is said by the rendering of a conversation
-        return None
-    number_of = {id(text): number for number, text in enumerate(texts)}
-    return tuple(piece if isinstance(piece, str) else number_of[id(piece)] for piece in written.pieces)
-
-
-@functools.cache
-def _compiled(template: str) -> Template:
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-    for table, kept in ((environment.filters, FILTERS), (environment.tests, TESTS), (environment.globals, FUNCTIONS)):
-        table.update({name: _refuse for name in table if name not in kept})
-    environment.filters["tojson"] = _refuse
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": _refuse}
-    environment.tests["string"] = lambda value: isinstance(value, str | Text)
-    return environment.from_string(template)
-
-
 @dataclass(frozen=True)
 class Example:
     """One conversation as tokens, with one placeholder per image."""
@@ -248,6 +154,7 @@ class ChatTokenizer:
         self.template_options = _template_options(self.tokenizer, folder, enable_thinking)
         """What the chat template is given beside messages."""
         self._folder = folder
+        self._shared: dict[object, Tokens] = {}
         if reason := failure_of(self._try_template):
             raise self._template_error(reason)
         found = self.tokenizer.get_vocab().get(self.image_token)
@@ -291,6 +198,13 @@ class ChatTokenizer:
         messages = to_messages(record)
         text = self.render(messages, origin=record.origin)
         return self._tokenize(text, self._answer_spans(messages, text, record, num_given), record)
+
+    def shared_tokens(self, record: Record) -> Tokens:
+        """The same as `tokens`, the same arrays for all records that differ in their images alone."""
+        texts = (record.turns, record.system, record.context, len(record.images))
+        if texts not in self._shared:
+            self._shared[texts] = self.tokens(record)
+        return self._shared[texts]
 
     def with_images(self, tokens: Tokens, record: Record, image_keys: Sequence[str], grids: Sequence[Grid]) -> Example:
         """The example of a record with these tokens."""
@@ -351,24 +265,8 @@ class ChatTokenizer:
         self, messages: list[dict[str, Any]], text: str, record: Record, num_given: int
     ) -> list[tuple[int, int]]:
         """Character offsets in `text` of each answer that is not given, and its end token."""
-        ends, turns = answer_ends(messages)[num_given:], record.turns[num_given:]
-        spans: list[tuple[int, int]] = []
-        for number, end in enumerate(ends):
-            is_at_edge = number < EDGE or number >= len(ends) - EDGE
-            span = None if is_at_edge else self._following_span(spans, turns[1], turns[number], text)
-            spans.append(span or self._answer_span(messages[:end], text, record))
-        return spans
-
-    def _following_span(
-        self, spans: Sequence[tuple[int, int]], second: Turn, turn: Turn, text: str
-    ) -> tuple[int, int] | None:
-        """The span of the answer of a turn if it is written as the second one; `spans` are those before it."""
-        before, found, after = text[spans[0][1] : spans[1][0]].partition(second.question)
-        start = spans[-1][1] + len(before) + len(turn.question) + len(after)
-        written = before + turn.question + after + turn.answer + self.tokenizer.eos_token
-        if not found or not text.startswith(written, spans[-1][1]):
-            return None
-        return start, start + len(turn.answer) + len(self.tokenizer.eos_token)
+        ends = answer_ends(messages)[num_given:]
+        return [self._answer_span(messages[:end], text, record) for end in ends]
 
     def _answer_span(self, messages: list[dict[str, Any]], text: str, record: Record) -> tuple[int, int]:
         """Character offsets in `text` of the last of `messages`, an answer, and its end token."""
@@ -402,18 +300,16 @@ class ChatTokenizer:
                 f"{record.origin}: the chat template makes {num_placeholders} image tokens for {len(record.images)} "
                 "images; use the model's own template"
             )
-        starts, ends = np.array(encoding["offset_mapping"], dtype=np.int64).reshape(-1, 2).T
+        starts, ends = zip(*encoding["offset_mapping"], strict=True) if len(token_ids) else ((), ())
         supervised = np.zeros(len(token_ids), dtype=np.bool_)
-        if spans:
-            span_starts, span_ends = np.array(spans, dtype=np.int64).T
-            if len(absent := np.flatnonzero(~np.isin(span_starts, starts))):
-                start, end = spans[absent[0]]
+        for start, end in spans:
+            first = bisect_left(starts, start)
+            if starts[first : first + 1] != (start,):
                 raise RecordsError(
                     f"{record.origin}: no token begins where answer {text[start:end]!r} does; answers must not begin "
                     "with spaces or line breaks, which belong to the prompt's last token"
                 )
-            last = np.searchsorted(span_starts, starts, "right") - 1  # the last answer that begins before each token
-            supervised = (last >= 0) & (ends <= span_ends[last])
+            supervised[first : bisect_right(ends, end)] = True
         return token_ids, supervised
 
 
@@ -457,3 +353,49 @@ def _template_options(tokenizer: Any, folder: Path, enable_thinking: bool | None
             "know; leave the key out"
         )
     return {THINKING: enable_thinking}
+
+
+def make_examples(
+    chat_tokenizer: ChatTokenizer,
+    records: Iterable[Record],
+    key_of: Callable[[Path], str],
+    grid_of: Callable[[str], Grid],
+    max_tokens: int,
+    split: str = "train",
+    limiting_key: str = "batch.max_tokens",
+    order: StageOrder | None = None,
+) -> tuple[list[Example], int]:
+    """Examples of the records of at most `max_tokens` tokens, and how many longer records were left out.
+
+    `limiting_key` is the key of the run file that sets `max_tokens`. With an `order`, they have its stages.
+
+    Raises:
+        RecordsError: no supervised token is left, so there is nothing to learn.
+    """
+    with without_garbage_collection():
+        everything = list(_each_example(chat_tokenizer, records, key_of, grid_of, order))
+    examples = [example for example in everything if example.num_tokens <= max_tokens]
+    num_too_long = len(everything) - len(examples)
+    if not any(example.supervised.any() for example in examples):
+        raise RecordsError(
+            f"no supervised token in the {split} data: {len(examples)} records kept, {num_too_long} longer than "
+            f"`{limiting_key}` {max_tokens} left out; raise `{limiting_key}` or lower `cache.max_pixels`"
+        )
+    return examples, num_too_long
+
+
+def _each_example(
+    chat_tokenizer: ChatTokenizer,
+    records: Iterable[Record],
+    key_of: Callable[[Path], str],
+    grid_of: Callable[[str], Grid],
+    order: StageOrder | None,
+) -> Iterator[Example]:
+    @functools.cache
+    def shown(images: tuple[Path, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        keys = tuple(key_of(path) for path in images)
+        return keys, tuple(chat_tokenizer.num_image_tokens(grid_of(key)) for key in keys)
+
+    for record in records:
+        stage = order.stage_of(record) if order else 0
+        yield Example(*chat_tokenizer.shared_tokens(record), *shown(record.images), record.origin, stage)

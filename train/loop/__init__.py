@@ -5,8 +5,7 @@ warmup       the trial of the longest pack in front of a training
 first_pack   the check in front of a training that packs are exact here
 session      the trainer of an open run; what to change if the model does not fit the GPU
 arguments    Trainer's settings from the run file, and its learning rate schedule
-log_files    one line per logging step in log.jsonl, curves.svg, and progress.json while a training runs
-trackers     the trackers of `train.track`: TensorBoard, W&B and MLflow
+log_files    one line per logging step in log.jsonl, progress.json while a training runs, and trackers
 checkpoints  checkpoints with checksums: whole, or not used; which one a run resumes from
 distributed  the ranks, decisions of the first rank for all, and stopping after a signal
 """

@@ -4,14 +4,13 @@ Design: what cannot work is refused here, before anything is read or written. Tr
 is loaded and the run folder is claimed. So the same function makes it here for one weight, and a few steps of it are
 computed, as some errors appear only after the warm-up.
 
-Trainer's trackers are not set here: they are callbacks that a training adds (trackers.py), so that a measurement of
+`report_to` is not set here: a training adds the callbacks of its trackers (log_files.py), so that a measurement of
 training never tracks.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from lookonce.run.config import RunFile
 from lookonce.run.folder import NUM_CHECKPOINTS
 from lookonce.run.sections import TrainSection
 from lookonce.text import first_line
-from lookonce.train.loop.trackers import check_trackers
+from lookonce.train.loop.log_files import check_trackers
 from lookonce.train.model.frozen import check_frozen
 
 NUM_WARMUP, NUM_STEPS = 10, 1000
@@ -64,25 +63,6 @@ def check_scheduler(options: TrainSection) -> None:
             f"`train.scheduler_args` {arguments} does not fit `train.scheduler: {name}`: {reason}; "
             f"allowed: {', '.join(allowed) or 'none'}"
         ) from None
-
-
-def other_rate(options: TrainSection, num_steps: int, other_num_steps: int, first: int) -> str:
-    """Which of the `first` steps has another learning rate in a training of another length; empty if none has."""
-    pairs = zip(_factors(options, num_steps, first), _factors(options, other_num_steps, first), strict=True)
-    for step, (one, other) in enumerate(pairs, start=1):
-        if one != other:
-            return f"step {step:,}: {one * options.learning_rate:.4g} or {other * options.learning_rate:.4g}"
-    return ""
-
-
-def _factors(options: TrainSection, num_steps: int, first: int) -> list[float]:
-    """What the learning rate is multiplied with in the `first` steps of a training of `num_steps`.
-
-    All of them are NaN, which equals nothing, for a schedule that follows the validation loss.
-    """
-    warmup = int(options.warmup) if options.warmup >= 1 else math.ceil(num_steps * options.warmup)  # as Trainer does
-    factors = getattr(_schedule(options, warmup, num_steps), "lr_lambdas", [lambda step: math.nan])
-    return [float(factors[0](step)) for step in range(first)]
 
 
 def _arguments_of(kind: SchedulerType) -> list[str]:
@@ -152,6 +132,7 @@ def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> Training
         "metric_for_best_model": options.best,
         "seed": options.seed,
         "report_to": "none",
+        "run_name": run.output.name,
         "disable_tqdm": True,
         "remove_unused_columns": False,
         "label_names": ["labels"],

@@ -10,52 +10,45 @@ half a second a gigabyte, and what the disk takes.
 Checksums find damage, and not an author who wrote them too. Trainer hands the fields of its own state to a class, so a
 field too many, or a value of another type, would end as an error of Python somewhere later. So each field has its form
 here; one that a later version of transformers adds may be anything.
-
-A training that is extended must end like a longer one from the start. What a step trains does not depend on the steps
-that follow, but its learning rate may. So the rates of all steps that the checkpoint contains are compared for both
-lengths: they are equal with `constant`, and with `constant_with_warmup` after a number of warm-up steps, but not with
-schedules that fall until the last step. The best checkpoint is chosen at the end of a training, so a run with
-`train.best` is not extended. What the shorter training gave is moved to `steps-N/` in the run folder, the files that
-mark a run as finished first.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from transformers import TrainerCallback, TrainerState
 
 from lookonce.cache.store.claims import leftovers, note_use
 from lookonce.disk_space import full_disk_named
 from lookonce.errors import RunFolderError, TrainingError
 from lookonce.files import flush, flush_files, hash_file, read_json, write_json
-from lookonce.run.config import LENGTH, RunFile
-from lookonce.run.folder import AGAIN, CHECKSUMS, STATE, RunClaim, RunFolder, Trained, is_complete, step_of
+from lookonce.run.config import RunFile
+from lookonce.run.folder import (
+    AGAIN,
+    CHECKSUMS,
+    STATE,
+    RunClaim,
+    RunFolder,
+    is_complete,
+    read_form,
+    step_of,
+)
 from lookonce.run.open import OpenRun
 from lookonce.run.start_adapter import check_same_model, find_start
-from lookonce.text import Notify, count, listed, quiet, shown
-from lookonce.train.loop.arguments import other_rate
+from lookonce.text import Notify, listed, shown
 
-Form = tuple[Callable[[Any], bool], str]
-"""Whether a value has the form, and the form in words."""
 LOSSES = "losses"
 """Under this name in `stateful_callbacks`: the sums of losses so far, of the logged steps and of those since."""
-COUNT: Form = ((lambda value: type(value) is int and 0 <= value < 1 << 63), "a whole number of 0 or more")
-NUMBER: Form = ((lambda value: type(value) in (int, float) and 0 <= value < math.inf), "a number of 0 or more")
-POSITIVE: Form = ((lambda value: type(value) in (int, float) and 1e-18 < value < 1e18), "a number above 0")
-STEPS: Form = ((lambda value: COUNT[0](value) and value > 0), "a whole number above 0")
-ANY_NUMBER: Form = ((lambda value: type(value) in (int, float)), "a number")
-SWITCH: Form = ((lambda value: isinstance(value, bool)), "true or false")
-TEXT: Form = ((lambda value: isinstance(value, str)), "a text")
-OBJECT: Form = ((lambda value: isinstance(value, dict)), "an object")
-NEEDED_FIELDS = ("global_step", "max_steps", "epoch")
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+Steps = Annotated[int, Field(gt=0, lt=1 << 63)]
+Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 NEEDED = (STATE, "adapter_model.safetensors", "optimizer.pt", "scheduler.pt")
 """Files without which no training is resumed."""
 LOADED = ("adapter_*", "*.pt", "*.pth", "*.safetensors", "*.bin")
@@ -66,72 +59,67 @@ MAKE_ROOM = (
     "make room (`lookonce cache gc RUN.yaml` lists caches that can be deleted), then continue with: "
     "lookonce train RUN.yaml --resume"
 )
-RESULTS = ("summary.json", "trained.json", "metrics", "predictions", "answering", "report.html", "adapter")
-ELSEWHERE = "train from the start, in another `output` or with --restart"
 
 
-def _or_null(form: Form) -> Form:
-    return (lambda value: value is None or form[0](value)), f"{form[1]} or null"
+class _Losses(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    num_steps: Count
+    last_logged_step: Count
+    logged: float
+    not_logged: float
 
 
-def _has_losses(value: Any) -> bool:
-    """Whether it is an object, whose losses have their form if it has any."""
-    if not isinstance(value, dict) or LOSSES not in value:
-        return isinstance(value, dict)
-    losses, numbers = value[LOSSES], ("logged", "not_logged")
-    return (
-        isinstance(losses, dict)
-        and losses.keys() == {"num_steps", "last_logged_step", *numbers}
-        and all(type(losses[name]) is float for name in numbers)
-        and all(COUNT[0](losses[name]) for name in losses.keys() - {*numbers})
-    )
+class _Callbacks(BaseModel):
+    losses: _Losses | None = None
 
 
-def _is_log(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(line, dict) for line in value)
+class State(BaseModel):
+    """Trainer's state in a checkpoint: how far it was, and how far it had to go."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    global_step: Steps
+    max_steps: Steps
+    epoch: Annotated[float, Field(gt=1e-18, lt=1e18)]
+    num_train_epochs: Count = 0
+    num_input_tokens_seen: Count = 0
+    logging_steps: Number = 0
+    eval_steps: Number = 0
+    save_steps: Number = 0
+    total_flos: Number = 0
+    train_batch_size: Count | None = None
+    best_global_step: Count | None = None
+    best_metric: float | None = None
+    best_model_checkpoint: str | None = None
+    is_local_process_zero: bool = True
+    is_world_process_zero: bool = True
+    is_hyper_param_search: bool = False
+    trial_name: str | None = None
+    trial_params: dict[str, Any] | None = None
+    log_history: list[dict[str, Any]] = []
+    stateful_callbacks: _Callbacks = _Callbacks()
+
+    @model_validator(mode="after")
+    def _has_only_fields_of_trainer(self) -> State:
+        if unknown := sorted((self.model_extra or {}).keys() - {field.name for field in fields(TrainerState)}):
+            raise ValueError(f"Trainer has no field {shown(repr(unknown[0]))}")
+        return self
 
 
-FORMS: dict[str, Form] = {
-    **{"global_step": STEPS, "max_steps": STEPS, "epoch": POSITIVE},
-    **dict.fromkeys(("num_train_epochs", "num_input_tokens_seen"), COUNT),
-    **dict.fromkeys(("logging_steps", "eval_steps", "save_steps", "total_flos"), NUMBER),
-    **dict.fromkeys(("train_batch_size", "best_global_step"), _or_null(COUNT)),
-    **dict.fromkeys(("is_local_process_zero", "is_world_process_zero", "is_hyper_param_search"), SWITCH),
-    **dict.fromkeys(("best_model_checkpoint", "trial_name"), _or_null(TEXT)),
-    **{"best_metric": _or_null(ANY_NUMBER), "log_history": (_is_log, "a list of objects")},
-    **{"stateful_callbacks": (_has_losses, "an object, with numbers in its losses"), "trial_params": _or_null(OBJECT)},
-}
-
-
-def read_state(checkpoint: Path) -> dict[str, Any]:
-    """How far Trainer was, and how far it had to go, when it wrote a checkpoint.
+def read_state(checkpoint: Path) -> State:
+    """Trainer's state in a checkpoint.
 
     Raises:
         RunFolderError: Trainer cannot have written it; names the file and the field.
     """
     path = checkpoint / STATE
-    try:
-        state = read_json(path)
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"{path} is broken ({shown(repr(error))}); {AGAIN}") from None
-    if wrong := _fault(state, step_of(checkpoint)):
-        raise RunFolderError(f"{path} is broken: {wrong}; {AGAIN}")
-    return dict(state)
-
-
-def _fault(state: Any, step: int) -> str | None:
-    """What Trainer cannot have written, in words; None if all fields have their form."""
-    if not isinstance(state, dict):
-        return f"it holds {shown(repr(state))}, expected an object"
-    if absent := [name for name in NEEDED_FIELDS if name not in state]:
-        return f"it lacks {absent[0]}"
-    if unknown := sorted(state.keys() - {field.name for field in fields(TrainerState)}):
-        return f"Trainer has no field {shown(repr(unknown[0]))}"
-    for name in FORMS.keys() & state.keys():
-        has_form, form = FORMS[name]
-        if not has_form(state[name]):
-            return f"{name} is {shown(repr(state[name]))}, expected {form}"
-    return None if state["global_step"] == step else f"global_step is {state['global_step']}, expected {step}"
+    state = read_form(path, State, AGAIN)
+    if state.global_step != step_of(checkpoint):
+        raise RunFolderError(
+            f"{path} is broken: global_step is {state.global_step}, expected {step_of(checkpoint)}; {AGAIN}"
+        )
+    return state
 
 
 def kept(folder: RunFolder) -> str:
@@ -146,8 +134,6 @@ def find_checkpoint(folder: RunFolder, notify: Notify) -> Path | None:
     for checkpoint in checkpoints:
         if damaged := damaged_files(checkpoint):
             notify(f"{checkpoint} is damaged ({_changed(damaged)}), so it is not used")
-        elif (step := _recorded_step(checkpoint)) not in (None, step_of(checkpoint)):
-            notify(f"{checkpoint} was written after step {step}, and renamed or copied since, so it is not used")
         else:
             return checkpoint
     if checkpoints:
@@ -176,7 +162,7 @@ def best_checkpoint(checkpoint: Path) -> Path | None:
     Raises:
         RunFolderError: it is not there.
     """
-    recorded = read_state(checkpoint).get("best_model_checkpoint")
+    recorded = read_state(checkpoint).best_model_checkpoint
     if recorded is None:
         return None
     best = checkpoint.parent / Path(recorded).name
@@ -223,15 +209,6 @@ def damaged_files(checkpoint: Path) -> list[str]:
     changed = [str(name) for name, checksum in recorded.items() if _checksum(checkpoint, name) != checksum]
     loaded = {path.name for pattern in LOADED for path in checkpoint.glob(pattern)} | {*NEEDED}
     return changed + sorted(loaded - recorded.keys())
-
-
-def _recorded_step(checkpoint: Path) -> int | None:
-    """The step after which Trainer wrote a checkpoint, by its state; None if that is not a number."""
-    with contextlib.suppress(OSError, ValueError):
-        state = read_json(checkpoint / STATE)
-        step = state.get("global_step") if isinstance(state, dict) else None
-        return step if type(step) is int else None
-    return None
 
 
 def _checksum(checkpoint: Path, name: str) -> str | None:
@@ -315,15 +292,15 @@ class Start:
         """Where the training of an open run starts; `identity` is what it depends on.
 
         Raises:
-            RunFolderError: the folder holds another run, this one unfinished and `resume` is false, or one that cannot
-                be extended; its adapter has changed, or with `train.best` the best checkpoint so far is missing.
+            RunFolderError: the folder holds another run, or this one unfinished and `resume` is false; its adapter has
+                changed, or with `train.best` the best checkpoint so far is missing.
             UsageError: the run to start from was trained on another model.
         """
         folder, run = opened.folder, opened.run
         if not restart and _is_finished(opened, identity, resume):
             folder.check_adapter()
             return cls(is_finished=True)
-        if not restart and folder.trained.exists() and not folder.has_other_length(run):
+        if not restart and folder.trained.exists():
             folder.check_adapter()
             return cls(is_trained=True, checkpoint=folder.last_checkpoint)
         checkpoint = None if restart else find_checkpoint(folder, opened.notify)
@@ -349,22 +326,13 @@ class Start:
             if not run.train.has_steps:
                 yield f"nothing is trained: {adapter} answers as it is"
                 return
-            trained = self.other.read_trained()
-            after = f"after its {count(trained.num_steps, 'step')}" if isinstance(trained, Trained) else "there"
-            yield (
-                f"training starts with {adapter}, as it is {after}, and continues as an "
-                "adapter of its own, with a new optimizer and schedule; that run stays as it is, and nothing is merged"
-            )
+            yield f"training starts with {adapter}, and a new optimizer and schedule; that run stays as it is"
 
 
 def _is_finished(opened: OpenRun, identity: dict[str, Any], resume: bool) -> bool:
-    """Whether the folder holds this run, finished; with `resume`, a run of another length is not."""
-    folder, run = opened.folder, opened.run
-    if resume and folder.has_other_length(run):
-        folder.check(run, identity, may_differ=LENGTH)
-        check_extension(folder, run)
-        return False
-    folder.check(run, identity)
+    """Whether the folder holds this run, finished."""
+    folder = opened.folder
+    folder.check(opened.run, identity)
     if folder.is_finished:
         return True
     found = "its trained adapter" if folder.trained.exists() else getattr(folder.last_checkpoint, "name", "")
@@ -385,50 +353,8 @@ def begin(opened: OpenRun, identity: dict[str, Any], restart: bool) -> None:
     for path, kind in leftovers(owner.folder):
         if kind == "temporary file":
             path.unlink(missing_ok=True)
-    if folder.has_other_length(run) and (kept := keep_results(folder)):
-        opened.notify(f"moved the results of the shorter training to {kept}")
-    folder.claim(run, identity, may_differ=LENGTH)
+    folder.claim(run, identity)
     note_use(opened.cache_folder, owner.folder)
-
-
-def check_extension(folder: RunFolder, run: RunFile) -> None:
-    """Check that the training in a folder can be continued to the length that `run` asks for.
-
-    Raises:
-        RunFolderError: there is no checkpoint, or a training of that length would have begun in another way.
-    """
-    checkpoint = find_checkpoint(folder, quiet)
-    if checkpoint is None:
-        raise RunFolderError(
-            f"{folder.checkpoints} holds no complete checkpoint, so the training cannot be extended; {ELSEWHERE}"
-        )
-    step, state = step_of(checkpoint), read_state(checkpoint)
-    before, steps_per_epoch = int(state["max_steps"]), round(state["global_step"] / state["epoch"])
-    wanted = run.train.steps or math.ceil(run.train.epochs * steps_per_epoch)
-    cannot = f"{folder.folder} holds a training of {before:,} steps, which cannot be continued to {wanted:,}"
-    if wanted < step:
-        raise RunFolderError(f"{cannot}: its last checkpoint is after step {step:,}; {ELSEWHERE}")
-    if run.train.best:
-        raise RunFolderError(f"{cannot}: with train.best: {run.train.best} it chose among its steps; {ELSEWHERE}")
-    if found := other_rate(run.train, before, wanted, step):
-        raise RunFolderError(
-            f"{cannot}: with train.scheduler: {run.train.scheduler} and train.warmup: {run.train.warmup:g} the "
-            f"learning rate of a step depends on the number of all steps ({found}); {ELSEWHERE}. A training with "
-            "`constant`, or with `constant_with_warmup` and a whole number of warm-up steps, can be continued"
-        )
-
-
-def keep_results(folder: RunFolder) -> Path | None:
-    """Move the results of a shorter training to `steps-N/`; returns that folder, or None if there are none."""
-    checkpoint = find_checkpoint(folder, quiet)
-    found = [folder.folder / name for name in RESULTS if (folder.folder / name).exists()]
-    if not found or checkpoint is None:
-        return None
-    target = folder.folder / f"steps-{int(read_state(checkpoint)['max_steps'])}"
-    target.mkdir(exist_ok=True)
-    for path in found:
-        path.rename(target / path.name)
-    return target
 
 
 class CurrentIntervals(TrainerCallback):

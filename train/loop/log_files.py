@@ -1,30 +1,32 @@
-"""What a training writes of its progress: `log.jsonl` and its printed lines, `curves.svg`, and `progress.json`.
+"""What a training writes of its progress: `log.jsonl` and its printed lines, `progress.json`, and trackers.
 
 Design: no progress bar. In a Slurm log a bar that is redrawn makes thousands of lines; one dense line per logging step
 reads well there and on a terminal. Memory is what PyTorch reserved at most on this GPU, because that is what decides
 whether a training fits; the peak of what it allocated is lower.
-
-`curves.svg` is drawn from `log.jsonl` at each save and at the end, so a resumed training has the points of the steps
-before, each once. It costs 0.2 s, and once 0.3 s more to import matplotlib. A full disk is ignored, because a drawing
-is not worth a training.
 
 A thread of the first rank rewrites `progress.json` every few seconds, so that it also shows a training that is loading,
 compiling or validating, and one that hangs: its process lives but its step does not change. A new phase is written at
 once. A training that is killed (SIGKILL, a lost node) leaves a file that is no longer touched; every other one records
 how it ended. The rate is that of the last minute: it includes waiting for data, but not validation and checkpoints.
 Cost: about 7 microseconds per step, and the writes.
+
+The trackers of `train.track` are transformers' own callbacks, and follow the environment variables of each tracker.
+TensorBoard alone gets its folder, in the run folder, and hides what a killed training logged after the checkpoint that
+it is resumed from. In W&B and MLflow each start of a training is a run, named as the run folder.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import math
+import os
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
@@ -33,14 +35,12 @@ from typing import Any
 import torch
 from tqdm import tqdm
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers.integrations.integration_utils import TensorBoardCallback, get_reporting_integration_callbacks
 
-from lookonce import plots
 from lookonce.claim_file import Process
-from lookonce.errors import Stopped, TrainingError
+from lookonce.errors import Stopped, TrainingError, UsageError
 from lookonce.files import write_json, write_text
-from lookonce.plots import Line, Panel
-from lookonce.run.folder import RunFolder
-from lookonce.run.log_file import Curves, End, Progress, read_curves, read_lines, smoothed
+from lookonce.run.log_file import End, Progress, read_lines
 from lookonce.text import count, duration, first_line
 
 MUCH_WAITING = 0.05
@@ -53,6 +53,8 @@ FIGURES = {"loss": "loss", "validation_loss": "eval_loss", "exact_match": "eval_
 """Figures of the progress, and their keys in Trainer's logs."""
 WINDOW_BEATS = 6
 """Number of beats over which the rate is measured."""
+EXTRAS = {"tensorboard": "track", "wandb": "wandb", "mlflow": "mlflow"}
+"""The extra of lookonce that installs each tracker; trackers are named as their packages."""
 
 
 class MetricsLog(TrainerCallback):
@@ -202,35 +204,6 @@ def step_line(logs: dict[str, Any], measured: dict[str, float]) -> str:
     return "  ".join(parts)
 
 
-class CurvesFile(TrainerCallback):
-    """Draws the curves, on the first rank."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            with contextlib.suppress(OSError):
-                write_text(self._folder.curves, curves_svg(read_curves(self._folder.log), self._folder.folder.name))
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.on_save(args, state, control)
-
-
-def curves_svg(curves: Curves, title: str) -> str:
-    """The curves as the text of an SVG file."""
-    lines = [Line("each logged loss", curves.loss, "faint"), Line("mean training loss", smoothed(curves.loss), "line")]
-    lines += [Line("validation loss", curves.validation_loss, "marked", 1)] if curves.validation_loss else []
-    words = f"lowest: {curves.best[1]:.4f} at step {curves.best[0]:,}" if curves.best else ""
-    panels = [Panel("loss", lines, curves.loss_range(), curves.best, words, height=300)]
-    if curves.most_right:
-        words = f"highest: {curves.most_right[1]:.1%} at step {curves.most_right[0]:,}"
-        right = [Line("", curves.exact_match, "marked")]
-        panels.append(Panel("exact match", right, (0, 1), curves.most_right, words, height=150))
-    panels.append(Panel("learning rate", [Line("", curves.learning_rate, "line")], height=100))
-    return plots.to_file(plots.curves(panels, "step", title))
-
-
 class Heartbeat(TrainerCallback):
     """A context manager around a whole training, and a callback in it; does nothing if `is_first` is false."""
 
@@ -334,3 +307,37 @@ def _end(error: BaseException | None) -> End:
     if error is None:
         return "finished"
     return "stopped" if isinstance(error, Stopped | KeyboardInterrupt) else "failed"
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Check that the packages of these trackers are installed.
+
+    Raises:
+        UsageError: one is not; says how to install it.
+    """
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise UsageError(
+                f"train.track names {name}, which is not installed; install it with: "
+                f"pip install 'lookonce[{EXTRAS[name]}]', or remove it from train.track"
+            )
+
+
+def tracker_callbacks(names: Sequence[str], folder: Path, first_step: int) -> list[TrainerCallback]:
+    """transformers' callbacks that log to these trackers, for the first rank of a training that begins after a step.
+
+    They must come after `MetricsLog`, which adds to the logs.
+    """
+    kinds: list[Any] = get_reporting_integration_callbacks([*names])  # type: ignore[no-untyped-call]
+    callbacks: list[TrainerCallback] = []
+    for kind in kinds:
+        is_tensorboard = kind is TensorBoardCallback
+        callbacks.append(kind(_tensorboard_writer(folder, first_step)) if is_tensorboard else kind())
+    return callbacks
+
+
+def _tensorboard_writer(folder: Path, first_step: int) -> Any:
+    from torch.utils.tensorboard import SummaryWriter
+
+    files = os.environ.get("TENSORBOARD_LOGGING_DIR") or folder / "tensorboard"
+    return SummaryWriter(files, purge_step=first_step + 1)

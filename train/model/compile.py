@@ -321,7 +321,7 @@ class CompileCache:
         self.save()
 
     def load(self) -> None:
-        """Give the compiler what earlier processes have kept; a file that cannot be used is said and left out."""
+        """Give the compiler what earlier processes have kept; a note names each file that cannot be used."""
         for path in self._folder.glob(f"{self._prefix}-*{SUFFIX}"):
             try:
                 self._load(path)

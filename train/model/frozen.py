@@ -1,7 +1,7 @@
 """How the weights that are not trained are kept: in the precision of training, or quantised (`train.frozen`).
 
-Design: a kind of frozen weights gives arguments of `from_pretrained`, does what is left to do with a model that was
-loaded with them, and checks its shapes. `load` knows nothing else of it. bitsandbytes is imported when it is used.
+Design: `loading_options` are arguments of `from_pretrained`, `finish` does what is left to do with a model that was
+loaded with them, and `mismatched` checks its shapes. `load` knows nothing else of it.
 
 fp8 (e4m3) is for GPUs since Ada and Hopper, which multiply twice as fast in it. Both products of a frozen layer are
 computed in fp8, that of the forward pass and that which gives the gradient of its input. Weights have a scale for each
@@ -30,7 +30,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -48,27 +48,8 @@ NOT_QUANTISED = ("lm_head", *{f"model.{family.tower}" for family in FAMILIES.val
 """Modules that keep their precision: the last product, and the tower, in models that have it."""
 FP8_CAPABILITY = (8, 9)
 """CUDA's compute capability of the first GPUs that multiply in fp8."""
-EXTRAS = {"int8": ("bitsandbytes", "qlora"), "nf4": ("bitsandbytes", "qlora")}
-"""The package that a kind of frozen weights needs, and the extra of lookonce that installs it."""
-
-
-class Fp8:
-    """Frozen weights in fp8."""
-
-    def loading_options(self, dtype: torch.dtype) -> dict[str, Any]:
-        return {}
-
-    def finish(self, model: Any) -> None:
-        """Replace the decoder layers' products, one after another, on the device where the model will run."""
-        layers = model.model.language_model.layers
-        for name, module in [*layers.named_modules()]:
-            if type(module) is nn.Linear:
-                parent, _, child = name.rpartition(".")
-                setattr(layers.get_submodule(parent), child, Fp8Linear(module, best_device()))
-
-    def mismatched(self, model: Any) -> Iterator[tuple[str, Sequence[int], Sequence[int]]]:
-        """None: weights are rounded after they were loaded."""
-        return iter(())
+BITSANDBYTES = ("int8", "nf4")
+"""The values of `train.frozen` that bitsandbytes computes."""
 
 
 class Fp8Linear(nn.Linear):
@@ -127,73 +108,65 @@ def _product(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> tor
     return product.to(x.dtype).view(*x.shape[:-1], -1)
 
 
-class BitsAndBytes:
-    """Frozen weights in int8 or nf4."""
-
-    def __init__(self, frozen: str) -> None:
-        from bitsandbytes.nn import Linear4bit, Linear8bitLt
-
-        logging.getLogger("bitsandbytes.autograd._functions").setLevel(
-            logging.ERROR
-        )  # notes each cast of int8's inputs
-        self._frozen, self._nf4_layer, self._int8_layer = frozen, Linear4bit, Linear8bitLt
-
-    def loading_options(self, dtype: torch.dtype) -> dict[str, Any]:
-        options: dict[str, dict[str, Any]] = {
-            "int8": {"load_in_8bit": True, "llm_int8_threshold": 0.0},
-            "nf4": {
-                "load_in_4bit": True,
-                "bnb_4bit_quant_type": "nf4",
-                "bnb_4bit_use_double_quant": True,
-                "bnb_4bit_compute_dtype": dtype,
-            },
-        }
-        config: Any = BitsAndBytesConfig
-        return {"quantization_config": config(llm_int8_skip_modules=[*NOT_QUANTISED], **options[self._frozen])}
-
-    def finish(self, model: Any) -> None:
-        for module in model.modules():
-            if isinstance(module, self._nf4_layer):
-                # On some CPUs an evaluation would round the scales again, in place, and training would use these.
-                module.support_avx512bf16_for_cpu = False
-            elif isinstance(module, self._int8_layer):
-                module.init_8bit_state()  # else in the first forward pass, and layers would be compiled twice
-
-    def mismatched(self, model: Any) -> Iterator[tuple[str, Sequence[int], Sequence[int]]]:
-        for name, module in model.named_modules():
-            if isinstance(module, (self._nf4_layer, self._int8_layer)):
-                weight, shape = module.weight, (module.out_features, module.in_features)
-                found = weight.quant_state.shape if isinstance(module, self._nf4_layer) else weight.shape
-                if tuple(found) != shape:
-                    yield f"{name}.weight", found, shape
-
-
-class Quantised(Protocol):
-    """A kind of frozen weights."""
-
-    def loading_options(self, dtype: torch.dtype) -> dict[str, Any]:
-        """Arguments of `from_pretrained`; products are computed in `dtype`."""
-        ...
-
-    def finish(self, model: Any) -> None:
-        """Do what is left to do with a model that was loaded with these arguments."""
-        ...
-
-    def mismatched(self, model: Any) -> Iterator[tuple[str, Sequence[int], Sequence[int]]]:
-        """The quantised tensors of a loaded model that had other shapes in its files: name, shape there, shape here."""
-        ...
-
-
-def quantised(frozen: str) -> Quantised | None:
-    """The kind of frozen weights that a value of `train.frozen` names; None for those that are not quantised.
+def loading_options(frozen: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Arguments of `from_pretrained` for a value of `train.frozen`; products are computed in `dtype`.
 
     Raises:
         UsageError: what it needs is not installed.
     """
     check_frozen(frozen)
-    if frozen == UNQUANTISED:
-        return None
-    return Fp8() if frozen == "fp8" else BitsAndBytes(frozen)
+    if frozen not in BITSANDBYTES:
+        return {}
+    options: dict[str, dict[str, Any]] = {
+        "int8": {"load_in_8bit": True, "llm_int8_threshold": 0.0},
+        "nf4": {
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_use_double_quant": True,
+            "bnb_4bit_compute_dtype": dtype,
+        },
+    }
+    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)  # notes each cast of int8's inputs
+    config: Any = BitsAndBytesConfig
+    return {"quantization_config": config(llm_int8_skip_modules=[*NOT_QUANTISED], **options[frozen])}
+
+
+def finish(model: Any, frozen: str) -> None:
+    """Do what is left to do with a model that was loaded with these arguments."""
+    if frozen == "fp8":
+        _to_fp8(model.model.language_model.layers)
+    if frozen not in BITSANDBYTES:
+        return
+    from bitsandbytes.nn import Linear4bit, Linear8bitLt
+
+    for module in model.modules():
+        if isinstance(module, Linear4bit):
+            # On some CPUs an evaluation would round the scales again, in place, and training would use these.
+            module.support_avx512bf16_for_cpu = False
+        elif isinstance(module, Linear8bitLt):
+            module.init_8bit_state()  # else in the first forward pass, and layers would be compiled twice
+
+
+def _to_fp8(layers: nn.Module) -> None:
+    """Replace the products of the decoder layers, one after another, on the device where the model will run."""
+    for name, module in [*layers.named_modules()]:
+        if type(module) is nn.Linear:
+            parent, _, child = name.rpartition(".")
+            setattr(layers.get_submodule(parent), child, Fp8Linear(module, best_device()))
+
+
+def mismatched(model: Any, frozen: str) -> Iterator[tuple[str, Sequence[int], Sequence[int]]]:
+    """The tensors that bitsandbytes quantised and that had another shape in their files: name, shape there and here."""
+    if frozen not in BITSANDBYTES:
+        return
+    from bitsandbytes.nn import Linear4bit, Linear8bitLt
+
+    for name, module in model.named_modules():
+        if isinstance(module, (Linear4bit, Linear8bitLt)):
+            weight, shape = module.weight, (module.out_features, module.in_features)
+            found = weight.quant_state.shape if isinstance(module, Linear4bit) else weight.shape
+            if tuple(found) != shape:
+                yield f"{name}.weight", found, shape
 
 
 def check_frozen(frozen: str, key: str = "frozen") -> None:
@@ -207,11 +180,10 @@ def check_frozen(frozen: str, key: str = "frozen") -> None:
             f"{key}: fp8 needs a GPU that multiplies in fp8 (Ada, Hopper or later), and "
             f"{torch.cuda.get_device_name()} cannot; set {key}: {UNQUANTISED}, int8 or nf4"
         )
-    package, extra = EXTRAS.get(frozen, ("", ""))
-    if package and importlib.util.find_spec(package) is None:
+    if frozen in BITSANDBYTES and importlib.util.find_spec("bitsandbytes") is None:
         raise UsageError(
-            f"{key}: {frozen} needs {package}, which is not installed; install it with: "
-            f"pip install 'lookonce[{extra}]', or set {key}: {UNQUANTISED}"
+            f"{key}: {frozen} needs bitsandbytes, which is not installed; install it with: "
+            f"pip install 'lookonce[qlora]', or set {key}: {UNQUANTISED}"
         )
 
 

@@ -42,7 +42,7 @@ from lookonce.run.config import RunFile
 from lookonce.run.folder import ADAPTER_FILES, AGAIN
 from lookonce.run.sections import UNQUANTISED, LoraSection
 from lookonce.text import count, first_line, listed, shown
-from lookonce.train.model.frozen import frozen_of_answers, quantised
+from lookonce.train.model.frozen import finish, frozen_of_answers, loading_options, mismatched
 from lookonce.train.model.lora import (
     expert_tensors,
     leave_experts_uncompiled,
@@ -130,8 +130,7 @@ def load_with_tower(
 def _load(model_class: Any, model_folder: ModelFolder, dtype: torch.dtype, attention: str, frozen: str) -> Any:
     limit_cpu_threads(model_folder.folder)
     restrict_kernels(sys.modules[model_class.__module__])
-    weights = quantised(frozen)
-    options = weights.loading_options(dtype) if weights else {}
+    options = loading_options(frozen, dtype)
     folder = model_folder.folder.absolute()  # PEFT records it in the adapter's configuration
     shapes = model_folder.shapes()
     _check_filled(folder, missing_expert_tensors(model_folder, shapes))
@@ -151,12 +150,10 @@ def _load(model_class: Any, model_folder: ModelFolder, dtype: torch.dtype, atten
     except RuntimeError:  # transformers could not join the tensors of experts, and does not name them
         _check_filled(folder, (), misshapen_expert_tensors(model_folder, shapes))
         raise
-    missing, mismatched, unknown = (found[f"{kind}_keys"] for kind in ("missing", "mismatched", "unexpected"))
-    _check_filled(folder, missing, mismatched, unknown)
-    if weights:
-        weights.finish(model)
-        # transformers does not compare the shapes of what it quantises.
-        _check_filled(folder, (), weights.mismatched(model), unknown)
+    missing, misshapen, unknown = (found[f"{kind}_keys"] for kind in ("missing", "mismatched", "unexpected"))
+    _check_filled(folder, missing, misshapen, unknown)
+    finish(model, frozen)
+    _check_filled(folder, (), mismatched(model, frozen), unknown)  # transformers does not compare what it quantises
     return model.requires_grad_(False)
 
 

@@ -3,7 +3,7 @@
 Design: the tower is not in memory, so a pattern that matches its modules would match nothing here. But it would add
 untrained adapters to the tower when the result is loaded onto the stock model. So targets are compared with the names
 of the tower's modules: a pattern that matches some is refused, and names that both parts have become a pattern of the
-language model. Targets are linear layers; which matrices are none of these, such as those of experts, is said.
+language model. Targets are linear layers; training lists the matrices without LoRA, such as experts.
 
 PEFT casts the input of each layer to float32 and multiplies LoRA's output, which is as large as the layer's, by the
 scale alpha / rank. In `scaled_forward` the scale multiplies B, and autocast casts the two matrices; the result is the

@@ -11,8 +11,8 @@ fp8        `shared` with the frozen weights' products in fp8
 Design: each variant runs its whole pipeline: reading, batches, Trainer's loop, optimizer, logging. Whole epochs are
 timed, so that every variant runs the same samples. Waiting for data is included; the first steps, which warm up, are
 not. The measurement adds no host-device sync between its first and last step. Each sample's tokens are counted as if it
-stood alone, so that a variant that processes fewer tokens does not look slower. MFU compares the FLOPs of the matrix
-products with those that this GPU reaches in large products. Under torchrun the processes share each step as they do in
+stood alone, so that a variant that processes fewer tokens does not look slower. The FLOPs of the matrix products
+are a share of those that this GPU reaches in large products. Under torchrun the processes share each step as they do in
 training, and times are of all of them together. Synthetic data have the sizes and questions of Kvasir-VQA's frames.
 """
 
@@ -62,7 +62,7 @@ HEADER = (
     "ms/sample",
     "",
     "tokens/s",
-    "MFU",
+    "of matmul rate",
     "wait",
     "peak GB",
     "epoch",
@@ -86,7 +86,7 @@ class Measured:
     """Share of the time that was spent waiting for data."""
     tokens_per_second: float
     """Each sample's tokens are counted as if it stood alone, without padding."""
-    mfu: float | None
+    matmul_share: float | None
     """FLOPs of the language model's matrix products over those that the GPU reaches; None without a GPU."""
     peak_gb: float | None
     losses: list[float]
@@ -97,9 +97,9 @@ class Measured:
         return 1e3 * self.seconds / self.num_samples
 
     def text(self) -> str:
-        mfu = "" if self.mfu is None else f", MFU {_percent(self.mfu)}"
+        rate = "" if self.matmul_share is None else f", {_percent(self.matmul_share)} of the matmul rate"
         peak = "" if self.peak_gb is None else f", peak {_gigabytes(self.peak_gb)} GB"
-        return f"{self.variant}: {self.ms_per_sample:.2f} ms per sample{mfu}, wait {_percent(self.wait_share)}{peak}"
+        return f"{self.variant}: {self.ms_per_sample:.2f} ms per sample{rate}, wait {_percent(self.wait_share)}{peak}"
 
     def to_json(self) -> dict[str, Any]:
         """The keys are those of the first version, which called variants ways."""
@@ -112,7 +112,7 @@ class Measured:
             "warm_up_seconds": self.warm_up_seconds,
             "wait_share": self.wait_share,
             "tokens_per_second": self.tokens_per_second,
-            "products_share": self.mfu,
+            "products_share": self.matmul_share,
             "peak_gb": self.peak_gb,
             "losses": self.losses,
             "ms_per_sample": self.ms_per_sample,
@@ -141,7 +141,7 @@ class StepReport:
     def text(self) -> str:
         notes = [f"  {one.variant}: {one.description} ({count(one.num_steps, 'step')})" for one in self.measured]
         missing = [f"  not measured: {', '.join(self.missing)}"] if self.missing else []
-        rate = [f"  MFU: matrix products' share of the time at {self.tflops:.0f} TFLOP/s"] if self.tflops else []
+        rate = [f"  matmul rate: {self.tflops:.0f} TFLOP/s, measured in large products"] if self.tflops else []
         samples = count(self.samples_per_epoch, "training sample")
         epoch = f"  epoch: the {samples} of this run; before: compilation and first steps"
         shared = f", shared by {self.num_ranks} processes" if self.num_ranks > 1 else ""
@@ -157,7 +157,7 @@ class StepReport:
             f"{one.ms_per_sample:.2f}",
             f"{self.speedup(one):.1f}x",
             f"{one.tokens_per_second:,.0f}",
-            _percent(one.mfu),
+            _percent(one.matmul_share),
             _percent(one.wait_share),
             _gigabytes(one.peak_gb),
             duration(one.ms_per_sample * self.samples_per_epoch / 1e3),
@@ -373,7 +373,7 @@ def _measure(
         warm_up_seconds=clock.warm_up_seconds,
         wait_share=clock.waited / clock.seconds,
         tokens_per_second=sum(example.num_tokens for example in examples) * share_of_epoch / clock.seconds,
-        mfu=rate and flops / rate / trainer.args.world_size / clock.seconds,
+        matmul_share=rate and flops / rate / trainer.args.world_size / clock.seconds,
         peak_gb=torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None,
         losses=[log["loss"] for log in trainer.state.log_history if "loss" in log],
     )

@@ -158,7 +158,7 @@ def _packages(run: RunFile) -> Iterator[Result]:
 
 def _training(run: RunFile) -> Iterator[Result]:
     from lookonce.train.loop.arguments import check_scheduler, training_arguments
-    from lookonce.train.loop.trackers import check_trackers
+    from lookonce.train.loop.log_files import check_trackers
     from lookonce.train.model.frozen import check_frozen
 
     plain = run.model_copy(update={"train": run.train.model_copy(update=PLAIN_TRAINING)})

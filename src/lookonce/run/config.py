@@ -148,10 +148,6 @@ def keys(section: type[BaseModel] = RunFile, prefix: str = "") -> dict[str, OnRe
     return found
 
 
-LENGTH = {name for name, key in keys().items() if key.may_differ == "longer"}
-"""The keys that `lookonce train --resume` may raise, if the learning rates allow it."""
-
-
 def read_run_file(path: Path, assignments: Iterable[str] = ()) -> RunFile:
     """Read a run file; `assignments` such as "train.epochs=5" replace its values.
 

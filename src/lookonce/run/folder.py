@@ -5,11 +5,9 @@ run.yaml            the run file with absolute paths, for people
 environment.json    versions, commit and device
 log.jsonl           one line per logging step
 claim.json          the process that trains or evaluates here; removed when it ends
-curves.svg          its losses and learning rate as a drawing
 progress.json       progress of the training, rewritten every few seconds while it runs
 checkpoints/        Trainer's checkpoints, each with the checksums of its files
-tensorboard/, wandb/, mlruns/, trackers.json
-                    files of the trackers in `train.track`, and the run's names there
+tensorboard/        TensorBoard's files, if `train.track` names it
 adapter/            the trained adapter, as PEFT saves it
 trained.json        figures of the training, written after the adapter: a folder that has it is trained. Of an adapter
                     that another program trained (`lookonce.save_run`) none are known, and there is no environment.json
@@ -18,7 +16,6 @@ metrics/            one JSON file per split
 answering/          one JSON file per split: how long it took to answer, and with how much memory
 report.html         the page that shows all of it
 summary.json        written last: a folder that has it is finished
-steps-N/            the results of a shorter training, before it was extended
 
 One process at a time changes the folder. Its claim is taken before any input is read, so that a second process is
 refused at once, and released when the process ends; commands that only read do not ask for it. A process that was
@@ -31,7 +28,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -45,7 +42,7 @@ from lookonce.disk_space import free_bytes
 from lookonce.environment import library_version, library_versions
 from lookonce.errors import FolderInUse, RunFolderError
 from lookonce.files import TEMPORARY_MARK, hash_file, is_full, read_json, read_object, write_json, write_text
-from lookonce.run.config import LENGTH, RunFile, keys, read_run_file, with_absolute_paths
+from lookonce.run.config import RunFile, keys, read_run_file, with_absolute_paths
 from lookonce.run.sections import RECORDED
 from lookonce.text import listed, located, shell, shown, size
 from lookonce.version import commit
@@ -66,8 +63,6 @@ AGAIN = "train again with: lookonce train RUN.yaml --restart"
 TRAIN = "lookonce train"
 POLL_S = 0.1
 Form = TypeVar("Form")
-EXTEND = "Extend it, if its learning rates allow that, with: lookonce train RUN.yaml --resume. Or choose"
-"""The beginning of the advice if only they differ."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +111,6 @@ class RunFolder:
         self.checkpoints = folder / "checkpoints"
         self.trained = folder / "trained.json"
         self.log = folder / "log.jsonl"
-        self.curves = folder / "curves.svg"
         self.progress = folder / "progress.json"
         self.report = folder / "report.html"
         self.summary = folder / "summary.json"
@@ -162,16 +156,10 @@ class RunFolder:
         found = [path for path in self.checkpoints.glob("checkpoint-*") if step_of(path) >= 0 and is_complete(path)]
         return sorted(found, key=step_of, reverse=True)
 
-    def has_other_length(self, run: RunFile) -> bool:
-        """Whether the folder holds a training of another number of epochs or steps."""
-        if not (self.holds_work and self._record.exists()):
-            return False
-        return _length(self.read_run()) != _length(run)
-
-    def check(self, run: RunFile, identity: dict[str, Any], may_differ: Iterable[str] = ()) -> None:
+    def check(self, run: RunFile, identity: dict[str, Any]) -> None:
         """Check that the folder is free or already belongs to this run; a run without any step does not count.
 
-        `identity` is all of `RunInputs.identity`, or the entries of it that are known. Keys in `may_differ` may differ.
+        `identity` is all of `RunInputs.identity`, or the entries of it that are known.
 
         Raises:
             RunFolderError: it holds another run, or files that are not a run.
@@ -181,37 +169,36 @@ class RunFolder:
         if self.adapter.is_file():
             raise RunFolderError(f"{self.adapter} is a file, where the folder of the adapter belongs; move it away")
         if self.holds_work and self._record.exists():
-            if found := self.differences(run, identity, may_differ):
+            if found := self.differences(run, identity):
                 lines = [f"  {name}: this run {a!r}, that one {b!r}" for name, a, b in found]
-                is_longer = {name for name, _, _ in found} <= {f"run.{name}" for name in LENGTH}
-                advice = EXTEND if is_longer else "Choose"
                 raise RunFolderError(
                     "\n".join([f"{self.folder} holds another run, which differs in", *lines])
-                    + f"\n{advice} another `output`, or move that run away and start again with --restart"
+                    + "\nChoose another `output`, or move that run away and start again with --restart"
                 )
         elif self._holds_files and not self._record.exists():
             raise RunFolderError(f"{self.folder} is not empty and does not hold a run; choose another `output`")
 
-    def differences(self, run: RunFile, identity: dict[str, Any], may_differ: Iterable[str] = ()) -> list[Difference]:
+    def differences(self, run: RunFile, identity: dict[str, Any]) -> list[Difference]:
         """What tells this run from the recorded one, without what may change; the arguments are those of `check`.
 
         Of an adapter that another program trained the record has the options, and the length is not known.
         """
-        ignored = {f"run.{name}" for name in (*run.keys_that_may_differ, *may_differ)}
+        ignored = {f"run.{name}" for name in run.keys_that_may_differ}
         if self.was_trained_elsewhere:
-            ignored |= {f"run.{name}" for name in keys() if name in LENGTH or name.startswith("lora.")}
+            ignored |= {"run.train.epochs", "run.train.steps"}
+            ignored |= {f"run.{name}" for name in keys() if name.startswith("lora.")}
         recorded: dict[str, Any] = {"inputs": {name: self.recorded_inputs().get(name) for name in identity}}
         recorded["run"] = self.read_run().model_dump(mode="json")  # with defaults for newer keys
         found = differences(_identity(run, identity), recorded)
         return [difference for difference in found if difference[0] not in ignored]
 
-    def claim(self, run: RunFile, identity: dict[str, Any], may_differ: Iterable[str] = ()) -> None:
-        """Claim the folder for this run, which may differ from the one in it by keys in `may_differ`.
+    def claim(self, run: RunFile, identity: dict[str, Any]) -> None:
+        """Claim the folder for this run.
 
         Raises:
             RunFolderError: it holds another run or other files.
         """
-        self.check(run, identity, may_differ)
+        self.check(run, identity)
         run = with_absolute_paths(run)
         read = {name: value for name, value in identity.items() if value is not None}
         write_json(self._record, _identity(run, read))
@@ -358,10 +345,6 @@ def is_complete(checkpoint: Path) -> bool:
         return (checkpoint / STATE).exists() and not (checksums.exists() and checksums.stat().st_size == 0)
     except OSError:  # a name that is too long
         return False
-
-
-def _length(run: RunFile) -> tuple[int | None, float]:
-    return run.train.steps, 0.0 if run.train.steps else run.train.epochs
 
 
 def _identity(run: RunFile, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -214,7 +214,7 @@ class OpenRun:
 
     def examples(self, split: str) -> tuple[list[Example], int]:
         """The examples of a split, and how many records were left out as too long."""
-        from lookonce.train.data.conversations import make_examples
+        from lookonce.train.data.tokenize import make_examples
 
         batch = self.run.batch
         return make_examples(
@@ -230,14 +230,12 @@ class OpenRun:
 
     def prompts(self, asked: Sequence[tuple[Record, int]]) -> list[Example]:
         """The prompts of some turns of records, without their answers."""
-        from lookonce.train.data.conversations import ConversationTokenizer
-
-        shown = []
-        for tokens, (record, _) in zip(ConversationTokenizer(self.chat_tokenizer).prompts(asked), asked, strict=True):
+        prompts = []
+        for record, turn in asked:
             keys = [self.key_of(path) for path in record.images]
             grids = [self.cache.grid_thw(key) for key in keys]
-            shown.append(self.chat_tokenizer.with_images(tokens, record, keys, grids))
-        return shown
+            prompts.append(self.chat_tokenizer.question(record, turn, keys, grids))
+        return prompts
 
     # By what a run folder recognises its run.
 

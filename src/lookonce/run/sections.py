@@ -36,7 +36,6 @@ from lookonce.datasets.curriculum import Fold, Selection, StageOrder
 from lookonce.settings import (
     MAX_COUNT,
     ByContent,
-    Extends,
     Free,
     FreeUnlessAnswersDecide,
     OnResume,
@@ -397,10 +396,10 @@ class TrainSection(Section):
     that `lookonce adapter push` uploaded: `hf://owner/name@COMMIT`. Its section `lora` must be the same apart from
     `dropout`. Only the weights are taken: optimizer and schedule are new, nothing is merged, and that run stays as it
     is. By default a new adapter is trained."""
-    epochs: Extends[Annotated[float, Field(ge=0, le=1_000_000)]] = 3
+    epochs: Same[Annotated[float, Field(ge=0, le=1_000_000)]] = 3
     """How many times the training records are passed through; fractions are allowed. Ignored if `steps` is set. With 0
     nothing is trained: the adapter of `start_from` answers as it is, with this run's other settings."""
-    steps: Extends[Count | None] = None
+    steps: Same[Count | None] = None
     """Number of optimizer steps; by default it follows from `epochs`."""
     precision: Same[Literal["bf16", "fp16", "fp32"]] = "bf16"
     """Precision of the frozen weights and of autocast. Trained weights are always float32. `bf16` and `fp16` use
@@ -450,9 +449,9 @@ class TrainSection(Section):
     seed: Same[Seed] = 42
     """Seed of the adapter's initial weights, the order of the records, dropout, and the share of `data.where`."""
     track: Free[list[Tracker]] = []
-    """Trackers that also get the log, the settings and the scores: tensorboard, wandb, mlflow; one or a list. Their
-    files lie in the run folder; environment variables such as WANDB_PROJECT and MLFLOW_TRACKING_URI are followed.
-    Needs: pip install 'lookonce[track]' for TensorBoard, 'lookonce[wandb]', 'lookonce[mlflow]'."""
+    """Trackers that also get the log: tensorboard, wandb, mlflow; one or a list. TensorBoard's files lie in the run
+    folder; the others follow their environment variables, such as WANDB_PROJECT and MLFLOW_TRACKING_URI. Needs: pip
+    install 'lookonce[track]' for TensorBoard, 'lookonce[wandb]', 'lookonce[mlflow]'."""
 
     @property
     def has_steps(self) -> bool:

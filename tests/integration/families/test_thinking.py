@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -17,7 +15,7 @@ from support.sample import stock_answer
 
 from lookonce.cli import main
 from lookonce.datasets.context import NOT_ANSWERED
-from lookonce.datasets.records import Record, Turn, read_records, write_records
+from lookonce.datasets.records import Record, Turn
 from lookonce.errors import LookonceError, RunFolderError
 from lookonce.eval.answerer import Answerer
 from lookonce.families.qwen3_5 import QWEN3_5
@@ -87,29 +85,6 @@ def test_an_audit_counts_the_tokens_of_such_a_template_if_it_is_told_not_to_thin
     assert [one["level"] for one in refused["findings"] if "training refuses" in one["says"]] == ["error"]
     assert not [one for one in found["findings"] if one["level"] == "error"]
     assert found["tokens"]["files"][0]["num_separate"] > 0
-
-
-@only_one
-def test_a_template_that_keeps_the_block_trains_on_several_turns_and_answers_later_questions(
-    make_thinking, site, sample
-):
-    keeps = site.folder / "keeps"
-    shutil.copytree(site.model, keeps)
-    path = keeps / "chat_template.jinja"
-    template = path.read_text()
-    path.write_text(template.replace(" and loop.last", ""))
-    assert path.read_text() != template
-    both = pairwise(read_records(sample / "test.jsonl"))
-    pairs = [Record(one.images, one.turns + other.turns) for one, other in both if one.images == other.images][:8]
-    write_records(site.folder / "pairs.jsonl", pairs, image_root=sample)
-    data = {"train": str(site.folder / "pairs.jsonl"), "val": [], "test": [], "image_root": str(sample)}
-    output = str(site.folder / "kept")
-    run = site.make_run(model={"path": str(keeps)}, data=data | {"enable_thinking": False}, output=output)
-    train(run, **QUIET)
-    answerer = Answerer.open(run.output)
-    twice = Record(pairs[0].images, tuple(Turn(turn.question, NOT_ANSWERED) for turn in pairs[0].turns))
-    first, second = answerer.answer_records([twice])
-    assert first.text and second.text
 
 
 @only_one

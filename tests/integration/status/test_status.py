@@ -149,7 +149,7 @@ STATES: dict[Callable[[Any], None], tuple[list[str], str, list[str], str]] = {
         ["holds another run"],
         "train run.yaml --restart",
     ),
-    more_steps_afterwards: (["train", "eval"], "another run", ["Extend it, if"], "train run.yaml --resume"),
+    more_steps_afterwards: (["train", "eval"], "another run", ["run.train.steps"], "train run.yaml --restart"),
     an_image_came: (["plan", "cache", "train", "eval"], "not begun", [], "cache build"),
     an_image_was_edited: (["plan", "cache", "train", "eval"], "not begun", [], "cache build"),
     an_image_is_lost: (["train", "eval"], "not begun", ["1 image cannot be read"], "train run.yaml"),

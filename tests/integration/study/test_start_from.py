@@ -57,9 +57,7 @@ def test_the_first_step_has_the_weights_of_the_other_run_which_stays_as_it_is(tr
     train(second, notify=notes.append)
     assert content(first.output) == before
     assert losses(trainings, second)[0] == losses(trainings, longer)[3] != losses(trainings, longer)[0]
-    assert f"training starts with the adapter of {first.output}, as it is after its 3 steps, and continues" in str(
-        notes
-    )
+    assert any(note.startswith(f"training starts with the adapter of {first.output}, and a new") for note in notes)
     recorded = RunFolder(second.output).recorded_inputs()
     assert recorded["start"] == hash_file(first.output / "adapter" / "adapter_model.safetensors")
     assert "start" not in RunFolder(first.output).recorded_inputs()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.batches import BatchMaker
 
-from lookonce.errors import TrainingError, UsageError
+from lookonce.errors import UsageError
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.run.sections import BatchSection
@@ -19,7 +19,7 @@ from lookonce.train.data.sampler import Sampler
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.loss import forward_loss
-from lookonce.train.model.packs import MIN_TARGETS, CapturedPasses, padded_num_targets, shape_of_batch
+from lookonce.train.model.packs import CapturedPasses, shape_of_batch
 
 CPU = torch.device("cpu")
 Step = tuple[torch.Tensor, list[torch.Tensor]]
@@ -135,22 +135,3 @@ def test_a_loss_whose_gradients_are_gone_is_refused(passes, session):
     loss.backward(retain_graph=True)
     with pytest.raises(UsageError, match="once they are used"):
         loss.backward()
-
-
-@pytest.mark.parametrize(
-    ("num_targets", "expected"),
-    [(1, MIN_TARGETS), (MIN_TARGETS, MIN_TARGETS), (MIN_TARGETS + 1, 2 * MIN_TARGETS), (1024, 1024)],
-)
-def test_targets_are_padded_to_powers_of_two(num_targets, expected):
-    assert padded_num_targets(num_targets) == expected
-
-
-def test_a_failed_capture_says_how_to_continue_without_cuda_graphs(passes, session):
-    def refuse(function):
-        raise RuntimeError("operation not permitted when stream is capturing\nand more")
-
-    captured = CapturedPasses(passes.loss, passes.trained, session.chat_tokenizer.merge_size, lambda: refuse)
-    with pytest.raises(
-        TrainingError, match=r"\(operation not permitted .* capturing\); .* --resume --set train.cuda_graphs=false"
-    ):
-        captured(steps(session, samples_per_step=6)[0][0])

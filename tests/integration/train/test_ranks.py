@@ -136,8 +136,7 @@ def make(make_cached_run, sample, tmp_path):
 @pytest.mark.parametrize(
     ("batch", "val", "variant"),
     [
-        ({"mode": "shared", "tokens_per_pack": 400}, None, "ddp"),
-        ({"mode": "separate", "samples_per_forward": 5}, "one.jsonl", "ddp"),
+        ({"mode": "shared", "tokens_per_pack": 400}, "one.jsonl", "ddp"),
         ({"mode": "shared", "tokens_per_pack": 600}, None, "fsdp"),
         ({"mode": "shared", "tokens_per_pack": 400}, None, "captured"),
     ],
@@ -145,7 +144,7 @@ def make(make_cached_run, sample, tmp_path):
 def test_two_ranks_give_the_results_of_one(make, trained, tmp_path, batch, val, variant):
     """With DDP, with sharded weights, and with captured passes, whose gradients the ranks exchange without DDP.
 
-    In the first two the ranks use gradient checkpointing.
+    In the first two the ranks use gradient checkpointing, and in the first one validates on a single sample.
     Where weights are whole, the ranks also share the questions that are answered while training.
     """
     fsdp, val = variant == "fsdp", val and tmp_path / val
@@ -180,14 +179,14 @@ def test_two_ranks_give_the_results_of_one(make, trained, tmp_path, batch, val, 
 )
 def test_ranks_stop_and_resume_together_whichever_gets_the_signal(trainings, trained, run_ranks, tmp_path):
     """First one rank gets a signal; then all ranks and torchrun itself."""
-    run = trainings.unstarted("shared")
+    run = trainings.unstarted("shared", steps=20)
     uninterrupted = run.model_copy(update={"output": tmp_path / "uninterrupted"})
     trained(tmp_path / "notes-uninterrupted", uninterrupted)
     notes = tmp_path / "notes"
 
     stopped = run_ranks(notes, run, signal=[5, 1])
     assert stopped.codes == [75, 0]  # only the first rank reports
-    assert stopped.error.count("Error: stopped by SIGUSR1 after step 6 of 24, which is saved") == 1
+    assert stopped.error.count("Error: stopped by SIGUSR1 after step 6 of 20, which is saved") == 1
     assert "Traceback" not in stopped.error
 
     process = torchrun(notes, run, "--resume", sleep=0.1)
@@ -195,7 +194,7 @@ def test_ranks_stop_and_resume_together_whichever_gets_the_signal(trainings, tra
     os.killpg(process.pid, signal.SIGTERM)
     error = error_of(process)
     assert process.returncode != 0
-    [step] = re.findall(r"Error: stopped by SIGTERM after step (\d+) of 24, which is saved", error)
+    [step] = re.findall(r"Error: stopped by SIGTERM after step (\d+) of 20, which is saved", error)
     assert trainings.checkpoints(run)[-1] == int(step) >= 9
 
     assert trained(notes, run, "--resume").error.count(f"resuming from checkpoint-{step}\n") == 1

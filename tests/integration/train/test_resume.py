@@ -13,13 +13,12 @@ from safetensors.torch import load_file
 
 from lookonce.cache.store.reader import VisionCache
 from lookonce.errors import RunFolderError
-from lookonce.train.data.sampler import Sampler
 from lookonce.train.loop.log_files import MetricsLog
 from lookonce.train.loop.trainer import PackTrainer
 from lookonce.workflow import train
 
-MODES = ["shared", "separate"]
 QUIET = {"notify": lambda note: None}
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 class InterruptedLines(MetricsLog):
@@ -57,20 +56,19 @@ def train_without_saving(run, monkeypatch):
     "An interrupted and resumed training ends with the adapter of an uninterrupted one, bit for bit: on a CPU,"
     " and on a GPU with the sample's model."
 )
-@pytest.mark.parametrize("mode", MODES)
-def test_resumed_many_times_equals_uninterrupted(trainings, monkeypatch, mode):
+def test_resumed_many_times_equals_uninterrupted(trainings, monkeypatch):
     """From a checkpoint in the first epoch, at its end, and in a later one."""
     for interrupted, resumes_from in ((6, 4), (13, 11), (18, 16)):
         notes = []
-        run = trainings.unstarted(mode, save_steps=resumes_from)
+        run = trainings.unstarted("shared", save_steps=resumes_from)
         train_until(run, interrupted, monkeypatch, resume=True)
         assert not (run.output / "summary.json").exists()
         with pytest.raises(RunFolderError, match=f"unfinished, with checkpoint-{resumes_from}; add --resume"):
             train(run, notify=notes.append)
     summary = train(run, resume=True, notify=notes.append)
     assert f"resuming from checkpoint-{resumes_from}" in notes and summary.first_step == resumes_from
-    trainings.assert_same_adapter(run, trainings.uninterrupted(mode))
-    assert trainings.log(run) == trainings.log(trainings.uninterrupted(mode))
+    trainings.assert_same_adapter(run, trainings.uninterrupted("shared"))
+    assert trainings.log(run) == trainings.log(trainings.uninterrupted("shared"))
 
 
 def test_stages_and_replayed_records_resume_as_if_uninterrupted(trainings, root, monkeypatch):
@@ -125,26 +123,16 @@ main(["train", "run.yaml"])
 """
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_killed_process_loses_only_the_steps_since_its_checkpoint(trainings, preloaded, tmp_path, mode):
-    run = trainings.unstarted(mode)
+def test_a_killed_process_loses_only_the_steps_since_its_checkpoint(trainings, preloaded, tmp_path):
+    run = trainings.unstarted("shared")
     (tmp_path / "run.yaml").write_text(run.to_yaml())
     assert preloaded.start(KILLED, folder=tmp_path).wait() == -signal.SIGKILL
-    assert train(run, resume=True, **QUIET).first_step == 4
-    trainings.assert_same_adapter(run, trainings.uninterrupted(mode))
-
-
-def test_an_incomplete_checkpoint_is_ignored(trainings, monkeypatch):
-    run = trainings.unstarted("shared")
-    train_until(run, 9, monkeypatch)
-    (run.output / "checkpoints" / "checkpoint-8" / "trainer_state.json").write_text('{"best_global')
     assert train(run, resume=True, **QUIET).first_step == 4
     trainings.assert_same_adapter(run, trainings.uninterrupted("shared"))
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_resuming_neither_reads_nor_batches_the_steps_before(make_run, trainings, monkeypatch, mode):
-    options = trainings.options(mode, steps=9, save_steps=8, eval_steps=None)
+def test_resuming_neither_reads_nor_batches_the_steps_before(make_run, trainings, monkeypatch):
+    options = trainings.options("shared", steps=9, save_steps=8, eval_steps=None)
     options["data"]["val"] = []
     run = make_run(**options)
     train_until(run, 9, monkeypatch)
@@ -179,11 +167,11 @@ def test_resuming_neither_reads_nor_batches_the_steps_before(make_run, trainings
 
 def test_a_training_whose_adapter_could_not_be_saved_makes_no_further_step(trainings, monkeypatch):
     """Trainer alone would make one: it compares the number of steps only after a step."""
-    run = trainings.unstarted("shared")
+    run = trainings.unstarted("shared", steps=8)
     train_without_saving(run, monkeypatch)
-    assert train(run, resume=True, **QUIET).num_steps == trainings.num_steps
-    trainings.assert_same_adapter(run, trainings.uninterrupted("shared"))
-    assert trainings.log(run) == trainings.log(trainings.uninterrupted("shared"))
+    assert train(run, resume=True, **QUIET).num_steps == 8
+    trainings.assert_same_adapter(run, trainings.uninterrupted("shared", steps=8))
+    assert trainings.log(run) == trainings.log(trainings.uninterrupted("shared", steps=8))
 
 
 BEST = {"steps": 12, "eval_steps": 4, "best": "loss", "learning_rate": 0.05, "scheduler": "constant"}
@@ -198,17 +186,15 @@ def weights(run, step):
     "A run with `train.best` ends with the best checkpoint of the folder in which the run is, also after the "
     "folder was moved or copied."
 )
-@pytest.mark.parametrize("is_copied", [False, True], ids=["moved", "copied"])
-def test_a_training_in_another_folder_ends_with_its_own_best_checkpoint(trainings, monkeypatch, is_copied):
-    """Trainer records an absolute path: it leads nowhere, or to another run that was trained there since."""
+def test_a_training_in_another_folder_ends_with_its_own_best_checkpoint(trainings, monkeypatch):
+    """Trainer records an absolute path, which leads to another run that was trained there since."""
     run = trainings.unstarted("shared", **BEST)
     train_without_saving(run, monkeypatch)
     best, last = weights(run, 4), weights(run, 12)
     assert any((best[name] != weight).any() for name, weight in last.items())
     there = run.model_copy(update={"output": run.output.with_name("there")})
     run.output.rename(there.output)
-    if is_copied:
-        shutil.copytree(there.output / "checkpoints" / "checkpoint-12", run.output / "checkpoints" / "checkpoint-4")
+    shutil.copytree(there.output / "checkpoints" / "checkpoint-12", run.output / "checkpoints" / "checkpoint-4")
     assert train(there, resume=True, **QUIET).first_step == 12
     found = trainings.adapter(there)
     assert all((found[name] == weight).all() for name, weight in best.items())
@@ -227,12 +213,13 @@ def test_a_best_checkpoint_that_was_left_behind_is_named(trainings, monkeypatch)
     assert train(there, resume=True, **QUIET).first_step == 8
 
 
-@pytest.mark.parametrize("resumes_from", [0, 4])
-def test_prefetch_continues_into_the_next_epoch(trainings, monkeypatch, resumes_from):
-    run = trainings.unstarted("shared")
-    if resumes_from:
-        train_until(run, resumes_from + 1, monkeypatch)
-    starts, steps = [], Sampler.steps
-    monkeypatch.setattr(Sampler, "steps", lambda self, start, end: starts.append(start) or steps(self, start, end))
-    assert train(run, resume=True, **QUIET).num_steps > 2 * trainings.steps_an_epoch
-    assert starts == [resumes_from]
+@pytest.mark.guarantee("A training that is saved and validated at other steps ends with the same adapter, bit for bit.")
+def test_an_adapter_does_not_depend_on_when_it_is_saved_and_validated(trainings, monkeypatch):
+    """The steps of both change at the resumption too, and are those of the run file from then on."""
+    run = trainings.unstarted("shared", save_steps=7, eval_steps=10)
+    train_until(run, 9, monkeypatch)
+    run = run.model_copy(update={"train": run.train.model_copy(update={"save_steps": 5, "eval_steps": 8})})
+    assert train(run, resume=True, **QUIET).first_step == 7
+    trainings.assert_same_adapter(run, trainings.uninterrupted("shared"))
+    assert trainings.checkpoints(run) == [20, 24]
+    assert [line[0] for line in trainings.log(run) if line[3] is not None] == [8, 16, 24]

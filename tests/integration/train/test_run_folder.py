@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from lookonce.errors import CacheError
 from lookonce.run.log_file import read_curves
 from lookonce.run.open import TO_BUILD, open_run
 from lookonce.run.startup import OTHER
 from lookonce.workflow import train
 
 QUIET = {"notify": lambda note: None}
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 def test_a_finished_run_is_not_trained_again(make_cached_run):
@@ -32,15 +32,6 @@ def test_restart_trains_again_and_keeps_the_old_run(make_cached_run, trainings):
     train(run, restart=True, **QUIET)
     assert json.loads((run.output.with_name("run.old-1") / "summary.json").read_text())["num_steps"] == 2
     assert all((before[name] == weight).all() for name, weight in trainings.adapter(run).items())
-
-
-def test_a_refused_restart_keeps_the_old_run(make_cached_run):
-    run = make_cached_run(train={"steps": 1})
-    train(run, **QUIET)
-    cache = {"dir": str(run.cache.dir), "max_pixels": 9_999}
-    with pytest.raises(CacheError):
-        train(make_cached_run(train={"steps": 1}, cache=cache), restart=True, **QUIET)
-    assert (run.output / "summary.json").exists()
 
 
 def test_checkpoints_and_log_follow_the_run_file(make_cached_run):
@@ -63,7 +54,6 @@ def test_a_run_keeps_its_curves_its_best_validation_loss_and_the_seconds_of_its_
     curves = read_curves(run.output / "log.jsonl")
     assert list(curves.validation_loss) == [1, 2, 3, 4] and len(curves.loss) == 4
     assert (summary.best_validation_step, summary.best_validation_loss) == curves.best
-    assert f"at step {curves.best[0]}" in (run.output / "curves.svg").read_text()
     said = [note.partition(":")[0] for note in notes]
     assert [name for name in summary.startup_seconds if name not in said] == [OTHER]
     assert any(note.startswith("first step after ") for note in notes)

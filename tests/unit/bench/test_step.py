@@ -9,14 +9,17 @@ import pytest
 from lookonce.bench.step import Measured, StepReport
 
 
-def measured(variant, seconds, mfu=None, peak_gb=None):
-    return Measured(variant, f"about {variant}", 8, 800, seconds, 12.0, 0.013, 9e4, mfu, peak_gb, [2.5])
+def measured(variant, seconds, matmul_share=None, peak_gb=None):
+    return Measured(variant, f"about {variant}", 8, 800, seconds, 12.0, 0.013, 9e4, matmul_share, peak_gb, [2.5])
 
 
 @pytest.mark.parametrize(
     ("one", "expected"),
     [
-        (measured("shared", 4.0, 0.61, 61.53), "shared: 5.00 ms per sample, MFU 61.0%, wait 1.3%, peak 61.5 GB"),
+        (
+            measured("shared", 4.0, 0.61, 61.53),
+            "shared: 5.00 ms per sample, 61.0% of the matmul rate, wait 1.3%, peak 61.5 GB",
+        ),
         (measured("plain", 120.0), "plain: 150.00 ms per sample, wait 1.3%"),
     ],
 )

@@ -117,10 +117,6 @@ def of_gpu(hopper: bool, triton_3_4: bool, triton_3_7_1: bool, nvcc: bool) -> st
     return "\n".join(f"{name} = {value}" for name, value in known.items()) + f"\ndef has_usable_nvcc(): return {nvcc}"
 
 
-def test_nothing_is_said_of_kernels_that_can_be_imported(package):
-    assert without_kernels() is None
-
-
 @pytest.mark.parametrize(
     ("known", "tilelang", "refuses"),
     [
@@ -149,16 +145,6 @@ def test_a_backward_pass_that_the_package_refuses_is_named_and_left_to_pytorch(
         assert call()[0] == "kernel"
     assert call()[0] == ("PyTorch" if refuses else "kernel")
     assert computed_by_pytorch(getattr(modeling, CHUNKED), row) == refuses
-
-
-def test_without_the_package_pytorch_computes_the_rule(monkeypatch, modeling):
-    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
-    restrict_kernels(modeling)
-    assert computed_by_pytorch(getattr(modeling, CHUNKED), torch.empty(1, dtype=torch.bfloat16, device="meta"))
-
-
-def test_the_installed_transformers_has_these_functions():
-    assert all(callable(getattr(modeling_qwen3_5, name)) for name in REPLACED)
 
 
 def test_the_rule_is_that_of_pytorch_on_a_cpu_where_transformers_has_taken_a_kernel(monkeypatch):

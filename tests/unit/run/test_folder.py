@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lookonce.errors import RunFolderError
-from lookonce.run.config import LENGTH, keys
+from lookonce.run.config import keys
 from lookonce.run.folder import RunFolder
 
 IDENTITY = {"model": "m1", "cache": "c1", "records": {"train": "r1"}}
@@ -32,7 +32,7 @@ def changed(run, name: str):
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 @pytest.mark.parametrize("best", [None, "loss", "exact_match"])
 def test_every_key_says_whether_it_may_differ_when_a_run_is_resumed(make_run, best):
-    """The words at its definition hold: a free value is taken, another one refused, a raised length only extends."""
+    """The words at its definition hold: a free value is taken, another one refused."""
     run = make_run(
         data={"context": {"by": "stage", "order": [1, 2]}},
         train={"best": best, "save_steps": 4, "eval_steps": 4},
@@ -46,7 +46,6 @@ def test_every_key_says_whether_it_may_differ_when_a_run_is_resumed(make_run, be
         is_free |= name == "train.epochs" and run.train.steps is not None  # which then counts
         found = [one for one, _, _ in folder.differences(other, IDENTITY)]
         assert found == ([] if is_free else [f"run.{name}"])
-        assert folder.differences(other, IDENTITY, LENGTH) == [] or rule.may_differ != "longer", name
 
 
 def test_a_run_without_any_step_does_not_keep_its_folder(make_run):
@@ -69,19 +68,6 @@ def test_another_run_is_refused_and_the_difference_named(make_run):
     claim(RunFolder(make_run().output), make_run())
     with pytest.raises(RunFolderError, match=r"(?s)holds another run.*run.lora.rank: this run 5, that.*--restart"):
         claim(RunFolder(make_run().output), make_run(lora={"rank": 5}))
-
-
-@pytest.mark.parametrize("change", [{"steps": 9}, {"steps": None, "epochs": 9}])
-def test_a_run_of_another_length_is_refused_with_the_command_that_extends_it(make_run, change):
-    folder, longer = RunFolder(make_run().output), make_run(train=change)
-    claim(folder, make_run())
-    with pytest.raises(
-        RunFolderError, match=r"train.steps: this run .*\nExtend it, .* with: lookonce train .* --resume. Or"
-    ):
-        claim(folder, longer)
-    assert folder.has_other_length(longer) and not folder.has_other_length(make_run())
-    folder.claim(longer, IDENTITY, may_differ=LENGTH)
-    assert folder.read_run() == longer
 
 
 @pytest.mark.parametrize("change", [{"cache": "c2"}, {"records": {"train": "r2"}}, {"model": "m2"}])

@@ -68,18 +68,6 @@ def test_looking_ahead_saves_the_prefixes_that_the_docstring_states(monkeypatch,
     assert round(num_prefixes(epoch_steps(groups, samples, None, 0, 0)), -2) == in_order
 
 
-def test_groups_of_all_sizes_are_spread_over_the_epoch():
-    of_epoch = epoch_steps(kvasir(), 16, None, 0, 0)
-    whole = {number: len(group.examples) for group in kvasir() for number in group.examples}
-    times: dict[int, list[float]] = {}
-    for number, step in enumerate(of_epoch):
-        for group in step:
-            times.setdefault(whole[group.examples[0]], []).append(number / len(of_epoch))
-    assert set(times) == {1, *range(8, 18)}
-    for of_size in times.values():
-        assert 0.44 < mean(of_size) < 0.56 and min(of_size) < 0.05 and max(of_size) > 0.95
-
-
 # Packs.
 
 
@@ -96,12 +84,6 @@ def test_ranks_have_about_equally_many_tokens_in_large_steps(questions, at_most)
     found = [imbalance(pack_step(step, 8192, 4)) for step in kvasir_steps(2000, 512, questions)]
     print(f"{len(found)} steps, mean imbalance {mean(found):.3f}, most {max(found):.3f}")
     assert max(found) < at_most
-
-
-def test_the_longest_pack_of_a_large_step_is_little_longer_than_the_mean():
-    for step in kvasir_steps(2000, 512):
-        [packs] = pack_step(step, 8192)
-        assert max(pack.num_tokens for pack in packs) < 1.1 * mean(pack.num_tokens for pack in packs)
 
 
 def test_packing_a_whole_validation_split_takes_few_attempts(monkeypatch):

@@ -20,11 +20,10 @@ from lookonce.errors import ModelError
 from lookonce.run.open import TO_BUILD, open_run
 from lookonce.run.sections import BatchSection
 from lookonce.train.data import tokenize
-from lookonce.train.data.conversations import make_examples
 from lookonce.train.data.packing import group_examples, nested
 from lookonce.train.data.sampler import Sampler
 from lookonce.train.data.token_stats import Distribution, TokenCounter, TokenStats, count_tokens, findings, to_text
-from lookonce.train.data.tokenize import ChatTokenizer
+from lookonce.train.data.tokenize import ChatTokenizer, make_examples
 
 
 @pytest.fixture(scope="module")

@@ -81,11 +81,6 @@ def test_what_branches_share_is_there_once():
     assert found["position_ids"][0][0][6:] == [4, 5, 4, 5, 6, 7, 6, 7, 8, 7, 8]
 
 
-def test_the_last_token_of_a_prefix_predicts_every_branch_that_begins_with_an_answer():
-    batch, _ = pack_of([example("a", ([5], [answer])) for answer in (7, 8, 7)])
-    assert as_lists(batch)["logits_to_keep"] == [6, 6, 6] and as_lists(batch)["targets"] == [[7, 8, 7]]
-
-
 WORDS = st.lists(st.integers(1, 3), min_size=1, max_size=3)
 EXAMPLES = st.lists(
     st.builds(
@@ -166,11 +161,3 @@ def test_padding_attends_to_itself_and_has_no_targets(examples, num_padding):
 def test_a_pack_longer_than_its_padded_length_fails_an_assertion():
     with pytest.raises(AssertionError):
         pack_of([example("a", ([5], [6]))], 7)
-
-
-def test_dtypes_of_a_batch():
-    batch, _ = pack_of([example("a", ([5], [6]))])
-    kinds = {name: tensor.dtype for name, tensor in batch.items()}
-    assert kinds.pop("seen_until") == torch.int32
-    assert kinds.pop("weights") == torch.float32
-    assert set(kinds.values()) == {torch.int64}

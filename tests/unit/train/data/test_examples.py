@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from lookonce.datasets.curriculum import StageOrder
-from lookonce.datasets.records import Record, Turn
+from lookonce.datasets.records import Context, Record, Turn
 from lookonce.errors import RecordsError
-from lookonce.train.data import conversations as module
-from lookonce.train.data.conversations import make_examples
+from lookonce.train.data.tokenize import make_examples
 
 TEXT, COUNT = Turn("Is there text?", "yes"), Turn("How many polyps are in the image?", "2")
 A, B = Path("a"), Path("b")
@@ -21,8 +20,7 @@ def examples_of(chat_tokenizer, records, max_tokens=4096):
     return make_examples(chat_tokenizer, records, lambda path: path.name, GRIDS.__getitem__, max_tokens)
 
 
-def test_examples_are_those_of_the_records_one_by_one(chat_tokenizer, monkeypatch):
-    monkeypatch.setattr(module, "CHUNK", 3)
+def test_examples_are_those_of_the_records_one_by_one(chat_tokenizer):
     turns = [(TEXT,), (COUNT,), (TEXT, COUNT), (Turn(" spaces ", "no"),)]
     images = [(A,), (B,), (A, B), ()]
     records = [Record(paths, some, origin=f"{paths} {some}") for paths in images for some in turns * 2]
@@ -36,10 +34,11 @@ def test_examples_are_those_of_the_records_one_by_one(chat_tokenizer, monkeypatc
 
 
 def test_conversations_that_differ_in_their_images_alone_share_their_tokens(chat_tokenizer):
-    records = [Record((A,), (TEXT,)), Record((A,), (COUNT,)), Record((B,), (TEXT,)), Record((A, B), (TEXT,))]
-    first, other, second, longer = examples_of(chat_tokenizer, records)[0]
+    others = [Record((A,), (COUNT,)), Record((A, B), (TEXT,)), Record((A,), (TEXT,), context=Context((COUNT,)))]
+    others.append(Record((A,), (TEXT,), "Be brief."))
+    first, second, *different = examples_of(chat_tokenizer, [Record((A,), (TEXT,)), Record((B,), (TEXT,)), *others])[0]
     assert first.token_ids is second.token_ids
-    assert first.token_ids is not other.token_ids and first.token_ids is not longer.token_ids
+    assert all(first.token_ids.tolist() != other.token_ids.tolist() for other in different)
 
 
 def test_the_first_record_that_cannot_be_tokenized_is_named(chat_tokenizer):

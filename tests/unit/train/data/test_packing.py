@@ -76,11 +76,6 @@ def test_a_filler_repeats_the_smallest_pack_only_if_nothing_can_be_split(step, n
         assert all(pack.num_samples == 1 for pack in own)
 
 
-@given(STEPS, RANKS)
-def test_packs_follow_from_the_step_alone(step, num_ranks):
-    assert pack_step(step, LIMIT, num_ranks) == pack_step(list(step), LIMIT, num_ranks)
-
-
 @given(STEPS)
 def test_one_rank_needs_no_filler_and_splits_only_groups_longer_than_a_pack(step):
     [packs] = pack_step(step, LIMIT)
@@ -122,16 +117,6 @@ def test_packs_in_typical_cases(lengths, num_ranks, expected):
     assert [[[part.num_tokens for part in pack.groups] for pack in packs] for packs in ranks] == expected
 
 
-def test_a_group_is_split_evenly_for_three_ranks():
-    ranks = pack_step(groups_of([(20, [3] * 12)]), LIMIT, 3)
-    assert [pack.num_samples for pack in packs_of(ranks)] == [4, 4, 4]
-
-
-def test_a_pack_sums_up_its_groups():
-    pack = Pack(tuple(groups_of([(10, [1, 2]), (20, [3])])))
-    assert (pack.num_tokens, pack.num_samples, pack.is_filler) == (36, 3, False)
-
-
 @pytest.mark.parametrize("num_ranks", [1, 3])
 def test_an_example_longer_than_a_pack_is_refused_with_both_numbers(num_ranks):
     step = groups_of([(10, [5]), (80, [5, 21, 6])])
@@ -153,20 +138,6 @@ def test_every_row_is_in_one_batch_and_none_has_too_many(num_rows, at_most, num_
     found = [row for pack in packs_of(ranks) if not pack.is_filler for row in pack.groups]
     assert sorted(found, key=rows.index) == rows
     assert all(1 <= pack.num_samples <= at_most for pack in packs_of(ranks))
-
-
-@given(NUM_ROWS, ROWS, RANKS)
-def test_ranks_have_equally_many_batches_of_rows(num_rows, at_most, num_ranks):
-    ranks = row_batches(rows_of(num_rows), at_most, num_ranks)
-    assert len(ranks) == num_ranks and len({len(packs) for packs in ranks}) == 1
-
-
-@given(NUM_ROWS, ROWS)
-def test_one_rank_has_its_rows_in_their_order_and_needs_no_filler(num_rows, at_most):
-    rows = rows_of(num_rows)
-    [packs] = row_batches(rows, at_most)
-    assert [row for pack in packs for row in pack.groups] == rows
-    assert len(packs) == -(-num_rows // at_most)
 
 
 @given(NUM_ROWS, ROWS, RANKS)

@@ -69,20 +69,6 @@ def test_at_most_num_ahead_batches_and_the_one_waiting_for_the_queue_are_made(pr
         next(step)
 
 
-def test_steps_are_not_asked_for_before_their_turn(prefetcher_of):
-    asked: list[int] = []
-
-    def steps() -> Iterator[list[int]]:
-        for number in range(100):
-            asked.append(number)
-            yield [number]
-
-    prefetcher = prefetcher_of(steps(), num_ahead=2)
-    numbers(prefetcher.step())
-    time.sleep(0.05)
-    assert len(asked) <= 1 + 2 + 1
-
-
 def test_an_error_is_raised_where_its_batch_is_asked_for(prefetcher_of):
     def make(number: int) -> dict[str, torch.Tensor]:
         if number == 5:

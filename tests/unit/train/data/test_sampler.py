@@ -135,17 +135,6 @@ def test_upcoming_micro_batches_are_those_of_all_ranks_from_a_step_on_or_enough_
     assert len(of_ranks[0].upcoming(0, 10**6)) == ENOUGH_PACKS * num_ranks
 
 
-@given(EXAMPLES, BATCHES, RANKS)
-def test_packs_and_batches_of_rows_respect_their_limits(examples, batch, num_ranks):
-    for mode in MODES:
-        for step in steps_of(samplers(examples, num_ranks, mode=mode, **batch)):
-            for pack in (micro_batch.pack for micro_batch in step):
-                if mode == "separate":
-                    assert pack.num_samples <= batch["samples_per_forward"]
-                else:
-                    assert pack.num_tokens <= TOKENS_PER_PACK
-
-
 @pytest.mark.parametrize(
     ("loss", "expected"), [("token", [1 / 6, 1 / 6, 1 / 6]), ("sample", [1 / 3, 1 / 6, 1 / 9])], ids=["token", "sample"]
 )
@@ -168,12 +157,6 @@ def test_questions_share_their_image_in_shared_mode_only():
         [sampler] = samplers(examples, mode=mode, samples_per_step=4, samples_per_forward=4)
         tokens[mode] = sum(sampler.pack_lengths(0))
     assert tokens == {"shared": 22 + 4 * 2, "packed": 4 * 24, "separate": 4 * 25}  # rows end with their last target
-
-
-def test_an_epoch_follows_from_its_number_and_the_seed():
-    [sampler] = samplers(examples_of([("a", 1)] * 10), samples_per_step=3, questions_per_image=1)
-    epochs = [[numbers(step) for step in sampler.epoch(epoch)] for epoch in (0, 1, 0)]
-    assert epochs[0] == epochs[2] != epochs[1]
 
 
 @pytest.mark.guarantee(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from itertools import count, permutations
-from statistics import mean
 
 import pytest
 from hypothesis import given
@@ -83,12 +82,6 @@ def test_at_most_one_chunk_is_split_at_the_end_of_a_step(of_sizes, samples, ques
     assert num_prefixes(steps) <= num_chunks + max(len(steps) - 1, 0)
 
 
-@given(SIZES, SAMPLES, QUESTIONS)
-def test_without_shuffling_the_order_is_unchanged(of_sizes, samples, questions):
-    steps = epoch_steps(groups_of(of_sizes), samples, questions, 0, 0, shuffle=False)
-    assert order(steps) == list(range(sum(of_sizes)))
-
-
 @pytest.mark.guarantee(
     "With `batch.order: as_given`, each step has the next records of the files, in every batch mode."
 )
@@ -115,32 +108,6 @@ def test_an_epoch_goes_through_its_stages_in_order(of_sizes, samples, questions,
     steps = epoch_steps(groups_of(of_sizes, num_stages), samples, questions, 0, 0)
     stages = [group.stage for step in steps for group in step]
     assert stages == sorted(stages)
-
-
-def test_a_step_may_hold_the_end_of_a_stage_and_the_beginning_of_the_next():
-    steps = epoch_steps(groups_of([5, 5], 2), 4, None, 0, 0)
-    assert [[(group.stage, len(group.examples)) for group in step] for step in steps] == [
-        [(0, 4)],
-        [(0, 1), (1, 3)],
-        [(1, 2)],
-    ]
-
-
-def test_a_stage_is_shuffled_by_seed_and_epoch():
-    groups = groups_of([2] * 20, 2)
-    orders = [order(epoch_steps(groups, 8, None, seed, epoch)) for seed, epoch in [(0, 0), (0, 1), (1, 0)]]
-    assert len(set(map(tuple, orders))) == 3 and order(epoch_steps(groups, 8, None, 0, 1)) == orders[1]
-
-
-def test_without_shuffling_no_chunk_goes_before_one_that_does_not_fit():
-    steps = epoch_steps(groups_of([3, 5, 1]), 4, None, 0, 0, shuffle=False)
-    assert [[group.examples for group in step] for step in steps] == [[(0, 1, 2), (3,)], [(4, 5, 6, 7)], [(8,)]]
-
-
-@given(SIZES, SAMPLES, QUESTIONS, st.integers(0, 2**40), st.integers(0, 100))
-def test_the_order_follows_from_seed_and_epoch(of_sizes, samples, questions, seed, epoch):
-    groups = groups_of(of_sizes)
-    assert epoch_steps(groups, samples, questions, seed, epoch) == epoch_steps(groups, samples, questions, seed, epoch)
 
 
 def test_another_seed_or_epoch_is_another_order():
@@ -176,21 +143,8 @@ def test_one_question_per_image_gives_all_orders_about_equally_often():
     assert 60 < min(found.values()) and max(found.values()) < 140
 
 
-def test_one_question_per_image_scatters_the_examples_of_an_image():
-    groups = groups_of([10] * 100)
-    steps = epoch_steps(groups, 10, 1, 0, 0)
-    assert mean(len(step) for step in steps) > 9
-
-
 @pytest.mark.parametrize(("questions", "at_most"), [(None, 17), (17, 17), (8, 8), (4, 4)])
 def test_questions_per_image_is_the_number_that_stay_together(questions, at_most):
     groups = groups_of([17] * 500)
     chunks = Counter(len(group.examples) for step in epoch_steps(groups, 128, questions, 0, 0) for group in step)
     assert chunks.most_common(1)[0][0] == at_most
-
-
-@pytest.mark.parametrize(
-    ("num_samples", "samples", "expected"), [(0, 4, 0), (1, 4, 1), (4, 4, 1), (5, 4, 2), (8, 1, 8)]
-)
-def test_the_last_step_may_be_smaller(num_samples, samples, expected):
-    assert num_steps(num_samples, samples) == expected

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from transformers import AutoConfig, AutoTokenizer
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.datasets.records import Context, Record, Turn
 from lookonce.errors import ModelError, RecordsError
-from lookonce.train.data.conversations import ConversationTokenizer
 from lookonce.train.data.tokenize import ChatTokenizer, Example, to_messages
 
 YES_NO = (Turn("Is there text?", "yes"), Turn("How many polyps are in the image?", "2"))
@@ -157,9 +155,6 @@ def test_without_thinking_the_empty_block_belongs_to_the_prompt_and_the_answer_i
     assert supervised_text(chat, example) == ["yes<|im_end|>"]
     assert chat.tokenizer.decode(prompt.token_ids).endswith(f"<|im_end|>\n{ASSISTANT}{NO_THOUGHTS}")
     assert example.token_ids[: len(prompt.token_ids)].tolist() == prompt.token_ids.tolist()
-    together = ConversationTokenizer(chat)
-    for found, expected in ((together.tokens([record]), example), (together.prompts([(record, 0)]), prompt)):
-        assert [column.tolist() for column in found[0]] == [expected.token_ids.tolist(), expected.supervised.tolist()]
 
 
 @pytest.mark.parametrize("value", [None, True])
@@ -180,7 +175,7 @@ def test_thoughts_that_earlier_answers_lack_are_no_form_for_several_turns(thinki
 def test_answers_of_a_context_may_lack_them_as_they_are_not_trained(thinking):
     """The row is what the template makes of the whole conversation, and begins with the prompt."""
     chat, record = thinking(False), Record((), YES_NO[1:], context=Context(YES_NO[:1]))
-    [(ids, flags)], prompt = ConversationTokenizer(chat).tokens([record]), chat.question(record, 0, [], [])
+    (ids, flags), prompt = chat.tokens(record), chat.question(record, 0, [], [])
     assert chat.tokenizer.decode(ids) == chat.render(to_messages(Record((), YES_NO)))
     assert supervised_text(chat, Example(ids, flags, (), (), "")) == ["2<|im_end|>"]
     assert ids[: len(prompt.token_ids)].tolist() == prompt.token_ids.tolist()
@@ -205,25 +200,19 @@ def test_a_template_that_does_not_know_thinking_is_refused_if_it_is_set(sample, 
         ChatTokenizer(sample / "model", config, enable_thinking=value)
 
 
-@pytest.mark.parametrize("first", ["Is it?", " Is it?"], ids=["with a layout", "without one"])
-def test_a_conversation_of_many_turns_takes_linear_time_and_has_the_tokens_of_all_prompts(chat_tokenizer, first):
-    """A check of a record of 1,000 turns took minutes, because the prompt of each turn was rendered."""
-    turns = tuple(Turn(f"{first} {number}", f"no {number}") for number in range(600))
-    long, short = Record((), turns), Record((), turns[:40])
-    start = time.perf_counter()
-    found = ConversationTokenizer(chat_tokenizer).tokens([long, short])
-    assert time.perf_counter() - start < 5
-    assert all(map(np.array_equal, found[1], chat_tokenizer.tokens(short)))
-    example = Example(*found[0], (), (), "")
-    assert supervised_text(chat_tokenizer, example) == [f"{turn.answer}<|im_end|>" for turn in turns]
-    for turn in (0, 8, 20, 39):
-        prompt, _ = chat_tokenizer.prompt(short, turn)
-        assert np.array_equal(prompt, found[1][0][: len(prompt)])
-
-
-def test_a_template_that_writes_one_turn_otherwise_is_refused_in_a_conversation_of_many_turns(own_chat_tokenizer):
-    own_chat_tokenizer.tokenizer.chat_template = THINKING_TEMPLATE
-    own_chat_tokenizer.template_options = {"enable_thinking": False}
-    record = Record((), tuple(Turn(f"Is it {number}?", "no") for number in range(40)))
-    with pytest.raises(RecordsError, match="renders answer 'no' in another way when a question follows"):
-        ConversationTokenizer(own_chat_tokenizer).tokens([record])
+@pytest.mark.guarantee("A context has the tokens of a record written by hand.")
+@pytest.mark.parametrize("system", [None, "Be brief."])
+def test_a_context_has_the_tokens_of_a_record_written_by_hand_and_only_own_answers_are_supervised(
+    chat_tokenizer, system
+):
+    image, known, own = (Path("a"),), (Turn("Is there text?", "no"), Turn("How many?", "2")), (Turn("Where?", "left"),)
+    text = "Known so far: Is there text? no; How many? 2\nWhere?"
+    summary = Record(image, own, system, context=Context(known, text))
+    turns = Record(image, own, system, context=Context(known))
+    by_hand = [Record(image, (Turn(text, "left"),), system), Record(image, (*known, *own), system)]
+    for record, written, turn in ((summary, by_hand[0], 0), (turns, by_hand[1], 2)):
+        ids, supervised = chat_tokenizer.tokens(record)
+        assert ids.tolist() == chat_tokenizer.tokens(written)[0].tolist()
+        assert chat_tokenizer.tokenizer.decode(ids[supervised]) == "left<|im_end|>"
+        prompt, expected = chat_tokenizer.prompt(record, 0), chat_tokenizer.prompt(written, turn)
+        assert prompt[0].tolist() == expected[0].tolist() and not prompt[1].any()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 import torch
+from transformers.integrations import get_reporting_integration_callbacks
 
 from lookonce.errors import UsageError
 from lookonce.train.loop.arguments import training_arguments
+from lookonce.train.loop.log_files import EXTRAS
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="fp16 is fine on a GPU")
@@ -40,3 +44,13 @@ def test_a_schedule_that_follows_the_loss_is_refused_if_the_best_checkpoint_has_
     train = {"best": "exact_match", "scheduler": "reduce_lr_on_plateau"}
     with pytest.raises(UsageError, match="train.scheduler: reduce_lr_on_plateau follows .* set train.best: loss, or"):
         training_arguments(make_run(train=train, eval={"every": "epoch"}), tmp_path)
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_an_absent_tracker_is_an_error_with_the_command(make_run, tmp_path, monkeypatch, name):
+    assert get_reporting_integration_callbacks([name])
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda package: None if package == name else find(package))
+    expected = rf"train.track names {name}, which is not installed; .* pip install 'lookonce\[{EXTRAS[name]}\]'"
+    with pytest.raises(UsageError, match=expected):
+        training_arguments(make_run(train={"track": [name]}), tmp_path)

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from lookonce.errors import RunFolderError, TrainingError
-from lookonce.files import hash_file
 from lookonce.run.folder import CHECKSUMS, STATE, RunFolder
 from lookonce.train.loop.checkpoints import (
     OTHER_BYTES,
@@ -77,19 +76,6 @@ def test_damage_is_named_and_the_checkpoint_before_is_used(folder, name, damage)
 def test_a_lost_file_is_named(folder):
     (write(folder, 8) / "optimizer.pt").unlink()
     assert "missing, or changed since it was written: optimizer.pt" in found(folder)[1][0]
-
-
-@pytest.mark.parametrize("name", ["checkpoint-16", "checkpoint-4000"])
-def test_a_checkpoint_that_was_renamed_is_named_and_the_one_before_is_used(folder, name):
-    for step in (4, 8):
-        checkpoint = write(folder, step)
-        (checkpoint / STATE).write_text(json.dumps({"global_step": step}))
-        (checkpoint / CHECKSUMS).write_text(
-            json.dumps(json.loads((checkpoint / CHECKSUMS).read_text()) | {STATE: hash_file(checkpoint / STATE)})
-        )
-    place(folder, 8).rename(folder.checkpoints / name)
-    used, (note,) = found(folder)
-    assert used == "checkpoint-4" and f"{name} was written after step 8, and renamed or copied" in note
 
 
 def test_if_all_are_damaged_training_starts_again(folder):

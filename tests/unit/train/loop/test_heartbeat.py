@@ -95,12 +95,6 @@ def test_a_step_does_not_wait_for_the_disk(path, hanging):
     assert not hanging.timed_out
 
 
-def test_a_hanging_training_lives_and_its_last_step_gets_older(path):
-    with Heartbeat(path, 4, beat_s=0.02) as heartbeat:
-        make_steps(heartbeat, 1)
-        wait_for(path, lambda found: found.step == 1 and found.stepped_s >= 0.1)
-
-
 @pytest.mark.parametrize(
     ("error", "end", "reason"),
     [
@@ -137,11 +131,3 @@ def test_a_loss_that_is_no_number_is_left_out(path):
     with Heartbeat(path, 4) as heartbeat:
         heartbeat.on_log(None, None, None, {"loss": float("nan"), "grad_norm": 1.0})
     assert read_progress(path).loss is None
-
-
-def test_it_costs_a_step_almost_nothing(path):
-    """Below half a millisecond on the slowest machine, with a beat every 50 ms; a real model's step takes 100 ms."""
-    with Heartbeat(path, 4, beat_s=0.05) as heartbeat:
-        began = time.process_time()
-        make_steps(heartbeat, 2000, of=2000)
-        assert (time.process_time() - began) / 2000 < 5e-4

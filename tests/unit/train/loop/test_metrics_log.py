@@ -140,11 +140,6 @@ def test_a_line_has_tokens_and_the_time_but_no_memory_on_a_cpu(run):
     assert "memory_gb" not in line
 
 
-def test_a_line_has_the_most_memory_that_was_reserved_on_a_gpu(run, gpu, capsys):
-    assert run(seconds=2.0, waited=0.5)["memory_gb"] == 17.254
-    assert "17.3 GB reserved" in capsys.readouterr().err
-
-
 def test_trackers_get_rates_and_memory_too(run, gpu):
     run(seconds=2.0, waited=0.5, num_tokens=3000)
     assert run.logs == {

@@ -97,12 +97,6 @@ def test_a_step_uses_the_gradient_of_all_its_samples_however_they_are_batched(ma
     assert [log["loss"] for log in trainer.state.log_history if "loss" in log] == pytest.approx(losses, rel=1e-4)
 
 
-def test_an_epoch_has_as_many_steps_as_its_samples_fill(make_run, tmp_path):
-    trainer = trainer_of(make_run, tmp_path, [example([0])] * 5, samples_per_step=2)
-    trainer.train()
-    assert (trainer.state.global_step, trainer.state.epoch) == (4, pytest.approx(4 / 3))
-
-
 def test_the_waiting_time_is_measured(make_run, tmp_path, monkeypatch):
     batch = {"mode": "separate", "samples_per_step": 4, "samples_per_forward": 2}
     monkeypatch.setattr("lookonce.train.loop.trainer.DataCollatorForPacks", Slow)

@@ -103,12 +103,6 @@ def test_blocks_equal_those_of_pytorchs_create_block_mask(seed):
     assert ours.full_kv_num_blocks.sum() > 0 < ours.kv_num_blocks.sum()
 
 
-@given(IMAGES, PADDING)
-def test_every_token_attends_to_itself_so_no_row_is_empty(images, padding):
-    """Padding too: a row that attends to nothing gives NaN, which reaches every gradient."""
-    assert dense_mask(seen_until(images, padding))[0, 0].diagonal().all()
-
-
 def test_a_token_attends_only_to_its_image_and_its_own_question():
     """Two images of two tokens, the first with two questions of two tokens, the second with one of one."""
     assert dense_mask(seen_until([(2, [2, 2]), (2, [1])], 1))[0, 0].int().tolist() == [
@@ -159,13 +153,6 @@ def test_blocks_are_counted_right_for_any_number_of_levels(data, num_blocks):
     partial, full = attention.partial_and_full_blocks(column)
     assert torch.equal(full, allowed.all(3).all(1)) and torch.equal(partial | full, allowed.any(3).any(1))
     assert not (partial & full).any()
-
-
-def test_only_blocks_in_which_a_pair_attends_are_computed():
-    column = padded(*PACKS[0])
-    blocks = dense_mask(column)[0, 0].unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
-    computed = PackMask(len(column), CPU).blocks(column).to_dense()[0, 0].bool()
-    assert torch.equal(computed, blocks.any(dim=3).any(dim=1)) and not computed.all()
 
 
 def test_without_the_mask_of_a_pack_the_model_answers_as_before(built: VisionCache, sample: Path):

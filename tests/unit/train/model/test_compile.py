@@ -12,10 +12,9 @@ from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import ModelError
 from lookonce.families.lookup import DEFAULT, FAMILIES
-from lookonce.run.sections import LoraSection
 from lookonce.train.model.attention import NAME
 from lookonce.train.model.compile import as_loaded, training_on_packs
-from lookonce.train.model.load import add_lora, load_without_tower, text_model
+from lookonce.train.model.load import load_without_tower, text_model
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +46,6 @@ def test_layers_without_full_attention_are_refused_by_name(other):
     with pytest.raises(ModelError, match=message), training_on_packs(model, compiled=False):
         pytest.fail("it was not refused")
     assert text_model(model).config._attn_implementation == before
-
-
-def test_an_unchanged_model_with_linear_attention_is_refused():
-    with (
-        pytest.raises(ModelError, match="linear_attention"),
-        training_on_packs(qwen3_5(["linear_attention", "full_attention"]), compiled=False),
-    ):
-        pytest.fail("it was not refused")
 
 
 def test_layers_of_full_attention_are_accepted_whether_the_config_lists_them_or_not(model_folder):
@@ -96,10 +87,3 @@ def test_a_setup_within_another_is_undone_and_the_outer_one_stays(model_folder, 
                 assert (setup()[1][0] is not None) == compiled
             assert setup()[:2] == ("eager", [None] * len(text.layers))
         assert setup() == during
-
-
-def test_the_language_model_is_found_under_an_adapter(model_folder):
-    model = load_without_tower(model_folder, torch.float32)
-    text = model.model.language_model
-    assert text_model(model) is text
-    assert text_model(add_lora(model, model_folder, LoraSection(), seed=0)) is text

@@ -72,13 +72,6 @@ def test_what_a_training_compiled_the_next_one_finds_and_does_not_keep_again(tra
     assert len(files()) == 2
 
 
-def test_nothing_is_kept_if_nothing_was_compiled(training, files):
-    cache, _, notes = training()
-    cache.load()
-    cache.save()
-    assert files() == [] and notes == []
-
-
 @ONLY_WHAT_FITS
 @pytest.mark.parametrize(
     "damage", [lambda content: content[:-1], lambda content: b"X" + content[1:], lambda content: b""]

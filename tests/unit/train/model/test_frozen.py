@@ -6,11 +6,12 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+import torch
 
 from lookonce.errors import UsageError
 from lookonce.run.config import RunFile
 from lookonce.train.loop.arguments import training_arguments
-from lookonce.train.model.frozen import check_frozen, model_settings, quantised
+from lookonce.train.model.frozen import check_frozen, loading_options, model_settings
 
 
 def run_with(evaluation: dict[str, str] | None = None, **train: str) -> RunFile:
@@ -35,7 +36,7 @@ def test_it_is_refused_before_anything_is_read(nothing_installed):
 
 
 def test_weights_in_the_precision_of_training_need_nothing(nothing_installed):
-    assert quantised("precision") is None
+    assert loading_options("precision", torch.bfloat16) == {}
 
 
 def test_answers_depend_on_quantised_weights_and_earlier_hashes_stay():

@@ -24,14 +24,6 @@ def test_the_loss_equals_that_of_shifted_labels_over_all_positions():
     torch.testing.assert_close(weighted_loss(logits[:, columns], targets[:, columns], weights), expected)
 
 
-def test_each_target_counts_with_its_weight():
-    logits, targets = torch.randn(2, 3, 5), torch.tensor([[0, IGNORED, 2], [IGNORED, 4, 1]])
-    weights = torch.tensor([[0.5, 9.0, 0.0], [9.0, 2.0, 0.25]])
-    each = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(2, 3)
-    expected = 0.5 * each[0, 0] + 2 * each[1, 1] + 0.25 * each[1, 2]
-    torch.testing.assert_close(weighted_loss(logits, targets, weights), expected)
-
-
 def test_without_targets_the_loss_is_0_and_has_a_gradient():
     logits = torch.zeros(1, 2, 5, requires_grad=True)
     loss = weighted_loss(logits, torch.full((1, 2), IGNORED), torch.zeros(1, 2))
