@@ -12,7 +12,7 @@ from lookonce.train.data.batches import CachedFeatures, image_inputs
 
 NUM_TOKENS = {"a": 1, "b": 2, "c": 3, "d": 4}
 BYTES_A_TOKEN = 4 * 5 * 3
-"""Of float32 features of five levels of three numbers."""
+"""Bytes of the float32 features of five levels of three numbers."""
 
 
 class FakeCache:
