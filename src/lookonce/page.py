@@ -2,7 +2,8 @@
 
 Design: a page is one file that needs no network and no script. Its content security policy forbids both. Jinja escapes
 each value that a template shows, so nothing from data becomes markup; characters that no page may contain, control
-characters and lone surrogates, are replaced. Jinja is imported with the first page.
+characters and lone surrogates, are replaced. In LaTeX the filter `latex` escapes instead. Jinja is imported with the
+first page.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lookonce.text import count, duration, in_percent, shown, shown_p, size
+from lookonce.text import count, duration, in_percent, one_line, shown, shown_p, size
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -24,11 +25,22 @@ MAX_TEXT = 240
 """Characters of a text of a record, or of an answer, that are shown."""
 NOT_ALLOWED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 """The characters that an HTML page may not contain."""
+SPECIAL = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+    **{"<": r"\textless{}", ">": r"\textgreater{}"},
+}
+"""How LaTeX writes characters that mean something in it."""
 
 
 def render(template: str, **values: Any) -> str:
-    """The page of a template with these values."""
+    """The text of a template with these values."""
     return _environment().get_template(template).render(values)
+
+
+def latex(text: str) -> str:
+    """A text as LaTeX shows it, on one line."""
+    return "".join(SPECIAL.get(character, character) for character in one_line(text))
 
 
 @cache
@@ -54,6 +66,7 @@ def _environment() -> Environment:
         "duration": duration,
         "size": size,
         "shown": shown,
+        "latex": latex,
         "words": words,
         "setting": setting,
         "sentence": lambda text: f"{text[:1].upper()}{text[1:]}.",

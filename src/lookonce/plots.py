@@ -1,4 +1,4 @@
-"""Plots by matplotlib: curves, a forest plot, a histogram, and points; as SVG within a page and as SVG files.
+"""Plots by matplotlib: curves, a forest plot, a histogram, and points; as SVG within a page, as SVG files, and as PDF.
 
 Design: the same numbers give the same bytes. Matplotlib's own defaults are used whatever the user's matplotlibrc says,
 ids come from a fixed salt, and no date is written. Text stays text, so it can be searched and read aloud, and no `$` in
@@ -18,8 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from lookonce.files import atomic_write
 from lookonce.text import binned, one_line, shown
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ MAX_BINS = 40
 STYLE: Any = {
     "svg.hashsalt": "lookonce",
     "svg.fonttype": "none",
+    "pdf.fonttype": 42,
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 11,
     "text.parse_math": False,
@@ -129,6 +132,13 @@ def to_svg(figure: Figure, label: str) -> str:
 def to_file(figure: Figure) -> str:
     """A plot as the text of an SVG file."""
     return _saved(figure, facecolor=PAPER)
+
+
+@_style()
+def write_pdf(figure: Figure, path: Path) -> None:
+    """Write a plot as PDF, with TrueType fonts, which journals accept."""
+    with atomic_write(path) as temporary:
+        figure.savefig(temporary, format="pdf", metadata={"CreationDate": None})
 
 
 @_style()

@@ -7,8 +7,9 @@ from typing import get_args
 
 import click
 
-from lookonce.commands.options import JSON, PATH, SPLIT, emit, notify
+from lookonce.commands.options import JSON, PATH, PDF, SPLIT, emit, notify
 from lookonce.eval.scores.prediction import Metric
+from lookonce.text import count
 
 RUNS = click.argument("paths", metavar="RUN...", type=PATH, nargs=-1, required=True)
 BASELINE = click.option(
@@ -80,12 +81,14 @@ def compare(paths: tuple[Path, ...], split: str | None, baseline: Path | None, m
 @click.option(
     "-o", "--output", type=PATH, metavar="FILE", default=Path("report.html"), show_default=True, help="Page to write."
 )
+@PDF
 @JSON
 def report(
     paths: tuple[Path, ...],
     split: str | None,
     baseline: Path | None,
     output: Path,
+    has_pdf: bool,
     as_json: bool,
 ) -> None:
     """Write one HTML page with all that is known of a run, or of several side by side.
@@ -113,10 +116,11 @@ def report(
     Examples:
       lookonce report runs/first
       lookonce report runs/first runs/second --split test -o comparison.html
+      lookonce report runs/first --pdf
       lookonce report runs/first --json
     """
     from lookonce.files import write_text
-    from lookonce.report.report import Report, check_replaces_page
+    from lookonce.report.report import Report, check_replaces_page, write_plots
     from lookonce.report.runs import open_runs
     from lookonce.run.folder import claimed_around
 
@@ -125,5 +129,6 @@ def report(
     with claimed_around(output, "lookonce report"):
         found = Report.of(open_runs(paths, split), with_first_only=baseline is not None)
         write_text(output, found.to_page())
-    notify(f"wrote the page to {output}")
+        drawn = write_plots(found.plots(), output) if has_pdf else []
+    notify(f"wrote the page to {output}" + (f", and {count(len(drawn), 'plot')} as PDF beside it" if drawn else ""))
     emit(found.to_json(), "\n".join(found.sentences()), as_json)

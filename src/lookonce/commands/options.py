@@ -57,6 +57,7 @@ SPLIT = click.option(
 META = "lookonce.run_file"
 """The key of click's context under which a command notes its run file, with the keys that it replaces."""
 PLACEHOLDER = re.compile(r"(?<= )RUN\.yaml\b")
+PDF = click.option("--pdf", "has_pdf", is_flag=True, help="Write the plots as PDF too, beside the page.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON to stdout instead of text.")
 
 

@@ -11,12 +11,14 @@ import click
 from lookonce.commands.options import (
     JSON,
     PATH,
+    PDF,
     Decimal,
     check_launch,
     emit,
     notify,
     only_results_on_stdout,
 )
+from lookonce.text import count
 
 STUDY = click.argument("study_file", metavar="STUDY.yaml", type=PATH)
 
@@ -171,14 +173,16 @@ def jobs(study_file: Path, as_json: bool) -> None:
 @study.command()
 @STUDY
 @click.option("-o", "--output", type=PATH, metavar="FILE", help="Page to write; by default report.html of the study.")
+@PDF
 @JSON
-def report(study_file: Path, output: Path | None, as_json: bool) -> None:
+def report(study_file: Path, output: Path | None, has_pdf: bool, as_json: bool) -> None:
     """Compare the variants of a study, and write one HTML page about its runs.
 
     The runs of a variant are seeds of one another and count as one. The figures are those of lookonce compare. The page
-    is that of lookonce report; it begins with a forest plot of the variants and their table. Then it shows scores by
-    question and by stage, the forgetting of sequences of trainings, and what earlier answers in the prompts are worth.
-    Runs that are not complete are left out, and named. The majority answers are those of the base run's training
+    is that of lookonce report; it begins with a forest plot of the variants, their table, and the methods as a
+    paragraph for a paper. Then it shows scores by question and by stage, the forgetting of sequences of trainings, and
+    what earlier answers in the prompts are worth. The tables lie beside it as CSV and LaTeX, the methods as LaTeX. Runs
+    that are not complete are left out, and named. The majority answers are those of the base run's training
     records, for every variant.
 
     \b
@@ -188,14 +192,14 @@ def report(study_file: Path, output: Path | None, as_json: bool) -> None:
                    training_seconds, answering_seconds
       scores_by    question and stage: of each its num_questions, majority, and the exact match of each variant
       forgetting   variants, seeds, stages, exact_match (by variant and stage), forgetting (by stage)
-      left_out, majority (whose answers it has, as a sentence)
+      left_out, majority (whose answers it has, as a sentence), methods (a paragraph)
 
     \b
     Examples:
       lookonce study report study.yaml
       lookonce study report study.yaml -o study.html --json
+      lookonce study report study.yaml --pdf
     """
-    from lookonce.files import write_text
     from lookonce.report.report import check_replaces_page
     from lookonce.run.folder import RunClaim, claimed_around
     from lookonce.study.file import PAGE, read_study
@@ -209,8 +213,8 @@ def report(study_file: Path, output: Path | None, as_json: bool) -> None:
     with RunClaim(folder, "lookonce study report") as owner, claimed_around(page, "lookonce study report"):
         owner.take(patience_s=PATIENCE_S)
         found = report_study(study_file)
-        write_text(page, found.to_page())
+        written = found.write(page, has_pdf)
     for name in found.left_out:
         notify(f"not complete, and left out: {name}")
-    notify(f"wrote the page to {page}")
+    notify(f"wrote the page to {page}, and {count(len(written), 'file')} for a paper beside it")
     emit(found.to_json(), found.text(), as_json)

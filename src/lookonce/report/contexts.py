@@ -195,7 +195,7 @@ def _interval(one: Estimate) -> str:
 def context_text(one: ContextScores) -> str:
     """The scores as a text of 80 columns, where only differences have intervals; and the commands that ask the rest."""
     lines = [
-        [group, *(words for words, _ in cells[: len(KINDS)]), *map(_with_interval, cells[len(KINDS) :])]
+        [group, *(words for words, _ in cells[: len(KINDS)]), *map(with_interval, cells[len(KINDS) :])]
         for group, cells in context_cells(one).items()
     ]
     missing = [f"not asked yet; run: {line}" for line in one.not_asked]
@@ -204,6 +204,7 @@ def context_text(one: ContextScores) -> str:
     return "\n".join([title, table(header, lines), *missing])
 
 
-def _with_interval(cell: Cell) -> str:
+def with_interval(cell: Cell) -> str:
+    """A cell as one text."""
     words, interval = cell
     return f"{words} [{interval}]" if interval else words

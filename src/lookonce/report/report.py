@@ -162,6 +162,14 @@ def check_replaces_page(path: Path) -> None:
         raise UsageError(f"{path} exists and is not a page of lookonce report; name another file with -o, or remove it")
 
 
+def write_plots(figures: Mapping[str, Figure], page: Path) -> list[Path]:
+    """Write plots as PDF beside a page, named after it; returns the paths."""
+    paths = [page.with_name(f"{page.stem}-{name.replace(' ', '-')}.pdf") for name in figures]
+    for path, figure in zip(paths, figures.values(), strict=True):
+        plots.write_pdf(figure, path)
+    return paths
+
+
 def report_training(folder: RunFolder, summary: dict[str, Any], data: DataFacts) -> Path:
     """Write the report of a training that has just ended, from what it knows, into its run folder; returns the path."""
     runs = [replace(run, known_summary=summary, known_data=data) for run in open_runs([folder.folder])]

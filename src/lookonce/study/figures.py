@@ -7,32 +7,65 @@ each of them, since each alone would have to pay it. The cost of answering is th
 Each variant of a sequence has answered the questions of all stages, so forgetting is read off its predictions: the best
 exact match after an earlier phase, less that after the last one. The figures are means over the seeds of which all
 phases are complete.
+
+As files, tables are CSV with the figures as they are, and LaTeX with the cells as the page shows them. LaTeX needs the
+packages booktabs and adjustbox, which makes a table no wider than the text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from lookonce.datasets.text_files import write_csv
+from lookonce.differences import flatten
 from lookonce.eval.compare import Comparison
 from lookonce.eval.join import Run
 from lookonce.eval.scores.prediction import MAX_GROUPS, scores_by
 from lookonce.eval.statistics import Interval
+from lookonce.files import atomic_write, write_text
+from lookonce.page import render
+from lookonce.report.contexts import HEADER as CONTEXTS_HEADER
+from lookonce.report.contexts import ContextScores, context_cells, with_interval
 from lookonce.report.runs import Cost, ReportedRun
 from lookonce.study.file import StudyFile
 from lookonce.text import duration, listed, shown_p
 
 
 class Table(NamedTuple):
-    """A table of the page."""
+    """A table, as it is shown and as figures."""
 
+    name: str
+    """The end of the names of its files."""
     title: str
     note: str
     """What the figures mean."""
     header: Sequence[str]
     lines: Sequence[Sequence[str]]
+    """The cells as they are shown."""
+    figures: Sequence[Mapping[str, Any]]
+    """The figures of each line by the name of their column, as they are in --json."""
+
+    def write(self, page: Path) -> list[Path]:
+        """Write the figures as CSV, and the shown cells as LaTeX, beside a page; returns the paths."""
+        csv, tex = (page.with_name(f"{page.stem}-{self.name}.{suffix}") for suffix in ("csv", "tex"))
+        with atomic_write(csv) as temporary:
+            write_csv(temporary, [(self.title, _columns(line)) for line in self.figures])
+        write_text(tex, render("table.tex.jinja", table=self))
+        return [csv, tex]
+
+
+def _columns(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures with a column for each; an interval has two."""
+    found: dict[str, Any] = {}
+    for name, value in flatten(figures).items():
+        is_interval = name.endswith("interval") and (value is None or isinstance(value, Interval))
+        low, high = (value if is_interval else None) or (None, None)
+        found |= {f"{name}_low": low, f"{name}_high": high} if is_interval else {name: value}
+    return found
 
 
 @dataclass(frozen=True)
@@ -153,7 +186,8 @@ def variants_table(found: Sequence[VariantFigures], majority: str) -> Table:
     )
     header = ("variant", "exact match", "its 95% interval", "majority", f"points above {first}")
     more = ("interval of the points", "p (Holm)", "seeds differ by", "records", "training", "answering")
-    return Table(f"Variants against {first}", note, header + more, [one.row() for one in found])
+    title, lines = f"Variants against {first}", [one.row() for one in found]
+    return Table("variants", title, note, header + more, lines, [asdict(one) for one in found])
 
 
 Groups = dict[str, dict[str, dict[str, float]]]
@@ -193,7 +227,8 @@ def group_tables(groups: Groups) -> list[Table]:
                 for name, one in scores.items()
             ]
             note = "Exact match of each variant, as the mean over its seeds, beside that of the majority answers."
-            found.append(Table(f"Exact match by {by}", note, (by, "asked", *names), lines))
+            figures = [{by: name} | one for name, one in scores.items()]
+            found.append(Table(f"{by}s", f"Exact match by {by}", note, (by, "asked", *names), lines, figures))
     return found
 
 
@@ -218,12 +253,17 @@ class Forgetting:
 
     def table(self) -> Table:
         """A line for each phase, and one for forgetting."""
-        shares = zip(self.variants, self.exact_match, strict=True)
-        lines = [[variant, *(f"{share:.1%}" for share in line)] for variant, line in shares]
+        shares = dict(zip(self.variants, self.exact_match, strict=True))
+        lines = [[variant, *(f"{share:.1%}" for share in line)] for variant, line in shares.items()]
         lines.append(["forgetting", *(f"{100 * points:+.1f}" for points in self.forgetting)])
         title = f"Forgetting: {' -> '.join(self.variants)}"
         note = f"{FORGETTING_NOTE} Seeds: {listed(list(map(str, self.seeds)))}."
-        return Table(title, note, ("after", *(f"stage {stage}" for stage in self.stages)), lines)
+        names = [f"stage {stage}" for stage in self.stages]
+        figures = [
+            {"after": after} | dict(zip(names, line, strict=True))
+            for after, line in (shares | {"forgetting": self.forgetting}).items()
+        ]
+        return Table(f"forgetting-{self.variants[-1]}", title, note, ("after", *names), lines, figures)
 
 
 def sequences(study: StudyFile) -> list[list[str]]:
@@ -258,3 +298,16 @@ def _matrix(sequence: list[str], seeds: Sequence[int], answers: Mapping[str, Run
     shares = [[fmean(by_stage[stage].exact_match for by_stage in phase) for stage in stages] for phase in scored]
     lost = [max(earlier) - last for *earlier, last in zip(*shares, strict=True)]
     return Forgetting(sequence, list(seeds), stages, shares, lost)
+
+
+def context_table(one: ContextScores) -> Table:
+    """A line for all questions of a variant with `data.context`, and one for each stage."""
+    estimates = (one.exact_match | one.differences).items()
+    figures = [
+        {"questions": group, "num_questions": number} | {name: asdict(found[group]) for name, found in estimates}
+        for group, number in one.num_questions.items()
+    ]
+    lines = [[group, *map(with_interval, cells)] for group, cells in context_cells(one).items()]
+    note = "Exact match by whose answers to earlier questions the prompts have, with 95% intervals over images."
+    title = f"Earlier answers in the prompts: {one.title}"
+    return Table(f"contexts-{one.name}", title, note, CONTEXTS_HEADER, lines, figures)

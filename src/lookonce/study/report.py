@@ -1,4 +1,4 @@
-"""`lookonce study report`: the variants compared, as a page and as JSON.
+"""`lookonce study report`: the variants compared, as a page, as files for a paper, and as JSON.
 
 Design: runs of one variant are seeds of one another as the study has them, whatever their records are: a share of the
 records that is drawn by the seed is another one for each. Runs that are not complete are left out, and named. The page
@@ -12,21 +12,23 @@ them follow. The run folders stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lookonce import plots
+from lookonce import page, plots
 from lookonce.datasets.majority import Majority
 from lookonce.errors import LookonceError, UsageError
-from lookonce.eval.compare import WIDTH, Comparison, compare, to_json, to_text
+from lookonce.eval.compare import LEVEL, WIDTH, Comparison, compare, to_json, to_text
 from lookonce.eval.join import Run
 from lookonce.eval.scores.metrics import Headline
 from lookonce.eval.scores.prediction import read_predictions
+from lookonce.eval.statistics import PERMUTATIONS
+from lookonce.files import write_text
 from lookonce.report.contexts import context_text
-from lookonce.report.report import Report
+from lookonce.report.report import Report, write_plots
 from lookonce.report.runs import ReportedRun, open_runs
 from lookonce.run.config import read_run_file
 from lookonce.run.records import read_splits
@@ -35,6 +37,7 @@ from lookonce.study.figures import (
     Groups,
     Table,
     VariantFigures,
+    context_table,
     figures,
     find_forgetting,
     group_tables,
@@ -44,6 +47,10 @@ from lookonce.study.figures import (
 from lookonce.study.file import StudyFile, read_study
 from lookonce.study.state import RoutedRun, StudyStatus
 from lookonce.text import count, first_line, listed, shell, table
+from lookonce.version import __version__
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MAJORITY_NOTE = "The majority answers are those of all training records of the base run, for every variant."
 
@@ -85,6 +92,8 @@ class StudyReport:
     variants: list[VariantFigures]
     forgetting: list[Forgetting]
     groups: Groups
+    methods: str
+    """How the study was done, as a paragraph for a paper."""
     left_out: list[str]
     """Runs that are not complete, and therefore not compared."""
 
@@ -92,6 +101,7 @@ class StudyReport:
         parts = {
             "left_out": self.left_out,
             "majority": self.majority,
+            "methods": self.methods,
             "variants": [asdict(one) for one in self.variants],
             "scores_by": self.groups,
             "forgetting": [asdict(one) for one in self.forgetting],
@@ -110,6 +120,19 @@ class StudyReport:
         matrices = [f"exact match by stage\n{table(one.header, one.lines)}" for one in forgetting]
         contexts = [context_text(one) for one in self.report.contexts]
         return "\n\n".join([to_text(self.comparison), fill(self.majority, WIDTH), *matrices, *contexts])
+
+    def plots(self) -> dict[str, Figure]:
+        """The forest plot, then the curves of the runs."""
+        return {"forest": plots.forest([asdict(one) for one in self.variants])} | self.report.plots()
+
+    def write(self, path: Path, has_pdf: bool = False) -> list[Path]:
+        """Write the page, and beside it the tables, the methods, and as PDF the plots; returns the paths of these."""
+        write_text(path, self.to_page())
+        methods = path.with_name(f"{path.stem}-methods.tex")
+        write_text(methods, page.latex(self.methods) + "\n")
+        tables = [*self.tables, *map(context_table, self.report.contexts)]
+        written = [methods, *(file for one in tables for file in one.write(path))]
+        return written + (write_plots(self.plots(), path) if has_pdf else [])
 
     def to_page(self) -> str:
         """The whole page as text."""
@@ -149,17 +172,36 @@ def report_study(path: Path) -> StudyReport:
     is_against_one = study.compare.baseline is not None
     answers = {name: run.answers for name, run in runs.items() if run.answers}
     comparison = compare([answers[name] for name in wanted], with_first_only=is_against_one)
-    variants = figures(comparison, study, runs)
+    variants, compared = figures(comparison, study, runs), [runs[name] for name in wanted]
     return StudyReport(
         folder=study.output,
         comparison=comparison,
         majority=majority,
-        report=Report.of([runs[name] for name in wanted], with_first_only=is_against_one),
+        report=Report.of(compared, with_first_only=is_against_one),
         variants=variants,
         forgetting=find_forgetting(study, answers),
         groups=scores_of_groups(variants, answers),
+        methods=methods(comparison, variants, compared),
         left_out=left_out,
     )
+
+
+def methods(comparison: Comparison, variants: Sequence[VariantFigures], runs: Sequence[ReportedRun]) -> str:
+    """How a study was done, as a paragraph for a paper."""
+    settings = [run.settings for run in runs if run.settings]
+    text = page.render(
+        "methods.txt.jinja",
+        version=__version__,
+        ranks=sorted({one.lora.rank for one in settings}),
+        models=sorted({Path(one.model.path).name for one in settings}),
+        split=next((run.split for run in runs if run.split), ""),
+        seeds=sorted({seed for one in variants for seed in one.seeds}),
+        variants=variants,
+        comparison=comparison,
+        permutations=PERMUTATIONS,
+        level=LEVEL,
+    )
+    return " ".join(text.split())
 
 
 def _check(study: StudyFile, complete: list[str], left_out: list[str], path: Path) -> None:

@@ -1,7 +1,8 @@
-"""The report of a study: variants beside the baseline, what sequences forget, costs, a routed one."""
+"""The report of a study: variants beside the baseline, what sequences forget, costs, a routed one, paper files."""
 
 from __future__ import annotations
 
+import csv
 import functools
 import json
 import re
@@ -18,6 +19,7 @@ from lookonce.eval.scores.prediction import Prediction, read_predictions, write_
 from lookonce.files import write_json
 from lookonce.run.config import read_run_file
 from lookonce.run.records import read_splits
+from lookonce.study.figures import Table
 from lookonce.study.file import expand, read_study
 from lookonce.study.report import StudyReport, report_study
 from lookonce.study.state import StudyStatus
@@ -111,6 +113,7 @@ def test_the_json_has_every_number_of_the_page(report):
     assert numbers_of(page) - known == set()
     words = as_text(page)
     assert all(title in words for title in ("Variants against plain", "Forgetting: one -&gt; two".replace("&gt;", ">")))
+    assert report.to_json()["methods"] in words
 
 
 def test_the_page_opens_with_the_forest_plot_of_all_variants_and_a_list_of_verdicts(report):
@@ -141,6 +144,47 @@ def test_scores_by_question_and_stage_are_means_over_seeds(report):
         variant: pytest.approx(share)
         for variant, share in zip(VARIANTS, (0.675, 0.925, 0.525, 0.325, 0.925), strict=True)
     }
+
+
+def test_tables_and_methods_are_written_beside_the_page_with_the_figures_of_the_json(report, tmp_path):
+    written = {path.name: path for path in report.write(tmp_path / "page.html", has_pdf=True)}
+    tables = ("variants", "questions", "stages", "forgetting-three")
+    names = ["page-methods.tex", *(f"page-{name}.{kind}" for name in tables for kind in ("csv", "tex"))]
+    assert list(written) == [*names, "page-forest.pdf"] and (tmp_path / "page.html").exists()
+    assert written["page-forest.pdf"].read_bytes().startswith(b"%PDF")
+    with written["page-variants.csv"].open() as file:
+        rows = list(csv.DictReader(file))
+    for row, figures in zip(rows, report.to_json()["variants"], strict=True):
+        assert (row["variant"], float(row["exact_match"])) == (figures["variant"], figures["exact_match"])
+        assert (float(row["interval_low"]), float(row["interval_high"])) == figures["interval"]
+        assert float(row["cost.training_seconds"]) == figures["cost"]["training_seconds"]
+        assert row["p_holm"] == ("" if figures["p_holm"] is None else str(figures["p_holm"]))
+    latex = written["page-forgetting-three.tex"].read_text()
+    assert r"one & 92.5\% & 10.0\% & 15.0\% \\" in latex and r"forgetting & +60.0 & +40.0 & -75.0 \\" in latex
+    header = written["page-variants.tex"].read_text().partition("\\toprule\n")[2].partition(r" \\")[0].split(" & ")
+    assert len(set(header)) == len(header) == 11 and {"majority", "points above plain"} <= set(header)
+
+
+def test_the_methods_name_model_variants_seeds_and_tests(report):
+    methods = report.methods
+    assert "variants (plain, one, two, three, routed), each with the seeds 1, 2, on cached features" in methods
+    assert "on the 60 questions about 12 images of the val split. The measure is exact match" in methods
+    assert (
+        "; that of a variant is the mean over its seeds. Always" in methods and "Holm's correction for 4 c" in methods
+    )
+
+
+@pytest.mark.guarantee("No text of a record or of an answer becomes markup.")
+def test_texts_stay_texts_in_latex_and_csv(tmp_path):
+    hostile = '=a_b & 50% \\cmd{x} ~^ #1 $ <b> "q", c\n\ud800'
+    table = Table("t", "A_b", "5 %", ("x", "%"), [(hostile, "1")], [{"x": hostile[:-1], "my-interval": 0.1}])
+    path, tex = table.write(tmp_path / "p.html")
+    latex = tex.read_text()
+    assert r"=a\_b \& 50\% \textbackslash{}cmd\{x\} \textasciitilde{}\textasciicircum{} \#1 \$ \textless{}b" in latex
+    assert "\\begin{tabular}{lr}\n\\toprule\nx & \\% \\\\\n\\midrule\n" in latex and latex.endswith("\\end{table}\n")
+    assert "\\caption{A\\_b. 5 \\%}\n\\label{tab:t}\n" in latex and len(latex.splitlines()) == 14
+    with path.open(newline="") as file:
+        assert list(csv.reader(file)) == [["x", "my-interval"], [f"'{hostile[:-1]}", "0.1"]]
 
 
 def test_the_majority_is_that_of_the_base_run_for_every_variant(study):
@@ -189,6 +233,14 @@ def test_a_variant_with_context_has_a_table_of_predicted_reference_and_no_answer
         report.to_json()["variants"][1]["exact_match"]
     )
     assert [line.endswith(" --split val --no-context") for line in one["not_asked"]] == [True, True]
+    *_, table, latex = report.write(report.folder / "page.html")
+    assert (table.name, latex.name) == ("page-contexts-one.csv", "page-contexts-one.tex")
+    with table.open() as file:
+        row = list(csv.DictReader(file))[1]
+    name = "reference - predicted"
+    ends = [float(row[f"{name}.{end}"]) for end in ("value", "interval_low", "interval_high")]
+    assert ends == [(found := one["differences"][name]["stage 1"])["value"], *found["interval"]]
+    assert r"stage 2 & 10.0\% [" in latex.read_text() and " & not asked & " in latex.read_text()
     lines = (
         report.text()
         .partition("one (2 seeds) with predicted, reference and no earlier answers in the prompts\n")[2]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.html_page import HOSTILE, Page
 
-from lookonce.plots import VARIABLES, Line, Panel, curves, forest, histogram, points, to_file, to_svg
+from lookonce.plots import VARIABLES, Line, Panel, curves, forest, histogram, points, to_file, to_svg, write_pdf
 from lookonce.text import binned
 
 POINTS = {1: 3.0, 2: 2.0, 3: 1.0}
@@ -44,10 +44,14 @@ def texts(svg: str) -> list[str]:
     return [element.text or "" for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
 
 
-def test_the_same_numbers_give_the_same_bytes_whatever_the_users_settings_are():
+def test_the_same_numbers_give_the_same_bytes_whatever_the_users_settings_are(tmp_path):
     before = [to_svg(plot, "x") for plot in drawn()]
     with matplotlib.rc_context({"font.size": 30, "svg.hashsalt": "other", "text.usetex": True}):
         assert [to_svg(plot, "x") for plot in drawn()] == before
+    for name in "ab":
+        write_pdf(losses(), tmp_path / name)
+    pdf = (tmp_path / "a").read_bytes()
+    assert pdf == (tmp_path / "b").read_bytes() and pdf.startswith(b"%PDF") and b"CreationDate" not in pdf
 
 
 def test_a_plot_in_a_page_has_the_pages_colours_and_no_id_twice():
