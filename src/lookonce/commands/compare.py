@@ -130,5 +130,5 @@ def report(
         found = Report.of(open_runs(paths, split), with_first_only=baseline is not None)
         write_text(output, found.to_page())
         drawn = write_plots(found.plots(), output) if has_pdf else []
-    notify(f"wrote the page to {output}" + (f", and {count(len(drawn), 'plot')} as PDF beside it" if drawn else ""))
+    notify(f"wrote the page to {output}" + (f", and {count(len(drawn), 'plot')} as PDF beside it" if has_pdf else ""))
     emit(found.to_json(), "\n".join(found.sentences()), as_json)

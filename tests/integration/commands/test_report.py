@@ -39,6 +39,14 @@ def test_the_page_is_written_and_the_sentences_are_printed(runs, tmp_path):
     assert (tmp_path / "report.html").exists()
 
 
+def test_the_curves_are_written_as_pdf_if_they_are_wanted(runs, tmp_path):
+    assert invoke("a", "--pdf").stderr == "wrote the page to report.html, and 0 plots as PDF beside it\n"
+    lines = [json.dumps({"step": step, "loss": 1.0, "learning_rate": 0.1}) for step in (1, 2)]
+    RunFolder(tmp_path / "a").log.write_text("\n".join(lines) + "\n")
+    assert invoke("a", "--pdf").stderr == "wrote the page to report.html, and 2 plots as PDF beside it\n"
+    assert {path.name for path in tmp_path.glob("*.pdf")} == {"report-loss.pdf", "report-learning-rate.pdf"}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
