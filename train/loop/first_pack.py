@@ -22,7 +22,6 @@ import contextlib
 import math
 import os
 import random
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -79,29 +78,35 @@ class Outcome:
         model.zero_grad(set_to_none=True)
         return cls(loss.detach().float().cpu(), gradients)
 
+    def distance(self, other: Outcome) -> tuple[float, float]:
+        """The relative distances of loss and gradients."""
+        loss = _ratio(float((self.loss - other.loss).abs()), float(other.loss.abs()))
+        distances, squares = zip(*self._squares(other).values(), strict=True)
+        return loss, _ratio(sum(distances) ** 0.5, sum(squares) ** 0.5)
+
     def distances(self, other: Outcome) -> dict[str, float]:
-        """Relative distances of the loss and of the gradients of each kind of weight: those of all layers together.
+        """The same, with the gradients of each kind of weight: those of all layers together.
 
         A kind with hardly any gradient is left out.
         """
-        sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-        for name, reference in other.gradients.items():
-            squares = (self.gradients[name] - reference).square().sum(), reference.square().sum()
-            kind = sums[".".join(part for part in name.split(".") if not part.isdigit())]
-            kind[:] = [before + float(square) for before, square in zip(kind, squares, strict=True)]
-        total = sum(square for _, square in sums.values())
-        ratios = {
+        kinds = self._squares(other)
+        smallest = 1e-12 * sum(square for _, square in kinds.values())
+        loss, _ = self.distance(other)
+        return {LOSS: loss} | {
             kind: _ratio(distance**0.5, square**0.5)
-            for kind, (distance, square) in sums.items()
-            if not square <= 1e-12 * total
+            for kind, (distance, square) in kinds.items()
+            if not square <= smallest
         }
-        return {LOSS: _ratio(float((self.loss - other.loss).abs()), float(other.loss.abs()))} | ratios
 
-    def distance(self, other: Outcome) -> tuple[float, float]:
-        """The relative distances of loss and gradients; of the kinds of weights that of the largest."""
-        distances = self.distances(other)
-        loss = distances.pop(LOSS)
-        return loss, max(distances.values(), default=0.0)
+    def _squares(self, other: Outcome) -> dict[str, tuple[float, float]]:
+        """For each kind of weight the squares of the norms of difference and reference."""
+        sums: dict[str, tuple[float, float]] = {}
+        for name, reference in other.gradients.items():
+            kind = ".".join(part for part in name.split(".") if not part.isdigit())
+            distance, square = sums.get(kind, (0.0, 0.0))
+            difference = (self.gradients[name] - reference).double().square().sum()
+            sums[kind] = distance + float(difference), square + float(reference.double().square().sum())
+        return sums
 
 
 def _ratio(distance: float, norm: float) -> float:
