@@ -106,7 +106,7 @@ def report(
     Keys of --json, each null if nothing is known:
       verdict      runs: num_questions, num_images, exact_match, interval, majority, baselines, sentence
       comparison   the keys of lookonce compare --json; where exact match says little, token_f1 has them again
-      contexts     of runs with data.context: name, num_seeds, num_questions, exact_match (own, true, none),
+      contexts     of runs with data.context: name, num_seeds, num_questions, exact_match (predicted, reference, none),
                    differences, not_asked
       groups       by run: by_question, by_category, by_source, by_stage
       metrics      by run: the keys of metrics/SPLIT.json
