@@ -7,7 +7,7 @@
     |- ImageError               an image is missing or cannot be read
     |  `- BadImage              it was read, and its bytes are not a usable image
     |- ModelError               a model folder is incomplete, or an option does not fit the model
-    |- UploadError              the Hub refuses an upload, or cannot be asked
+    |- UploadError              the Hub refuses an upload, or cannot be reached
     |- CacheError               a cache cannot be used
     |  |- CacheMismatch         it was built from another model or with other settings; names the fields
     |  |- FeaturesMissing       it lacks the features of an image
@@ -88,7 +88,7 @@ class ModelError(LookonceError):
 
 
 class UploadError(LookonceError):
-    """The Hub refuses an upload, or cannot be asked."""
+    """The Hub refuses an upload, or cannot be reached."""
 
 
 class CacheError(LookonceError):

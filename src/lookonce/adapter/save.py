@@ -188,7 +188,7 @@ def _check_model(adapter: Path, config: LoraConfig, opened: OpenRun) -> None:
     named, mine, caches = str(config.base_model_name_or_path or ""), opened.run.model.path, opened.run.cache.dir
     if not named or named == mine:
         return
-    why = f"it was trained on {shown(named)}, which is not on this machine to be compared with `model.path`, {mine}"
+    why = f"it was trained on {shown(named)}, which is not here, so it cannot be compared with `model.path`, {mine}"
     with contextlib.suppress(ModelError):
         folder = locate(named, config.revision, is_local=True)
         if folder.resolve() == opened.model_folder.folder.resolve():

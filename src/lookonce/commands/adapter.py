@@ -46,7 +46,7 @@ def adapter() -> None:
     type=click.Choice(["vllm"]),
     default="vllm",
     show_default=True,
-    help="The program that is to serve it.",
+    help="The program that will serve the adapter.",
 )
 @JSON
 def check(run_dir: Path, program: str, as_json: bool) -> None:
@@ -86,7 +86,7 @@ def check(run_dir: Path, program: str, as_json: bool) -> None:
 @click.option(
     "--onto-unquantised",
     is_flag=True,
-    help="Merge an adapter that was trained on quantised weights (train.frozen) into the unquantised ones.",
+    help="Merge an adapter that was trained on quantised weights (train.frozen) into the unquantised weights.",
 )
 @JSON
 def merge(run_dir: Path, folder: Path, dtype: Dtype, onto_unquantised: bool, as_json: bool) -> None:
@@ -120,11 +120,13 @@ def merge(run_dir: Path, folder: Path, dtype: Dtype, onto_unquantised: bool, as_
 @click.argument("repository", metavar="OWNER/NAME")
 @click.option("--merged", type=PATH, metavar="DIR", help="Upload the model in DIR, into which RUN was merged.")
 @click.option("--base-model", metavar="OWNER/NAME", help="The base model's name on the Hub, if RUN names a folder.")
-@click.option("--dataset", metavar="NAME", help="A known dataset, or a YAML file, if the records do not say theirs.")
-@click.option("--license", "licence", metavar="ID", help="The Hub's name of the licence of the trained weights.")
-@click.option("--public", "is_public", is_flag=True, help="Everybody may see it; by default it is private.")
+@click.option(
+    "--dataset", metavar="NAME", help="The dataset, a known name or a YAML file, if the records do not name it."
+)
+@click.option("--license", "licence", metavar="ID", help="Licence of the trained weights, by its name on the Hub.")
+@click.option("--public", "is_public", is_flag=True, help="Make the repository public; by default it is private.")
 @click.option("--revision", "branch", metavar="BRANCH", help="Upload to this branch instead of main.")
-@click.option("--dry-run", is_flag=True, help="Show what would be uploaded, and ask no other machine.")
+@click.option("--dry-run", is_flag=True, help="Show what would be uploaded, without network access.")
 @JSON
 def push(
     run_dir: Path,

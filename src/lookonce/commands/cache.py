@@ -78,7 +78,7 @@ class WorkerNumber(click.ParamType[tuple[int, int]]):
     default=8,
     show_default=True,
     type=click.IntRange(0, IMAGES),
-    help="Number of images to encode and write, to estimate the time; 0 for no estimate of the time.",
+    help="Number of images to encode as a trial, which estimates the time; 0 skips the estimate.",
 )
 @click.option("--write", is_flag=True, help="Write the plan to disk, so that workers need not hash the images.")
 @JSON
@@ -112,9 +112,9 @@ def cache_plan(run_file: Path, assignments: tuple[str, ...], num_pilot: int, wri
 @click.option(
     "--worker",
     type=WorkerNumber(),
-    help="Number of this worker and of all workers, e.g. 3/8; decides with which shard it starts. Any number of "
-    "workers may run, and may start or stop at any time. Trusts the plan, if there is one, instead of hashing all "
-    "images.",
+    help="Number of this worker and of all workers, e.g. 3/8, which decides with which shard it starts. Any number of "
+    "workers may run; each may start or stop at any time. If a plan is on disk, it is trusted, and images are not "
+    "hashed.",
 )
 @click.option(
     "--no-wait", is_flag=True, help="Exit while other workers build the last shards, instead of waiting for them."

@@ -13,7 +13,7 @@ from lookonce.text import count
 
 RUNS = click.argument("paths", metavar="RUN...", type=PATH, nargs=-1, required=True)
 BASELINE = click.option(
-    "--baseline", type=PATH, metavar="RUN", help="Compare the others with this run only, not all with all."
+    "--baseline", type=PATH, metavar="RUN", help="Compare every other run with this one only, instead of all pairs."
 )
 
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     "--reference-context", is_flag=True, help="With data.context, give reference answers to earlier questions."
 )
 @click.option("--no-context", is_flag=True, help="With data.context, give no answers to earlier questions.")
-@click.option("--baselines", is_flag=True, help="Answer as all baselines, and compare the run.")
+@click.option("--baselines", is_flag=True, help="Answer as each baseline, and compare the run with all of them.")
 @SET
 @VERIFY_IMAGES
 @JSON

@@ -48,7 +48,7 @@ NEXT = """next:
     default="tiny",
     show_default=True,
     type=click.Choice([*dict.fromkeys(size for family in FAMILIES.values() for size in family.sizes)]),
-    help="Size of the model, one that the family has. Real sizes have random weights and serve to measure speed.",
+    help="Size of the model, of those in its family. Real sizes have random weights, for measuring speed.",
 )
 @click.option(
     "--tokenizer",
@@ -58,7 +58,9 @@ NEXT = """next:
 @click.option(
     "--images", "num_images", type=click.IntRange(8, IMAGES), help="Number of images; by default 64, with --stages 128."
 )
-@click.option("--sizes", type=click.Choice(["kvasir"]), help="Frames of Kvasir-VQA's sizes, in their shares.")
+@click.option(
+    "--sizes", type=click.Choice(["kvasir"]), help="Frames with Kvasir-VQA's image sizes, in the same proportions."
+)
 @click.option("--tower-only", is_flag=True, help="Leave out the language model: enough to build and measure caches.")
 @click.option("--stages", is_flag=True, help="Ask in three stages: later answers follow from earlier ones.")
 @JSON

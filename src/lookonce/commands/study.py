@@ -45,7 +45,7 @@ def study() -> None:
     "--rate",
     type=Decimal(0, 86_400_000, min_open=True),
     metavar="MS",
-    help="Milliseconds a sample of the first variant.",
+    help="Training time of the first variant, in milliseconds per sample.",
 )
 @JSON
 def plan(study_file: Path, rate: float | None, as_json: bool) -> None:
@@ -81,9 +81,9 @@ def plan(study_file: Path, rate: float | None, as_json: bool) -> None:
     "num_parallel",
     type=click.IntRange(1, 1024),
     metavar="N",
-    help="Runs at the same time; by default one a GPU.",
+    help="Number of runs at the same time; by default one per GPU.",
 )
-@click.option("--again", is_flag=True, help="Train the runs again that the study file has changed.")
+@click.option("--again", is_flag=True, help="Train again the runs whose settings have changed in the study file.")
 @JSON
 def run(study_file: Path, num_parallel: int | None, again: bool, as_json: bool) -> None:
     """Train and evaluate the runs that are missing.
