@@ -103,8 +103,8 @@ def test_matrices_without_lora_weights_are_said_with_their_share():
     assert said(experts=experts) == f"no LoRA weights for experts.down_proj: {share:.0%} of the decoder layers' weights"
     share = 12 / (12 + 8)
     assert said(router=router) == (
-        f"no LoRA weights for router: {share:.0%} of the decoder layers' weights; lora.targets: all-linear gives all "
-        "linear layers some"
+        f"no LoRA weights for router: {share:.0%} of the decoder layers' weights; lora.targets: all-linear "
+        "includes all linear layers"
     )
 
 
