@@ -109,8 +109,8 @@ def check_disk(error: BaseException) -> None:
 def verify(kind: str, name: str, folder: Path, notify: Notify = quiet) -> bool:
     """Compare the files of a downloaded commit with the hashes that the Hub states; False if it cannot be reached.
 
-    `kind` is `model`, `adapter` or `dataset`; the last part of `folder` is the commit. `notify` gets why the Hub cannot
-    be asked.
+    `kind` is `model`, `adapter` or `dataset`; the last part of `folder` is the commit. `notify` gets why the Hub is
+    unreachable.
 
     Raises:
         ModelError: a file of a model or an adapter differs, or is not listed; names it and the command.

@@ -52,9 +52,9 @@ def adapter() -> None:
 def check(run_dir: Path, program: str, as_json: bool) -> None:
     """Compare a run's adapter with the rules of a program that serves adapters, and print the command that does.
 
-    RUN is the folder of a trained run, or its run file. Each rule is printed with the published code that it was read
-    in; vLLM itself need not be installed. The exit code is 1 if a rule is not kept. A warning says that vLLM was
-    reported to load such an adapter and then to ignore it.
+    RUN is the folder of a trained run, or its run file. Each rule is printed with its source in vLLM's published code;
+    vLLM need not be installed. The exit code is 1 if the adapter breaks a rule. A warning means that vLLM was reported
+    to load such an adapter and then to ignore it.
 
     \b
     Keys of --json: for, passed, adapter, rules (name, passed, found, source), command, notes.
@@ -94,9 +94,9 @@ def merge(run_dir: Path, folder: Path, dtype: Dtype, onto_unquantised: bool, as_
 
     RUN is the folder of a trained run, or its run file. DIR must not exist; it appears when it is complete.
 
-    Only what the adapter changes is computed: in float32, and rounded once. All other tensors and files keep their
-    bytes. With fp32 nothing is rounded, and the configuration says float32, so that transformers loads all weights in
-    it.
+    Only the tensors that the adapter changes are computed, in float32, and rounded once. All other tensors and files
+    keep their bytes. With fp32 nothing is rounded, and the configuration says float32, so that transformers loads all
+    weights in float32.
 
     \b
     Keys of --json: folder, dtype, num_tensors, num_changed, size_bytes, rounding, is_untied, left_out.

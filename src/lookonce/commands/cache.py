@@ -85,8 +85,8 @@ class WorkerNumber(click.ParamType[tuple[int, int]]):
 def cache_plan(run_file: Path, assignments: tuple[str, ...], num_pilot: int, write: bool, as_json: bool) -> None:
     """Estimate what a build will cost.
 
-    Prints images, tokens, bytes, shards and time. The time is measured: a few images are encoded and written, and
-    removed again.
+    Prints images, tokens, bytes, shards and time. To measure the time, it encodes and writes a few images, and removes
+    them again.
 
     \b
     Examples:
@@ -193,9 +193,9 @@ def cache_verify(place: Path, assignments: tuple[str, ...], level: Level, as_jso
 def cache_repair(run_file: Path, assignments: tuple[str, ...], level: Level, drop: bool, as_json: bool) -> None:
     """Find damage in a cache and repair it.
 
-    Removes what is damaged, then encodes what the cache lacks, as `lookonce cache build` does. A damaged shard is
-    removed only if all of its images are found in the files of the run or of the plan. Exits 1 if something stays
-    damaged.
+    Removes what is damaged, then encodes what the cache lacks, as `lookonce cache build` does. A shard is one file of
+    the cache; a damaged one is removed only if the files of all its images are found, by the run or the plan. Exits 1
+    if damage remains.
 
     \b
     Examples:
@@ -232,7 +232,7 @@ def cache_repair(run_file: Path, assignments: tuple[str, ...], level: Level, dro
 @SET
 @JSON
 def cache_show(place: Path, image: str, assignments: tuple[str, ...], as_json: bool) -> None:
-    """Show everything that a cache knows about an image.
+    """Show everything that a cache has about an image.
 
     IMAGE is a file, an image key, or the first digits of one.
 
