@@ -139,8 +139,8 @@ def cache_build(
 ) -> None:
     """Encode the images that the cache lacks.
 
-    If interrupted, run the same command again to resume. On SIGUSR1 it finishes the current shard and stops; on
-    SIGTERM or SIGHUP it stops at once.
+    If interrupted, run the same command again to resume. On SIGUSR1 it finishes the current shard (a file with
+    the features of some images) and stops; on SIGTERM or SIGHUP it stops at once.
 
     Exits 1 if more than --max-quarantined images could not be encoded (all others are), and 75 if a signal stopped it.
 
