@@ -194,7 +194,7 @@ def test_a_replay_that_returns_its_first_result_is_found(trainer, monkeypatch):
 
 def test_a_gradient_that_is_no_number_is_found(trainer, monkeypatch):
     monkeypatch.setattr(loss, "weighted_loss", lambda *tensors: weighted_loss(*tensors) * torch.nan)
-    with pytest.raises(TrainingError, match="the loss of the first pack .* differ by inf"):
+    with pytest.raises(TrainingError, match="the loss of the first pack differs by inf"):
         check(trainer)
 
 
