@@ -202,7 +202,7 @@ class FirstPack:
             )
         loss, gradients = largest[LOSS], max(largest[what] for what in largest if what != LOSS)
         return (
-            f"the first pack is exact: compared with its questions as separate rows, loss differs by {loss:.1e} and "
+            f"the first pack agrees with its questions as separate rows: loss differs by {loss:.1e} and "
             f"gradients by {gradients:.1e}; rounding alone makes {self._spread[LOSS]:.1e} and "
             f"{max(self._spread.values()):.1e}"
         )
