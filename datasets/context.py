@@ -48,14 +48,14 @@ class ContextForm(Section):
     """The metadata field that says in which stage a record is."""
     order: Same[Annotated[DifferentValues, Field(min_length=2)]]
     """The field's values in the order of the stages. A record has the answers of all stages before its own; records
-    with other values neither have nor give context."""
+    with other values get no context and provide none."""
     form: Same[Literal["summary", "turns"]] = "summary"
     """`summary`: the answers are a text in the question. `turns`: they are turns before the question, and not trained
     on."""
     each: Same[str] = "{question} {answer}"
     """How a summary writes each answer; a semicolon stands between two."""
     template: Same[str] = "Known so far: {answers}\n{question}"
-    """How a summary and the question are one text."""
+    """How a summary and the question are combined into one text."""
 
     @field_validator("each", "template")
     @classmethod

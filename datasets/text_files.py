@@ -240,7 +240,10 @@ TABLES = (".csv", ".tsv")
 COMPRESSED = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
 """The first bytes of compressed files, and the command that decompresses them."""
 OTHERS = {
-    b"PK\x03\x04": ("a zip archive or an Excel workbook", "unpack the one with unzip, save the other as CSV in UTF-8"),
+    b"PK\x03\x04": (
+        "a zip archive or an Excel workbook",
+        "unpack an archive with unzip, save a workbook as CSV in UTF-8",
+    ),
     b"ARROW1": ("an Arrow file", "write it as parquet, with save_to_disk replaced by to_parquet"),
     b"version https://git-lfs": ("a pointer of Git LFS in place of the file", "download the file with: git lfs pull"),
     b"<!doctype html": ("an HTML page", "download the file itself; a dataset of the Hub may need `hf auth login`"),

@@ -251,8 +251,8 @@ class Answerer:
         [answer] = answerer.answer("a.jpg", "Is there text?")
         print(answer.text, answer.logprob, answer.num_tokens, answer.ended)
 
-    The model is loaded for the first question, onto the GPU if there is one, and stays. Images that are in the run's
-    cache are read from it; for others the vision tower is loaded.
+    The model is loaded for the first question, onto the GPU if there is one, and stays in memory. Images that are in
+    the run's cache are read from it; for others the vision tower is loaded.
     """
 
     def __init__(self, opened: OpenRun, adapter: Path | None) -> None:
@@ -263,7 +263,7 @@ class Answerer:
 
     @classmethod
     def open(cls, run: Path | str, *, untuned: bool = False) -> Answerer:
-        """Open a trained run by its folder or its run file, whose paths and section `eval` then count.
+        """Open a trained run by its folder, or by a run file, whose paths and section `eval` then apply.
 
         With `untuned` the model answers without an adapter: the run need not be trained, and may also be a model folder
         or the name of a model on the Hub.
@@ -283,7 +283,7 @@ class Answerer:
     def answer(
         self, images: Shown | Iterable[Shown], questions: str | Iterable[str], system: str | None = None
     ) -> list[Answer]:
-        """The greedy answers to each question about each image: first all of the first image, in the order given.
+        """The greedy answers to each question about each image: first all for the first image, in order.
 
         `images` is an image or a list of them: paths, or images of Pillow. A tuple of images is shown together, and an
         empty tuple asks without an image: `answer([("before.jpg", "after.jpg")], "What was removed?")`. `system` is the
@@ -302,7 +302,7 @@ class Answerer:
     def answer_records(self, records: Iterable[Record]) -> list[Answer]:
         """The greedy answers to all turns of some records, in order.
 
-        A later turn follows the model's answers, or those of the record if the run's `eval.turns` is `reference`.
+        A later turn follows the model's own earlier answers, or the record's if the run's `eval.turns` is `reference`.
 
         Raises:
             LookonceError: a question cannot be answered.

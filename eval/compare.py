@@ -245,7 +245,7 @@ def sentence(pair: Pair, num_questions: int) -> str:
         return f"{better} {right if pair.metric == 'exact_match' else more} {worse} ({_figures(pair)})."
     start = f"{pair.first} and {pair.second} are not distinguishable:"
     if pair.only_first == pair.only_second == 0:
-        return f"{start} they answer the same of the {num_questions:,} questions right."
+        return f"{start} both answer the same questions right, of {num_questions:,}."
     if pair.interval is None:
         return f"{start} {FEW_IMAGES}."
     higher = pair.second if pair.difference > 0 else pair.first
@@ -301,7 +301,8 @@ def _notes(comparison: Comparison) -> list[str]:
     if comparison.prompts:
         whose = listed([f"{name}: {answers}" for name, answers in comparison.prompts.items()], len(comparison.prompts))
         notes.append(
-            f"The prompts have earlier answers of different kinds ({whose}), so models are not compared alone."
+            f"The prompts have earlier answers of different kinds ({whose}), so models and prompts are "
+            "compared together."
         )
     if comparison.num_images < MIN_CLUSTERS:
         notes.append(f"No intervals: {FEW_IMAGES}.")

@@ -112,7 +112,7 @@ class CacheInfo:
             *([f"  cannot be read: {self.problem}"] if self.problem else []),
             *(f"  used by {run}" for run in self.used_by),
             *(leftover.line(self.folder) for leftover in self.leftovers),
-            *([f"  not ours: {listed(self.foreign, NUM_FOREIGN)}"] if self.foreign else []),
+            *([f"  not made by lookonce: {listed(self.foreign, NUM_FOREIGN)}"] if self.foreign else []),
         ]
 
 
@@ -207,7 +207,7 @@ class GarbageReport:
         if self.in_use:
             return "\n".join(f"kept leftovers: {reason}" for reason in self.in_use)
         if self.deleted:
-            kept = f"; kept what is not ours: {listed(self.kept, 1)}" if self.kept else ""
+            kept = f"; kept what lookonce did not make: {listed(self.kept, 1)}" if self.kept else ""
             whole = f"cache {self.deleted_cache}: " if self.deleted_cache else ""
             what = count(len(self.deleted), "file" if self.deleted_cache else "leftover")
             return f"deleted {whole}{what}, {size(self.deleted_bytes)}{kept}"
@@ -227,7 +227,7 @@ def collect_garbage(
         CacheError: that cache is in use, or `root` is not a folder.
     """
     if cache_id is not None and not delete:
-        raise UsageError("--cache names the cache to delete; add --delete")
+        raise UsageError("--cache works only with --delete, which deletes the named cache; add --delete")
     if not root.is_dir():
         raise CacheError(f"no folder of caches at {located(root)}; name one, or a run file")
     found = list_caches(root, expiry_s)
@@ -288,11 +288,15 @@ def choose(root: Path, caches: Sequence[CacheInfo], cache_id: str) -> CacheInfo:
         CacheError: a run uses the cache.
     """
     if len(cache_id) < MIN_DIGITS:
-        raise UsageError(f"--cache {cache_id!r} is too short to delete by; give at least {MIN_DIGITS} digits")
+        raise UsageError(
+            f"--cache {cache_id!r} is too short to name a cache to delete; give at least {MIN_DIGITS} digits"
+        )
     matching = [cache for cache in caches if cache.id.startswith(cache_id)]
     if len(matching) != 1:
         names = ", ".join(cache.id for cache in matching or caches) or "nothing"
-        raise UsageError(f"--cache {cache_id} matches {count(len(matching), 'cache')} in {root}; there is: {names}")
+        raise UsageError(
+            f"--cache {cache_id} matches {count(len(matching), 'cache')} in {root}; choose one of: {names}"
+        )
     [cache] = matching
     if cache.used_by:
         raise CacheError(f"{cache.folder} is used by {', '.join(cache.used_by)}; delete or move that run folder first")

@@ -89,7 +89,7 @@ def show(cache: VisionCache, name: str) -> ShowReport:
         return ShowReport(key, "planned", files, shard=shard)
     former = sorted({image.key for image in plan.images if name in image.files})
     changed = f"; the file was image {former[0]} when it was planned" if former else ""
-    raise UsageError(f"{cache.folder} knows no image {key} ({name}){changed}; encode it with: {BUILD_COMMAND}")
+    raise UsageError(f"{cache.folder} has no image {key} ({name}){changed}; encode it with: {BUILD_COMMAND}")
 
 
 def find(cache: VisionCache, plan: Plan, name: str) -> str:
@@ -110,7 +110,7 @@ def find(cache: VisionCache, plan: Plan, name: str) -> str:
             found = {image.key for image in plan.images if any(f"/{file}".endswith(f"/{name}") for file in image.files)}
             what = f"no image {name!r} ({error})"
     if not found:
-        raise UsageError(f"{cache.folder} knows {what}; name a file or at least {MIN_DIGITS} digits of a key")
+        raise UsageError(f"{cache.folder} has {what}; name a file or at least {MIN_DIGITS} digits of a key")
     if len(found) > 1:
         lines = [f"  {key}  {file_of.get(key, '')}".rstrip() for key in sorted(found)[:NUM_NAMED]]
         lines += [f"  and {len(found) - NUM_NAMED:,} more"] if len(found) > NUM_NAMED else []

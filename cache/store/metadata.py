@@ -312,7 +312,7 @@ def ensure_manifest(folder: Path, fingerprint: Fingerprint, provenance: Mapping[
     """Write the manifest, or check that the existing one has this fingerprint.
 
     Raises:
-        CacheMismatch: the folder was made from something else.
+        CacheMismatch: the folder was made with other settings.
     """
     manifest = {
         "format_version": FORMAT_VERSION,
@@ -334,7 +334,7 @@ def ensure_manifest(folder: Path, fingerprint: Fingerprint, provenance: Mapping[
 def check_fingerprint(folder: Path, found: Fingerprint, wanted: Fingerprint) -> None:
     """Raise CacheMismatch if the cache in a folder has another fingerprint than the wanted one."""
     if found != wanted:
-        raise CacheMismatch(mismatch_message([found], wanted, f"{folder} was made from something else"))
+        raise CacheMismatch(mismatch_message([found], wanted, f"{folder} was made with other settings"))
 
 
 def read_manifest(folder: Path) -> Fingerprint:

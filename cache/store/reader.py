@@ -274,7 +274,7 @@ class VisionCache:
 
         Raises:
             CacheError: the folder is not a cache, or has a format version that this program does not read.
-            CacheCorrupt: a shard is missing or has not the size in its receipt, or a receipt is damaged.
+            CacheCorrupt: a shard is missing or differs in size from its receipt, or a receipt is damaged.
         """
         folder = Path(folder)
         return cls(folder, read_manifest(folder))

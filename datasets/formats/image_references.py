@@ -133,7 +133,7 @@ class Finder:
             return self._keep(reference, origin)
         name = text(reference, "image", origin)
         if len(name) > MAX_PATH and name[:5].lower() != "data:":
-            raise RecordsError(f"{origin}: image {kind(name)} is no path; embedded images are data: URLs in base64")
+            raise RecordsError(f"{origin}: image {kind(name)} is not a path; embedded images are data: URLs in base64")
         if name[:5].lower() == "data:":
             return self._keep(_data_of_url(name, origin), origin)
         path = self._known[name] = self._path(_local(name, origin))
@@ -204,8 +204,8 @@ def _local(name: str, origin: str) -> str:
         return name
     if match[1].lower() != "file":
         raise RecordsError(
-            f"{origin}: image {kind(name)} is not on this machine; download it and use its path: a training must not "
-            "depend on what a server returns that day"
+            f"{origin}: image {kind(name)} is not on this machine; download it and use its path, because "
+            "what a server returns may change"
         )
     host, slash, path = name[match.end() :].partition("/")
     if host not in ("", "localhost"):

@@ -49,13 +49,13 @@ class Turn:
 
     @property
     def in_nfc(self) -> Turn:
-        """The turn with its texts in the form in which they are compared."""
+        """The turn with its texts in Unicode normal form NFC, in which texts are compared."""
         return Turn(nfc(self.question), nfc(self.answer))
 
 
 @dataclass(frozen=True)
 class Context:
-    """Answers to earlier questions about the images of a record, which its prompt has."""
+    """Answers to earlier questions about a record's images, which its prompt contains."""
 
     answers: tuple[Turn, ...]
     text: str | None = None

@@ -189,7 +189,7 @@ def open_source(definition: Definition, options: Options, notify: Notify) -> Sou
     else:
         hub = _hub(definition, name)
         source = download_source(hub, definition, options.revision, options.image_root)
-        licence = f", licence there: {source.licence}" if source.licence else ""
+        licence = f", licence on the Hub: {source.licence}" if source.licence else ""
         notify(f"{hub.id} at commit {source.revision}{licence}; to get the same again: --revision {source.revision}")
     ignored = f"; ignored: {listed(source.ignored, 3)} (--source may name a file)" if source.ignored else ""
     notify(f"reading {count(len(source.files), f'{source.format} file')}{ignored}")

@@ -7,7 +7,7 @@
     |- ImageError               an image is missing or cannot be read
     |  `- BadImage              it was read, and its bytes are not a usable image
     |- ModelError               a model folder is incomplete, or an option does not fit the model
-    |- UploadError              the Hub refuses an upload, or cannot be asked
+    |- UploadError              the Hub refuses an upload, or cannot be reached
     |- CacheError               a cache cannot be used
     |  |- CacheMismatch         it was built from another model or with other settings; names the fields
     |  |- FeaturesMissing       it lacks the features of an image
@@ -22,9 +22,9 @@
 A message says what is wrong, the value, what is allowed, and the command to run next. Our own invariants are
 plain `assert`s.
 
-The system's own errors are put into words here too. An OSError names a path, but not what is in the way, which may be a
-folder above it, and the name is often a temporary one. That of a full disk names no path at all: what writes files
-raises `NoRoom` (see files.py). Of memory the system says only that there is none, or it kills a worker process.
+Errors of the operating system get their messages here too. An OSError names a path, often a temporary one, but not the
+cause, which may be a folder above it. A full disk names no path at all, so code that writes files raises `NoRoom` (see
+files.py). When memory runs out, the system only reports that, or kills a worker process.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class ModelError(LookonceError):
 
 
 class UploadError(LookonceError):
-    """The Hub refuses an upload, or cannot be asked."""
+    """The Hub refuses an upload, or cannot be reached."""
 
 
 class CacheError(LookonceError):

@@ -67,7 +67,7 @@ class FetchReport:
     size_bytes: int
     downloaded_bytes: int
     is_verified: bool | None
-    """Whether all files have the content that the Hub states; False if it cannot be asked, None for a model folder."""
+    """Whether all files have the content that the Hub states; False if it is unreachable, None for a model folder."""
     data: dict[str, Split]
     problems: list[str]
     environment: dict[str, str]
@@ -75,14 +75,14 @@ class FetchReport:
     start: str | None = None
     """The adapter on the Hub that the training starts from, its commit included; None without one."""
     refusal: str = ""
-    """Why the Hub cannot be asked about the contents of the model's files."""
+    """Why the Hub could not be reached to verify the contents of the model's files."""
     is_start_pinned: bool = True
     """Whether the run file names that commit."""
 
     def text(self) -> str:
         files = f"{count(self.num_files, 'file')}, {size(self.size_bytes)}"
         new = f"{size(self.downloaded_bytes)} downloaded" if self.downloaded_bytes else "nothing to download"
-        refused = f"contents not verified, as the Hub cannot be asked ({self.refusal})"
+        refused = f"contents not verified, because the Hub cannot be reached ({self.refusal})"
         verified = "contents verified" if self.is_verified else refused
         lines = [
             ("model", self.model),

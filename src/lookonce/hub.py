@@ -107,10 +107,10 @@ def check_disk(error: BaseException) -> None:
 
 
 def verify(kind: str, name: str, folder: Path, notify: Notify = quiet) -> bool:
-    """Compare the files of a downloaded commit with the hashes that the Hub states; False if it cannot be asked.
+    """Compare the files of a downloaded commit with the hashes that the Hub states; False if it cannot be reached.
 
-    `kind` is `model`, `adapter` or `dataset`; the last part of `folder` is the commit. `notify` gets why the Hub cannot
-    be asked.
+    `kind` is `model`, `adapter` or `dataset`; the last part of `folder` is the commit. `notify` gets why the Hub is
+    unreachable.
 
     Raises:
         ModelError: a file of a model or an adapter differs, or is not listed; names it and the command.
@@ -229,7 +229,7 @@ def download_model(name: str, revision: str | None) -> ModelDownload:
         advice = "Make room, or set HF_HOME to a folder on another disk"
         check_room(place, num_bytes, f"model {name!r} in {place}", advice)
         folder = Path(snapshot_download(**wanted))
-    except (DryRunError, LocalEntryNotFoundError) as error:  # the Hub cannot be asked
+    except (DryRunError, LocalEntryNotFoundError) as error:  # the Hub cannot be reached
         try:
             folder = Path(snapshot_download(**wanted, local_files_only=True))
         except LocalEntryNotFoundError:
@@ -250,9 +250,9 @@ def _refusal(kind: str, name: str, revision: str | None, error: BaseException) -
         error = reason
     elif isinstance(error, DryRunError | LocalEntryNotFoundError):
         at = f"revision {revision}" if revision else "its newest revision"
-        why = f", and the Hub cannot be asked for it ({first_line(reason)})" if reason else ""
+        why = f", and the Hub cannot be reached ({first_line(reason)})" if reason else ""
         return ModelError(
-            f"there is no complete download of {what} at {at} on this machine{here}{why}; where there is internet run: "
+            f"there is no complete download of {what} at {at} on this machine{here}{why}; with internet access run: "
             f"{FETCH_COMMAND}"
         )
     if isinstance(error, GatedRepoError):

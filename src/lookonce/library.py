@@ -53,16 +53,16 @@ def build_cache(
     max_pixels: int | None = None,
     shard_mb: int = 2048,
 ) -> VisionCache:
-    """The cache of some images, which are encoded by a model's vision tower; what it has is not encoded again.
+    """Encode images with a model's vision tower, and return their cache; images already in it are not encoded again.
 
     `images` are paths, bytes of files, images of Pillow, or a column of `datasets`. `model` is a folder or a name on
-    the Hub, `folder` that of all caches, in which each model and each setting has its own. The options are keys of the
-    section `cache` of a run file. It may be interrupted, and called by several processes at once.
+    the Hub. `folder` holds all caches; each model and each setting has its own subfolder. The options are keys of the
+    section `cache` of a run file. The call may be interrupted and repeated, and several processes may make it at once.
 
     Raises:
         ModelError: there is no such model, or it is not of a supported family.
         ImageError: an image cannot be read or encoded; the others are in the cache.
-        DiskFull: there is no room; what is encoded stays.
+        DiskFull: the disk is full; images that are encoded stay in the cache.
     """
     settings = {"backend": backend, "min_pixels": min_pixels, "max_pixels": max_pixels, "dtype": dtype}
     source, root = Source.of(locate(str(model), revision), settings), Path(folder)
@@ -125,15 +125,16 @@ def load_without_tower(
     device: torch.device | str | None = None,
     attention: str = "sdpa",
 ) -> Any:
-    """transformers' model of a folder or of the Hub, with cached features in the place of its vision tower, frozen.
+    """Load a frozen model of transformers that takes cached features instead of running its tower.
 
-    It is an instance of its stock class, on the GPU if there is one; the tower's weights are never read. `pixel_values`
-    `[num_tokens, num_levels, hidden]` are features, as `VisionCache` has them, of all images of a batch one after
-    another; `image_grid_thw` are their grids. Trainer weights every target of a step alike, also with gradient
-    accumulation and several processes, which it does not for the stock model.
+    `model` is a folder or a name on the Hub. The result is an instance of the stock class, on the GPU if there is one;
+    the tower's weights are never read. Its input `pixel_values` `[num_tokens, num_levels, hidden]` holds the features
+    of all images of a batch, one after another, as `VisionCache` returns them; `image_grid_thw` holds their grids.
+    Trainer then gives every target of a step the same weight, also with gradient accumulation and several processes,
+    which it does not do for the stock model.
 
     Raises:
-        ModelError: there is no such model, it is not of a supported family, or tensors of it are missing.
+        ModelError: there is no such model, it is not of a supported family, or some of its tensors are missing.
     """
     folder = ModelFolder.open(str(locate(str(model), revision)))
     loaded = load.load_without_tower(folder, dtype, attention).to(device or best_device())
@@ -141,12 +142,12 @@ def load_without_tower(
 
 
 def replace_tower(model: Any) -> Any:
-    """Put cached features in the place of the vision tower of a model that is loaded; returns the model.
+    """Make a loaded model take cached features instead of running its vision tower; returns the model.
 
-    The model may have an adapter of PEFT on its language model. The memory of the tower is free afterwards.
+    The model may have an adapter of PEFT on its language model. The tower's memory is freed.
 
     Raises:
-        UsageError: this is not such a model, or the adapter has weights in the tower.
+        UsageError: `model` is not a model of transformers, or the adapter has weights in the tower.
     """
     found = load.base_model(model)
     if not isinstance(found, torch.nn.Module) or not hasattr(found, "config") or not hasattr(found, "model"):

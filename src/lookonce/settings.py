@@ -140,7 +140,7 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = Counter(nfc(key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode))
         for key in (key for key, number in keys.items() if number > 1):
-            problem = f"the key {key!r} is there twice"
+            problem = f"the key {key!r} appears twice"
             raise yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark)
         values: dict[Any, Any] = super().construct_mapping(node, deep)
         return values

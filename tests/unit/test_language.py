@@ -33,6 +33,11 @@ AVOID = {
     r"forwards": "forward passes, tower batches",
     r"of old": "from before",
     r"as they lie": "unchanged",
+    r"(?<![-.`\"'])arms?(?![`\"':])": "variant, experiment",
+    r"(?<![`\"'])lessons?(?![`\"':])": "stage",
+    r"waves?": "batch",
+    r"cannot be asked": "cannot be reached",
+    r"where there is internet": "with internet access",
 }
 """What to avoid, as regular expressions, and what to write instead."""
 DOCSTRING_STARTS = r'"""(Of|That|Since|Before|Beside|From which|Below which|By which) '

@@ -58,7 +58,7 @@ COLUMN = "input_ids"
 class VQADataset(torch.utils.data.Dataset[Example]):
     """Records as examples of tokens, each with the keys of its images in a cache.
 
-    Each answer is a target, the prompt is not. The tokens of a record are made when it is asked for.
+    Answers are targets, prompts are not. The tokens of a record are made when the record is read.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class VQADataset(torch.utils.data.Dataset[Example]):
         *,
         revision: str = "",
     ) -> None:
-        """Prepare records for a model, whose images a cache has.
+        """Prepare records for a model; `cache` has their images.
 
-        `records` are of lookonce, or rows of any known form with an image, a question and an answer, or with messages:
-        a list of dictionaries or a `datasets.Dataset`. `tokenizer` is the model's folder or its name on the Hub, or the
-        tokenizer or processor that was loaded from there.
+        `records` are `Record` objects, or rows in any known format with an image, a question and an answer, or with
+        messages: a list of dictionaries or a `datasets.Dataset`. `tokenizer` is the model's folder or its name on the
+        Hub, or the tokenizer or processor that was loaded from there.
 
         Raises:
             FeaturesMissing: the cache lacks an image; names the record.
@@ -223,7 +223,7 @@ def png_bytes(image: Image.Image) -> bytes:
 
 
 class DataCollatorForRows:
-    """Makes batches of padded rows for the stock model, with features in the place of pixels."""
+    """Makes batches of padded rows for the stock model, with features instead of pixels."""
 
     def __init__(self, dataset: VQADataset) -> None:
         """Batches of examples of a dataset."""
@@ -236,7 +236,7 @@ class DataCollatorForRows:
         num_levels, hidden]` and `image_grid_thw` `[num_images, 3]`.
 
         Raises:
-            UsageError: these are other rows.
+            UsageError: the rows are neither.
         """
         examples = [_example_of(row) for row in rows]
         batch = self._rows(examples)
@@ -278,8 +278,8 @@ class PackBatchSampler(torch.utils.data.Sampler[list[int]]):
     """The packs of an epoch, in which questions share their image: `batch_sampler` of a DataLoader.
 
     An optimizer step is exactly `samples_per_step` examples, in as many packs as they need. The packs of a step follow
-    one another, and the last one ends it. What a target weighs in the loss depends on its whole step, so the loss of a
-    step is the sum of the losses of its packs: do not divide by their number.
+    one another, and the last one ends it. The weight of a target in the loss depends on its whole step, so the loss of
+    a step is the sum of the losses of its packs: do not divide by their number.
     """
 
     def __init__(
@@ -296,9 +296,9 @@ class PackBatchSampler(torch.utils.data.Sampler[list[int]]):
     ) -> None:
         """Group the examples of a dataset by their images; the options are keys of a run file's section `batch`.
 
-        Of several processes each has its own packs of every step, equally many in all. Their losses are meant for
-        gradients that are averaged over the processes, as DistributedDataParallel does. `rank` and `num_ranks` are by
-        default those of the process group, or those that torchrun set.
+        With several processes, each gets its own packs of every step, the same number in every process. Losses are
+        scaled for gradients that are averaged over the processes, as DistributedDataParallel averages them. `rank` and
+        `num_ranks` are by default those of the process group, or those that torchrun set.
 
         Raises:
             RecordsError: a record has more than `tokens_per_pack` tokens.
@@ -337,7 +337,7 @@ class PackBatchSampler(torch.utils.data.Sampler[list[int]]):
         self.dataset, self.batch = dataset, batch
         self.plan = Sampler.of(dataset.examples(), token_id, batch, seed, rank=rank, num_ranks=num_ranks)
         self.epoch = 0
-        """Which epoch comes next; each has an order of its own, which follows from the seed."""
+        """The next epoch; each has its own order, which the seed determines."""
 
     @property
     def num_steps(self) -> int:
@@ -403,7 +403,8 @@ class DataCollatorForPacks:
     def __call__(self, packed: PackedExamples) -> dict[str, Any]:
         """The model's inputs, the targets and their weights, and how the pack fits into its step.
 
-        `ends_step` says whether the optimizer's step comes after it. For the shapes of the tensors see `PackCollator`.
+        `ends_step` is True for the last pack of a step: the optimizer steps after it. For the shapes of the tensors see
+        `PackCollator`.
 
         Raises:
             UsageError: these are not examples of a pack.
@@ -431,9 +432,10 @@ class DataCollatorForPacks:
 class PackLoader:
     """The packs of some epochs on a device, read ahead by a thread, also from one epoch into the next.
 
-    It gives the packs of `DataLoader(dataset, batch_sampler=sampler, collate_fn=DataCollatorForPacks(dataset))`. A
-    DataLoader copies the features between processes, several hundred megabytes a second, and begins each epoch empty.
-    It has no length, as epochs have different numbers of packs; `num_steps` is that of optimizer steps.
+    It yields the same packs as `DataLoader(dataset, batch_sampler=sampler, collate_fn=DataCollatorForPacks(dataset))`.
+    A DataLoader copies the features between processes, several hundred megabytes a second, and starts each epoch
+    without packs read ahead. It has no length, because epochs have different numbers of packs; `num_steps` counts
+    optimizer steps.
     """
 
     def __init__(
@@ -441,7 +443,7 @@ class PackLoader:
     ) -> None:
         """Packs of `num_epochs` epochs, beginning with the sampler's next, on the GPU if there is one.
 
-        `num_ahead` packs are on the device before they are asked for.
+        `num_ahead` packs are copied to the device in advance.
         """
         self.sampler, self.num_epochs, self.num_ahead = sampler, num_epochs, num_ahead
         self.device = device or environment.best_device()
@@ -454,7 +456,7 @@ class PackLoader:
         return self.num_epochs * self.sampler.num_steps
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """What `DataCollatorForPacks` makes of each pack; an error of a pack is raised where the pack is asked for."""
+        """The batches of `DataCollatorForPacks`, one per pack; a pack's error is raised when that pack is next."""
         sampler = self.sampler
         collator, start = DataCollatorForPacks(sampler.dataset, device=self.device), sampler.epoch * sampler.num_steps
         ahead = Prefetcher(

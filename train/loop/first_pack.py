@@ -179,8 +179,8 @@ class FirstPack:
         """
         if not max(self._spread.values()) < MAX_SPREAD:
             return (
-                "packs are not checked: rounding changes the loss or the gradients of rows by "
-                f"{max(self._spread.values()):.1e}, so a fault would not be seen"
+                "the first pack is not checked: rounding alone changes loss or gradients by "
+                f"{max(self._spread.values()):.1e}, which would hide a fault"
             )
         allowed = {what: FACTOR * max(spread, self._floor) for what, spread in self._spread.items()}
         largest = dict.fromkeys(allowed, 0.0)
@@ -194,15 +194,17 @@ class FirstPack:
         if not largest[worst] <= allowed[worst]:
             what = "loss" if worst == LOSS else f"gradient of {worst}"
             raise TrainingError(
-                f"packs are not exact on this machine: the {what} of the first pack and of the same questions as rows "
-                f"differ by {largest[worst]:.1e}, allowed {allowed[worst]:.1e}; train without CUDA graphs: "
+                f"packs are not exact on this machine: the {what} of the first pack differs by "
+                f"{largest[worst]:.1e} from that of its questions as separate rows, and rounding explains at most "
+                f"{allowed[worst]:.1e}; train without CUDA graphs: "
                 "--set train.cuda_graphs=false; or not compiled either: --set train.compile=false; `lookonce selftest` "
                 f"compares all settings with a small model; {VARIABLE}=off in the environment skips this check"
             )
         loss, gradients = largest[LOSS], max(largest[what] for what in largest if what != LOSS)
         return (
-            f"packs agree with rows: the first one's loss differs by {loss:.1e} and gradients by {gradients:.1e}; "
-            f"rounding alone makes {self._spread[LOSS]:.1e} and {max(self._spread.values()):.1e}"
+            f"the first pack is exact: compared with its questions as separate rows, loss differs by {loss:.1e} and "
+            f"gradients by {gradients:.1e}; rounding alone makes {self._spread[LOSS]:.1e} and "
+            f"{max(self._spread.values()):.1e}"
         )
 
     def _draw(self) -> dict[str, torch.Tensor]:

@@ -328,7 +328,7 @@ class CompileCache:
             except FileNotFoundError:  # another process has removed it
                 continue
             except Exception as error:  # of PyTorch, whose code for this must not end a training
-                self._notify(f"cannot use {path} ({first_line(error)}); compiling what it has")
+                self._notify(f"cannot use {path} ({first_line(error)}); compiling its code again")
 
     def _load(self, path: Path) -> None:
         with open_regular(path) as file:
@@ -337,7 +337,7 @@ class CompileCache:
             content = file.read()
         if path != self._path(content):
             path.unlink()
-            self._notify(f"removed {path}, which is damaged; compiling what it had")
+            self._notify(f"removed {path}, which is damaged; compiling its code again")
         elif found := torch.compiler.load_cache_artifacts(content):
             self._loaded |= names_of(found.artifacts.values())
 
@@ -354,7 +354,9 @@ class CompileCache:
         try:
             self._write(content)
         except OSError as error:
-            self._notify(f"compiled code is not kept in {self._folder} ({error.strerror}); it lies in `cache.dir`")
+            self._notify(
+                f"compiled code is not kept in {self._folder} ({error.strerror}); choose another `cache.dir` to keep it"
+            )
 
     def _write(self, content: bytes) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)

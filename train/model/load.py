@@ -64,7 +64,7 @@ class CachedVisionTower(nn.Module):
         """`config` is the model's. The model casts features to `dtype` before it passes them here.
 
         Raises:
-            UsageError: it is the configuration of something else.
+            UsageError: `config` has no vision tower.
         """
         super().__init__()
         if not hasattr(config, "vision_config"):
@@ -89,7 +89,7 @@ class CachedVisionTower(nn.Module):
 
 
 def replace_tower(model: Any, dtype: torch.dtype) -> None:
-    """Put a `CachedVisionTower` in the place of the tower of transformers' model."""
+    """Replace the tower by a `CachedVisionTower` in transformers' model."""
     setattr(model.model, family_of(model.config).tower, CachedVisionTower(model.config, dtype))
 
 

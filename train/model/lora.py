@@ -135,8 +135,8 @@ def beyond_targets(layers: torch.nn.ModuleList) -> str | None:
         return None
     share = left_out.total() / total
     names = listed(sorted(left_out), NUM_NAMED)
-    hint = "; lora.targets: all-linear gives all linear layers some" if linear.total() else ""
-    hint += "; lora.experts: true gives the experts some" if left_out.keys() & EXPERTS else ""
+    hint = "; lora.targets: all-linear includes all linear layers" if linear.total() else ""
+    hint += "; lora.experts: true includes the experts" if left_out.keys() & EXPERTS else ""
     return f"no LoRA weights for {names}: {share:.0%} of the decoder layers' weights{hint}"
 
 

@@ -58,12 +58,12 @@ Capture = Callable[[Replay], Replay]
 def packed_attention(
     model: Any, *, compiled: bool = False, captured: bool = False, flex: bool = True
 ) -> Iterator[PackPasses]:
-    """Within the block a model attends as packs need it, and trains on them as `lookonce train` does.
+    """Within the block, the model uses the attention mask of packs, and trains on them as `lookonce train` does.
 
     With `compiled` its decoder layers are compiled, which takes up to a minute, and with `captured` its passes are
-    replayed as CUDA graphs; both need a GPU. Captured passes do not go with DistributedDataParallel: of several
-    processes each calls `average_gradients` after the last pack of a step. `flex`: on a GPU, FlexAttention computes the
-    attention. All of it is undone on exit. The model may be in DistributedDataParallel.
+    replayed as CUDA graphs; both need a GPU. Captured passes do not work with DistributedDataParallel: with
+    several processes, each calls `average_gradients` after the last pack of a step. `flex`: use FlexAttention on a GPU.
+    All changes are undone on exit. The model may be in DistributedDataParallel.
 
     Raises:
         ModelError: a layer does not use full attention, so it would mix the questions of a pack.
@@ -86,10 +86,11 @@ def is_on_packs(model: Any) -> bool:
 
 
 def pack_loss(model: Any, pack: Mapping[str, Any]) -> torch.Tensor:
-    """The share of a pack in the loss of its step; the sum over the packs of a step is the stock model's loss of it.
+    """A pack's share of the loss of its step; summed over the step's packs, it is the stock model's loss of the step.
 
-    Of several processes it is the share times their number, because DistributedDataParallel averages gradients. `pack`
-    comes from `DataCollatorForPacks`; its tensors are moved to the model's device. Within `packed_attention`.
+    With several processes, the share is multiplied by their number, because DistributedDataParallel averages gradients.
+    `pack` comes from `DataCollatorForPacks`; its tensors are moved to the model's device. Call it within
+    `packed_attention`.
 
     Raises:
         UsageError: the model is not within `packed_attention`; several processes train, and the packs are not divided
@@ -134,7 +135,7 @@ def _check_gradients_are_averaged(model: Any, num_ranks: int, ends_step: bool) -
 def average_gradients(model: Any) -> None:
     """Replace the gradients of trained weights by their means over all processes, in one message.
 
-    For captured passes, after the last pack of a step; DistributedDataParallel does it by itself.
+    Call it with captured passes, after the last pack of a step; DistributedDataParallel averages by itself.
     """
     gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
     together = torch.cat([gradient.flatten() for gradient in gradients])
@@ -162,7 +163,8 @@ def share_of_loss(model: Any, pack: Mapping[str, Any]) -> torch.Tensor:
     passes = _PASSES.get(_inner(model))
     if passes is None:
         raise UsageError(
-            "the model does not attend as packs need it; write: with packed_attention(model): ... around the loop"
+            "the model is not in packed_attention, which gives it the mask of packs; write around the loop: with "
+            "packed_attention(model): ..."
         )
     return passes.loss(model, batch, pack["tokens_per_pack"])
 

@@ -57,13 +57,13 @@ def check_frozen(run: RunFile, command: str, *, allows_unquantised: bool) -> Non
     """Check that the adapter was trained on the weights that it is merged into; `command` is the one that was given.
 
     Raises:
-        UsageError: they were quantised; names the ways.
+        UsageError: they were quantised; names what can be done instead.
     """
     frozen = run.train.frozen
     if frozen in ROUNDED and not allows_unquantised:
         raise UsageError(
-            f"the adapter was trained on weights quantised to {frozen}, which cannot be stored merged; merged into the "
-            f"unquantised ones it gives other answers. To do that and count other answers: {command} "
+            f"the adapter was trained on weights quantised to {frozen}, which cannot be stored merged. Merged into "
+            f"the unquantised weights, it answers some questions differently. To merge anyway: {command} "
             "--onto-unquantised\n"
             f"Otherwise load the adapter unmerged, with PEFT, or train again with train.frozen: {UNQUANTISED}"
         )
@@ -76,7 +76,7 @@ def check_target(target: Path) -> None:
         UsageError: something is.
     """
     if target.exists() or target.is_symlink():
-        raise UsageError(f"{target} exists, and a merge writes into no existing folder; choose another DIR")
+        raise UsageError(f"{target} exists, and a merge does not write into an existing folder; choose another DIR")
 
 
 def check_outside(target: Path, model: Path) -> None:

@@ -299,11 +299,11 @@ def push(upload: Upload) -> Upload:
     """Upload it; returns it with its commit.
 
     Raises:
-        UploadError: there is no token, it may not write, the Hub cannot be asked, or the repository is public.
+        UploadError: there is no token, it may not write, the Hub cannot be reached, or the repository is public.
     """
     if constants.HF_HUB_OFFLINE:
         raise UploadError(
-            "HF_HUB_OFFLINE is set, so nothing can be uploaded; unset it, or run this where there is internet"
+            "HF_HUB_OFFLINE is set, so nothing can be uploaded; unset it, or run this with internet access"
         )
     if get_token() is None:
         raise UploadError(f"no access token of the Hub; make one that may write at {TOKENS}, then: {LOG_IN}")
@@ -346,7 +346,7 @@ def _refusal(name: str, error: Exception) -> str:
         )
     if not isinstance(error, BadRequestError) and (status is None or status >= 500):
         return (
-            f"the Hub cannot be asked ({first_line(error)}); nothing was committed. Where there is internet, run the "
+            f"the Hub cannot be reached ({first_line(error)}); nothing was committed. With internet access, run the "
             "same command again: files that were sent are not sent again"
         )
     return f"the Hub refuses the upload to {name}: {first_line(error)}"

@@ -58,17 +58,16 @@ NEW_WEIGHTS = (True, False, "gaussian", "orthogonal")
 
 
 def save_run(adapter: Path | str, run: RunFile | Path | str) -> Path:
-    """Make a run folder of an adapter that another program trained, and return it; all commands take it then.
+    """Save an adapter that another program trained as a run folder, which all commands accept; returns the folder.
 
-    `adapter` is the folder that `model.save_pretrained` of PEFT has written. `run` is a run file, by its path or as
-    `read_run_file` has it: its `output` is the new folder, `model.path` the adapter's model, and `data.train` the
-    records that it was trained on. The answers are given in `train.precision`, on weights of `train.frozen`. The
-    section `lora` and the length of the training do not count. No cache is needed, no weight is loaded. Of several
-    processes one calls it.
+    `adapter` is a folder written by PEFT's `model.save_pretrained`. `run` is the path of a run file, or a `RunFile`:
+    its `output` is the new folder, `model.path` the adapter's model, and `data.train` the records that it was trained
+    on. Answers are computed in `train.precision`, on the weights of `train.frozen`. The section `lora` and the length
+    of the training are ignored. It needs no cache and loads no weights. With several processes, call it in one of them.
 
     Raises:
-        UsageError: it is not a LoRA adapter, has weights in the vision tower or an option that a run file cannot give,
-            does not fit the model, or names another one.
+        UsageError: it is not a LoRA adapter, has weights in the vision tower or an option that a run file cannot
+            express, does not fit the model, or was trained on another one.
         RunFolderError: `output` holds a run or other files, or is in use.
         LookonceError: a part of the run is missing or broken.
     """
@@ -188,7 +187,7 @@ def _check_model(adapter: Path, config: LoraConfig, opened: OpenRun) -> None:
     named, mine, caches = str(config.base_model_name_or_path or ""), opened.run.model.path, opened.run.cache.dir
     if not named or named == mine:
         return
-    why = f"it was trained on {shown(named)}, which is not on this machine to be compared with `model.path`, {mine}"
+    why = f"it was trained on {shown(named)}, which is not here, so it cannot be compared with `model.path`, {mine}"
     with contextlib.suppress(ModelError):
         folder = locate(named, config.revision, is_local=True)
         if folder.resolve() == opened.model_folder.folder.resolve():

@@ -67,7 +67,7 @@ class Check:
     def text(self) -> str:
         """For people."""
         width = max(len(rule.name) for rule in self.rules)
-        lines = [f"{self.adapter} for vLLM, by its code in the releases and at the commits that are named:"]
+        lines = [f"{self.adapter} and vLLM, by the code of the releases and commits named here:"]
         for rule in self.rules:
             mark = "pass" if rule.passed else "FAIL"
             lines += [f"  {mark}  {rule.name:<{width}}  {rule.found}", f"        {rule.source}"]
@@ -140,7 +140,7 @@ def _notes(names: Sequence[str], family: Family, run: RunFile) -> list[str]:
     ]
     if run.train.frozen in ("int8", "nf4"):
         notes.append(
-            f"note: it was trained on weights quantised to {run.train.frozen}; beside the unquantised ones it gives "
+            f"note: it was trained on weights quantised to {run.train.frozen}; on the unquantised weights it gives "
             "other answers"
         )
     return notes

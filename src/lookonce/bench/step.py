@@ -217,8 +217,8 @@ VARIANTS = {
         Variant("plain", "stock Trainer, padded rows, tower in every step", None, True),
         Variant("liger", "the same with Liger's kernels", None, True, "liger_kernel"),
         Variant("cached", "padded rows, features from the cache", "separate", False),
-        Variant("tower", "packs, every question its own image, tower in every step", "packed", True),
-        Variant("packed", "packs, every question its own image, from the cache", "packed", False),
+        Variant("tower", "packs, each question with its own image, tower in every step", "packed", True),
+        Variant("packed", "packs, each question with its own image, from the cache", "packed", False),
         Variant("shared", "packs, questions share their image, from the cache", "shared", False),
         Variant("fp8", "shared, frozen products in fp8", "shared", False, frozen="fp8"),
     )

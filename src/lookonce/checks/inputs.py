@@ -173,7 +173,7 @@ def _read(
     return [Result("error", "records", value, f"correct them; all are listed by: {audit}")]
 
 
-FETCH = "correct `model.path`, or where there is internet: lookonce fetch RUN.yaml"
+FETCH = "correct `model.path`, or with internet access run: lookonce fetch RUN.yaml"
 
 
 @dataclass

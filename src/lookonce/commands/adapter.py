@@ -46,15 +46,15 @@ def adapter() -> None:
     type=click.Choice(["vllm"]),
     default="vllm",
     show_default=True,
-    help="The program that is to serve it.",
+    help="The program that will serve the adapter.",
 )
 @JSON
 def check(run_dir: Path, program: str, as_json: bool) -> None:
     """Compare a run's adapter with the rules of a program that serves adapters, and print the command that does.
 
-    RUN is the folder of a trained run, or its run file. Each rule is printed with the published code that it was read
-    in; vLLM itself need not be installed. The exit code is 1 if a rule is not kept. A warning says that vLLM was
-    reported to load such an adapter and then to ignore it.
+    RUN is the folder of a trained run, or its run file. Each rule is printed with its source in vLLM's published code;
+    vLLM need not be installed. The exit code is 1 if the adapter breaks a rule. A warning means that vLLM was reported
+    to load such an adapter and then to ignore it.
 
     \b
     Keys of --json: for, passed, adapter, rules (name, passed, found, source), command, notes.
@@ -86,7 +86,7 @@ def check(run_dir: Path, program: str, as_json: bool) -> None:
 @click.option(
     "--onto-unquantised",
     is_flag=True,
-    help="Merge an adapter that was trained on quantised weights (train.frozen) into the unquantised ones.",
+    help="Merge an adapter that was trained on quantised weights (train.frozen) into the unquantised weights.",
 )
 @JSON
 def merge(run_dir: Path, folder: Path, dtype: Dtype, onto_unquantised: bool, as_json: bool) -> None:
@@ -94,9 +94,9 @@ def merge(run_dir: Path, folder: Path, dtype: Dtype, onto_unquantised: bool, as_
 
     RUN is the folder of a trained run, or its run file. DIR must not exist; it appears when it is complete.
 
-    Only what the adapter changes is computed: in float32, and rounded once. All other tensors and files keep their
-    bytes. With fp32 nothing is rounded, and the configuration says float32, so that transformers loads all weights in
-    it.
+    Only the tensors that the adapter changes are computed, in float32, and rounded once. All other tensors and files
+    keep their bytes. With fp32 nothing is rounded, and the configuration says float32, so that transformers loads all
+    weights in float32.
 
     \b
     Keys of --json: folder, dtype, num_tensors, num_changed, size_bytes, rounding, is_untied, left_out.
@@ -120,11 +120,13 @@ def merge(run_dir: Path, folder: Path, dtype: Dtype, onto_unquantised: bool, as_
 @click.argument("repository", metavar="OWNER/NAME")
 @click.option("--merged", type=PATH, metavar="DIR", help="Upload the model in DIR, into which RUN was merged.")
 @click.option("--base-model", metavar="OWNER/NAME", help="The base model's name on the Hub, if RUN names a folder.")
-@click.option("--dataset", metavar="NAME", help="A known dataset, or a YAML file, if the records do not say theirs.")
-@click.option("--license", "licence", metavar="ID", help="The Hub's name of the licence of the trained weights.")
-@click.option("--public", "is_public", is_flag=True, help="Everybody may see it; by default it is private.")
+@click.option(
+    "--dataset", metavar="NAME", help="The dataset, a known name or a YAML file, if the records do not name it."
+)
+@click.option("--license", "licence", metavar="ID", help="Licence of the trained weights, by its name on the Hub.")
+@click.option("--public", "is_public", is_flag=True, help="Make the repository public; by default it is private.")
 @click.option("--revision", "branch", metavar="BRANCH", help="Upload to this branch instead of main.")
-@click.option("--dry-run", is_flag=True, help="Show what would be uploaded, and ask no other machine.")
+@click.option("--dry-run", is_flag=True, help="Show what would be uploaded, without network access.")
 @JSON
 def push(
     run_dir: Path,

@@ -78,15 +78,15 @@ class WorkerNumber(click.ParamType[tuple[int, int]]):
     default=8,
     show_default=True,
     type=click.IntRange(0, IMAGES),
-    help="Number of images to encode and write, to estimate the time; 0 for no estimate of the time.",
+    help="Number of images to encode as a trial, which estimates the time; 0 skips the estimate.",
 )
 @click.option("--write", is_flag=True, help="Write the plan to disk, so that workers need not hash the images.")
 @JSON
 def cache_plan(run_file: Path, assignments: tuple[str, ...], num_pilot: int, write: bool, as_json: bool) -> None:
     """Estimate what a build will cost.
 
-    Prints images, tokens, bytes, shards and time. The time is measured: a few images are encoded and written, and
-    removed again.
+    Prints images, tokens, bytes, shards and time. To measure the time, it encodes and writes a few images, and removes
+    them again.
 
     \b
     Examples:
@@ -112,9 +112,9 @@ def cache_plan(run_file: Path, assignments: tuple[str, ...], num_pilot: int, wri
 @click.option(
     "--worker",
     type=WorkerNumber(),
-    help="Number of this worker and of all workers, e.g. 3/8; decides with which shard it starts. Any number of "
-    "workers may run, and may start or stop at any time. Trusts the plan, if there is one, instead of hashing all "
-    "images.",
+    help="Number of this worker and of all workers, e.g. 3/8, which decides with which shard it starts. Any number of "
+    "workers may run; each may start or stop at any time. If a plan is on disk, it is trusted, and images are not "
+    "hashed.",
 )
 @click.option(
     "--no-wait", is_flag=True, help="Exit while other workers build the last shards, instead of waiting for them."
@@ -139,8 +139,8 @@ def cache_build(
 ) -> None:
     """Encode the images that the cache lacks.
 
-    If interrupted, run the same command again to resume. On SIGUSR1 it finishes the current shard and stops; on
-    SIGTERM or SIGHUP it stops at once.
+    If interrupted, run the same command again to resume. On SIGUSR1 it finishes the current shard (a file with
+    the features of some images) and stops; on SIGTERM or SIGHUP it stops at once.
 
     Exits 1 if more than --max-quarantined images could not be encoded (all others are), and 75 if a signal stopped it.
 
@@ -193,9 +193,9 @@ def cache_verify(place: Path, assignments: tuple[str, ...], level: Level, as_jso
 def cache_repair(run_file: Path, assignments: tuple[str, ...], level: Level, drop: bool, as_json: bool) -> None:
     """Find damage in a cache and repair it.
 
-    Removes what is damaged, then encodes what the cache lacks, as `lookonce cache build` does. A damaged shard is
-    removed only if all of its images are found in the files of the run or of the plan. Exits 1 if something stays
-    damaged.
+    Removes what is damaged, then encodes what the cache lacks, as `lookonce cache build` does. A shard is one file of
+    the cache; a damaged one is removed only if the files of all its images are found, by the run or the plan. Exits 1
+    if damage remains.
 
     \b
     Examples:
@@ -232,7 +232,7 @@ def cache_repair(run_file: Path, assignments: tuple[str, ...], level: Level, dro
 @SET
 @JSON
 def cache_show(place: Path, image: str, assignments: tuple[str, ...], as_json: bool) -> None:
-    """Show everything that a cache knows about an image.
+    """Show everything that a cache has about an image.
 
     IMAGE is a file, an image key, or the first digits of one.
 

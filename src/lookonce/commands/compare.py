@@ -13,7 +13,7 @@ from lookonce.text import count
 
 RUNS = click.argument("paths", metavar="RUN...", type=PATH, nargs=-1, required=True)
 BASELINE = click.option(
-    "--baseline", type=PATH, metavar="RUN", help="Compare the others with this run only, not all with all."
+    "--baseline", type=PATH, metavar="RUN", help="Compare every other run with this one only, instead of all pairs."
 )
 
 
@@ -37,14 +37,15 @@ def compare(paths: tuple[Path, ...], split: str | None, baseline: Path | None, m
     question and turn.
 
     The difference of each pair has a 95 % interval over images, and the p of 10,000 sign flips by image, corrected for
-    the number of pairs (Holm). Fewer pairs are easier to tell apart: with --baseline, chosen
-    before looking, there is one for each other run.
+    the number of pairs (Holm). With fewer pairs, smaller differences are distinguishable: with --baseline, chosen
+    before looking, each other run makes one pair.
 
     Runs whose run files differ in `train.seed` alone count as one, with the mean of their scores and the spread between
-    them. One is called better only if its interval does not hold 0, p is below 0.05, and it exceeds the spread.
+    them. One is called better only if the interval of the difference excludes 0, p is below 0.05, and the difference
+    exceeds the spread.
 
-    For sentences, of which hardly any is exactly right, --metric token_f1 compares the words that answers have in
-    common with their references (SQuAD's F1). Choose the metric before looking.
+    Sentences hardly ever match exactly; for them, --metric token_f1 compares the words that answers have in common with
+    their references (SQuAD's F1). Choose the metric before looking.
 
     \b
     Keys of --json:
@@ -91,16 +92,16 @@ def report(
     has_pdf: bool,
     as_json: bool,
 ) -> None:
-    """Write one HTML page with all that is known of a run, or of several side by side.
+    """Write one HTML page about a run, or about several side by side.
 
     RUN is a run folder, a run file, or a file of predictions. The page needs no network and no script, so it can be
     sent by mail. It has the scores beside the baselines, with 95 % intervals, by question, category, source and stage;
     curves; 48 right and wrong answers with their images; the most frequent wrong answers; cost, settings, data and
-    versions. Of several runs it also has the comparison of `lookonce compare`, and answers that only one of two runs
+    versions. For several runs, it also has the comparison of `lookonce compare`, and answers that only one of two runs
     has right.
 
-    `lookonce train` writes the page of its run to report.html in the run folder. Neither a training that has ended nor
-    image files are needed: the page says what is absent.
+    `lookonce train` writes the page of its run to report.html in the run folder. The training need not have ended, and
+    image files may be missing: the page says what is absent.
 
     \b
     Keys of --json, each null if nothing is known:

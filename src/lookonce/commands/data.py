@@ -67,11 +67,11 @@ def audit(
 ) -> None:
     """Show what is in records, what is wrong with them, and which images the files share.
 
-    Several files are compared as splits. The one whose name begins with train, else the first, is trained on. Malformed
-    records, missing and broken images, images that several files share, contradictions, and records that training
-    refuses are errors. All other findings are warnings or notes. --json lists every occurrence with its place.
+    Several files are compared as splits. The training split is the file whose name begins with train, else the first.
+    Malformed records, missing and broken images, images that several files share, contradictions, and records that
+    training refuses are errors. All other findings are warnings or notes. --json lists where each one occurs.
 
-    The exit code is 0 whatever is found in files that exist, unless --strict is given.
+    Without --strict, the exit code is 0 whatever the findings in existing files.
 
     With --tokenizer, also counts the tokens of records, of images, and of an epoch with and without shared prefixes, in
     packs and steps of the default sizes.
@@ -225,8 +225,7 @@ def data_prepare(name: str, folder: Path, as_json: bool, **options: Any) -> None
     DIR. Embedded images are written byte for byte, each once.
 
     Every change is reported: the table and report.json count what each rule did, and a changed record keeps its
-    original texts. If interrupted, run the same command again, which begins from the start; on a complete DIR it does
-    nothing.
+    original texts. If interrupted, run the same command again; it starts over. If DIR is complete, it does nothing.
 
     \b
     Examples:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     "--reference-context", is_flag=True, help="With data.context, give reference answers to earlier questions."
 )
 @click.option("--no-context", is_flag=True, help="With data.context, give no answers to earlier questions.")
-@click.option("--baselines", is_flag=True, help="Answer as all baselines, and compare the run.")
+@click.option("--baselines", is_flag=True, help="Answer as each baseline, and compare the run with all of them.")
 @SET
 @VERIFY_IMAGES
 @JSON
@@ -65,20 +65,19 @@ def evaluate(
     verify_images: bool,
     as_json: bool,
 ) -> None:
-    """Score a split beside the majority baseline, and beside the baselines that a model has answered.
+    """Score a split, and compare with the majority baseline and those that a model has answered.
 
     Questions are answered greedily. An answer is right if it equals the reference, apart from spaces around it.
 
-    Under torchrun the processes share the questions. An interrupted evaluation is continued by the same command.
+    Under torchrun the processes divide the questions. An interrupted evaluation is continued by the same command.
 
     RUN_DIR is a run folder, or a run file; lookonce.save_run makes a run folder of an adapter that another program
-    trained. A folder stands for the run as it was trained, which its run.json records; its run.yaml is a copy for
-    people. The paths and the section `eval` of a run file that is named count instead, and --set replaces keys of
-    either.
+    trained. A run folder is evaluated with the settings of its training, which run.json records; its run.yaml is a copy
+    for people. A run file is evaluated with its own paths and its own section `eval`. --set replaces keys of either.
 
     Predictions are written to `predictions` in the run folder, scores to `metrics`; those of a baseline have names such
-    as test-untuned. With several baselines the model is loaded once, answers that are on disk are not given again, and
-    the run is compared with them.
+    as test-untuned. With several baselines the model is loaded once, answers on disk are reused, and the run is
+    compared with all of them.
 
     \b
     Examples:
@@ -163,8 +162,8 @@ def predict(
 
     Questions come from a records file, or each --question is asked about every file that --images names. Each image is
     encoded once, or read from the run's cache, and all its questions share it. Questions that cannot be answered are
-    named, all others are answered, and the command exits with 1. An interrupted command with -o is continued by the
-    same command.
+    named, and the command then exits with 1; all others are answered. An interrupted command with -o is continued by
+    the same command.
 
     RUN is a run folder or a run file; lookonce.save_run makes a run folder of an adapter that another program trained.
     With --untuned it need not be trained, and may be a model folder or a model on the Hub (owner/name).
@@ -243,12 +242,11 @@ COMMANDS = "/image PATH ..., /reset, /quit"
 @click.option("--untuned", is_flag=True, help="Answer without the adapter; RUN may then also be a model.")
 @click.option("--json", "as_json", is_flag=True, help="Print each answer as a line of JSON.")
 def ask(run_dir: Path, images: tuple[Path, ...], system: str | None, untuned: bool, as_json: bool) -> None:
-    """Ask about images in a conversation, a question a line.
+    """Ask about images in a conversation, one question per line.
 
-    The model sees its own earlier answers, and answers appear word by word.
-    Lines that begin with a slash are commands: /image PATH ... begins again
-    about other images, /reset begins again about the same ones, and /quit ends
-    it, as does the end of the input.
+    The model sees its own earlier answers, and answers appear word by word. Lines that begin with a slash are commands:
+    /image PATH ... starts a conversation about other images, /reset about the same images, and /quit or the end of the
+    input ends it.
 
     \b
     Examples:

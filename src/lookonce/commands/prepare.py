@@ -48,7 +48,7 @@ NEXT = """next:
     default="tiny",
     show_default=True,
     type=click.Choice([*dict.fromkeys(size for family in FAMILIES.values() for size in family.sizes)]),
-    help="Size of the model, one that the family has. Real sizes have random weights and serve to measure speed.",
+    help="Size of the model, of those in its family. Real sizes have random weights, for measuring speed.",
 )
 @click.option(
     "--tokenizer",
@@ -58,15 +58,17 @@ NEXT = """next:
 @click.option(
     "--images", "num_images", type=click.IntRange(8, IMAGES), help="Number of images; by default 64, with --stages 128."
 )
-@click.option("--sizes", type=click.Choice(["kvasir"]), help="Frames of Kvasir-VQA's sizes, in their shares.")
+@click.option(
+    "--sizes", type=click.Choice(["kvasir"]), help="Frames with Kvasir-VQA's image sizes, in the same proportions."
+)
 @click.option("--tower-only", is_flag=True, help="Leave out the language model: enough to build and measure caches.")
 @click.option("--stages", is_flag=True, help="Ask in three stages: later answers follow from earlier ones.")
 @JSON
 def sample(folder: Path, as_json: bool, **options: Any) -> None:
     """Write a small sample dataset, a model to try everything on, and a run file for both, DIR/run.yaml.
 
-    Paths in the run file begin in the folder where this command runs. A model of a real size has no run file: it serves
-    to measure speed.
+    Paths in the run file are relative to the folder where this command runs. A model of a real size gets no run file:
+    it serves to measure speed.
 
     \b
     Examples:
@@ -109,8 +111,8 @@ def init(run_file: Path, gpu_gb: float | None, is_yes: bool, force: bool, as_jso
     """Write a run file, with a comment that says why each value was proposed.
 
     Reads the records and the model's configuration, and looks at this machine. Proposes batch.tokens_per_pack and
-    batch.samples_per_step, and keys that the model needs, such as data.enable_thinking. On a terminal, asks for what is
-    not given.
+    batch.samples_per_step, and keys that the model needs, such as data.enable_thinking. On a terminal, it asks for
+    options that are missing.
 
     \b
     Examples:
@@ -178,14 +180,13 @@ def _by_key(options: dict[str, Any]) -> dict[str, Any]:
 )
 @JSON
 def check(run_file: Path, assignments: tuple[str, ...], is_all: bool, gpu_gb: float | None, as_json: bool) -> None:
-    """Say what would stop or surprise the run later.
+    """List what would stop the run later, or surprise its user.
 
     Needs no GPU, downloads nothing and writes nothing to the run. Looks at the keys of the run file, paths, records,
-    model, tokenizer, token lengths, images and the cache, disk space, GPU memory, and the run folder. Every problem is
-    listed, with its number and what to do about it, not only the first.
+    model, tokenizer, token lengths, images and the cache, disk space, GPU memory, and the run folder. Lists every
+    problem, not only the first, with how often it occurs and how to fix it.
 
-    Exits 1 if there is an error. Warnings are what will be different from what one might expect, such as records that
-    are left out.
+    Exits 1 if there is an error. A warning is something that may surprise, such as records that are left out.
 
     \b
     Examples:
@@ -208,7 +209,7 @@ def check(run_file: Path, assignments: tuple[str, ...], is_all: bool, gpu_gb: fl
 @click.option("--pin", "pins", is_flag=True, help="Write the commits of what was downloaded into RUN.yaml.")
 @JSON
 def fetch(run_file: Path, assignments: tuple[str, ...], pins: bool, as_json: bool) -> None:
-    """Download everything that a run needs, while there is internet.
+    """Download everything that a run needs, for machines without internet.
 
     Downloads the model at `model.revision` (safetensors weights, configurations, tokenizer), compares its files with
     the hashes that the Hub states, opens it as jobs will, checks that records and images exist, and prints the

@@ -45,7 +45,7 @@ def study() -> None:
     "--rate",
     type=Decimal(0, 86_400_000, min_open=True),
     metavar="MS",
-    help="Milliseconds a sample of the first variant.",
+    help="Training time of the first variant, in milliseconds per sample.",
 )
 @JSON
 def plan(study_file: Path, rate: float | None, as_json: bool) -> None:
@@ -81,22 +81,22 @@ def plan(study_file: Path, rate: float | None, as_json: bool) -> None:
     "num_parallel",
     type=click.IntRange(1, 1024),
     metavar="N",
-    help="Runs at the same time; by default one a GPU.",
+    help="Number of runs at the same time; by default one per GPU.",
 )
-@click.option("--again", is_flag=True, help="Train the runs again that the study file has changed.")
+@click.option("--again", is_flag=True, help="Train again the runs whose settings have changed in the study file.")
 @JSON
 def run(study_file: Path, num_parallel: int | None, again: bool, as_json: bool) -> None:
     """Train and evaluate the runs that are missing.
 
-    Builds the cache, then starts a process on each GPU, the longest sequence of runs first. A variant that starts from
-    another one waits for the run with its seed. Runs with data.context are asked with true and with no context too. A
-    run that fails is named, the runs that start from it are skipped, and the rest finishes; the exit code is then 1.
-    Started again, it continues with what is missing.
+    Builds the cache, then starts a process on each GPU, first for the runs that the longest sequences wait for. A
+    variant that starts from another one waits for the run with its seed. Runs with data.context are also evaluated with
+    reference answers and with none. If a run fails, the command names it, skips the runs that start from it, and
+    finishes all others; the exit code is then 1. Started again, it continues with what is missing.
 
     On SIGUSR1 or SIGTERM, passes the signal on, waits for the checkpoints and exits with code 75.
 
-    If the study file has changed since runs were trained, it names them and the changes and starts nothing. --again
-    trains them again; what they hold is moved away.
+    If the study file has changed since some runs were trained, it names these runs and the changes, and starts nothing.
+    --again trains them again, and moves their old folders away.
 
     \b
     Keys of --json:
@@ -148,11 +148,11 @@ def status(study_file: Path, as_json: bool) -> None:
 def jobs(study_file: Path, as_json: bool) -> None:
     """Print what is missing, as jobs for the scheduler of a cluster.
 
-    A line is a job: its kind (cache, train, eval or report), its name, its run file, the jobs that must have succeeded
-    before (with commas, or -), and options of the command, with tabs between the fields. A job comes after those that
-    it waits for. The report waits until all have ended. slurm/study.sh submits these jobs to Slurm.
+    Prints one line per job: its kind (cache, train, eval or report), its name, its run file, the jobs that must have
+    succeeded before (with commas, or -), and options of the command, with tabs between the fields. A job is listed
+    after those that it waits for. The report waits until all have ended. slurm/study.sh submits these jobs to Slurm.
 
-    Refuses what lookonce study run refuses. Writes the run files and starts nothing.
+    Refuses the same studies as lookonce study run. Writes the run files and starts nothing.
 
     \b
     Keys of --json, a list of objects:
@@ -178,12 +178,12 @@ def jobs(study_file: Path, as_json: bool) -> None:
 def report(study_file: Path, output: Path | None, has_pdf: bool, as_json: bool) -> None:
     """Compare the variants of a study, and write one HTML page about its runs.
 
-    The runs of a variant are seeds of one another and count as one. The figures are those of lookonce compare. The page
-    is that of lookonce report; it begins with a forest plot of the variants, their table, and the methods as a
-    paragraph for a paper. Then it shows scores by question and by stage, the forgetting of sequences of trainings, and
-    what earlier answers in the prompts are worth. The tables lie beside it as CSV and LaTeX, the methods as LaTeX. Runs
-    that are not complete are left out, and named. The majority answers are those of the base run's training
-    records, for every variant.
+    The runs of a variant differ in their seed, and count as one. The figures are those of lookonce compare. The page is
+    that of lookonce report; it begins with a forest plot of the variants, their table, and the methods as a paragraph
+    for a paper. Then it shows scores by question and by stage, the forgetting of sequences of trainings, and the effect
+    of earlier answers in the prompts. The tables are written beside it as CSV and LaTeX, the methods as LaTeX.
+    Incomplete runs are left out, and named. The majority answers (always the most frequent training answer to a
+    question) are those of the base run's training records, for every variant.
 
     \b
     Keys of --json: those of lookonce compare and lookonce report, and

@@ -54,7 +54,7 @@ def without_kernels(*, backward: bool = False) -> str | None:
             )
         except Exception as error:  # of any kind, as transformers sees it
             reason = f"flash-linear-attention cannot be imported ({first_line(error)})"
-    return f"PyTorch computes linear attention, in many small steps, as {reason}; docs/models.md#kernels"
+    return f"PyTorch computes linear attention, in many small steps, because {reason}; docs/models.md#kernels"
 
 
 def _refuses_backward() -> bool:

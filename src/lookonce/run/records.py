@@ -212,7 +212,8 @@ def trained_on(path: Path, records: Iterable[Record], images: ImageIndex) -> str
         return f"{path}: it is unknown which images its model was trained on: {first_line(error)}"
     if both := shown & seen:
         return (
-            f"{path}: its model was trained on {len(both):,} of {count(len(shown), 'image')} about which training "
-            "records have its answers, so these are better than in an evaluation; cross-fit them"
+            f"{path}: its model was trained on {len(both):,} of {count(len(shown), 'image')} for which training "
+            "prompts have its answers; these are better than in an evaluation, so cross-fit them "
+            "(docs/training.md#cross-fitting)"
         )
-    return f"{path}: its model was trained on none of {count(len(shown), 'image')} about which records have its answers"
+    return f"{path}: its model was trained on none of {count(len(shown), 'image')} for which prompts have its answers"

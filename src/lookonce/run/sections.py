@@ -145,8 +145,8 @@ class ContextSection(ContextForm):
     """Answers to earlier questions in the prompts of later ones."""
 
     answers: ByContent[Answers] = "reference"
-    """Which answers they are in training and in the validation loss: `reference` are those of the records; or
-    predictions files with a model's answers to the same questions, one path or a list."""
+    """Which answers are used in training and in the validation loss: `reference` uses those of the records; or
+    predictions files, one path or a list, with a model's answers to the same questions."""
 
     @property
     def given(self) -> list[Path]:
@@ -175,24 +175,25 @@ class DataSection(Section):
     where: Same[Selection | None] = None
     """Which training records are used: those whose metadata has one of the given values in each of the given fields,
     such as {stage: [1, 2]}. With {share: 0.384}, alone or beside fields, it is that share of these records, drawn by
-    `train.seed`; a larger share has all records of a smaller one. Other training records are as if they did not exist;
-    they are counted and named. Validation and test records stay all."""
+    `train.seed`; a larger share has all records of a smaller one. Other training records are ignored; they are counted
+    and named. All validation and test records are kept."""
     replay: Same[Selection | None] = None
     """Which of the training records that `where` leaves out are used as well, in the same form: with
     {stage: 1, share: 0.1} a tenth of the records of stage 1. By default none."""
     held_out: Same[Fold | None] = None
-    """Leave the training records about a part of the images out: with {fold: 1, of: 2} those about the first of two
+    """Leave out the training records about a part of the images: with {fold: 1, of: 2} those about the first of two
     halves, drawn by `train.seed`. They are a split of their own, `held_out`, about images that the model never saw.
     Training ends with the answers to their questions and to those of `val`, which another run can name in
     `data.context.answers`. By default none."""
     context: ContextSection | None = None
     """Put the answers to questions of earlier stages into the prompts of later questions about the same images, as in
-    {by: stage, order: [1, 2, 3]}; the keys are below. By default a prompt has no other answers than its record."""
+    {by: stage, order: [1, 2, 3]}; the keys are below. By default a prompt has only its own record's answers."""
 
     enable_thinking: Same[bool | None] = None
-    """Handed to the chat template, in training and for all answers. With `false` the template of Qwen3.5 writes an
+    """Passed to the chat template, in training and for all answers. With `false` the template of Qwen3.5 writes an
     empty block `<think></think>` before each answer, which belongs to the prompt; without it, training refuses this
-    template, as its prompts end within the block. By default the template decides. One that does not know the variable
+    template, because its prompts end inside the block. By default the template decides. One that does not know the
+    variable
     is an error."""
 
     @model_validator(mode="after")
@@ -223,8 +224,7 @@ class CacheSection(Section):
     batches of the next one."""
     stage: Free[StagePath | None] = None
     """Folder into which `lookonce cache stage` copied the cache, for example $SLURM_TMPDIR. Training reads the copy if
-    it is complete, and the original otherwise. Only here, a variable that is not set is no error: there is no copy
-    then."""
+    it is complete, and the original otherwise. Only here, a variable may be unset: then there is no copy."""
     claim_s: Free[Annotated[float, Field(ge=0.1, le=604_800)]] = 180
     """Seconds without a heartbeat after which a process on another machine counts as dead, and its shard, cache or run
     folder is taken over. Must be longer than a network file system needs to show one machine what another wrote."""
@@ -268,7 +268,7 @@ class LoraSection(Section):
     """Modules that get LoRA weights: a name, a list of names, or one regular expression for whole names, as in PEFT.
     Only modules of the language model are allowed."""
     experts: Same[bool] = False
-    """Give LoRA weights to the experts of a mixture of experts too, other ones to each. Needs `dropout: 0`. Training
+    """Give each expert of a mixture of experts its own LoRA weights. Needs `dropout: 0`. Training
     then keeps a second copy of all experts' weights, the sum of these and the adapter."""
     modules_to_save: Same[list[Annotated[str, BeforeValidator(_is_one_name)]]] = []
     """Modules that are trained in full and saved with the adapter, for example embed_tokens."""
@@ -392,13 +392,13 @@ class TrainSection(Section):
     """The training."""
 
     start_from: ByContent[StartFrom | None] = None
-    """Another run, by its output folder or its run file, with whose trained adapter this training starts; or an adapter
-    that `lookonce adapter push` uploaded: `hf://owner/name@COMMIT`. Its section `lora` must be the same apart from
-    `dropout`. Only the weights are taken: optimizer and schedule are new, nothing is merged, and that run stays as it
-    is. By default a new adapter is trained."""
+    """Another run, by its output folder or its run file; training starts from its adapter. Or an adapter that `lookonce
+    adapter push` uploaded: `hf://owner/name@COMMIT`. The section `lora` of both must be the same apart from `dropout`.
+    Only the weights are taken: optimizer and schedule are new, nothing is merged, and that run stays unchanged. By
+    default a new adapter is trained."""
     epochs: Same[Annotated[float, Field(ge=0, le=1_000_000)]] = 3
     """How many times the training records are passed through; fractions are allowed. Ignored if `steps` is set. With 0
-    nothing is trained: the adapter of `start_from` answers as it is, with this run's other settings."""
+    nothing is trained: the adapter of `start_from` answers unchanged, with this run's other settings."""
     steps: Same[Count | None] = None
     """Number of optimizer steps; by default it follows from `epochs`."""
     precision: Same[Literal["bf16", "fp16", "fp32"]] = "bf16"
@@ -407,7 +407,7 @@ class TrainSection(Section):
     frozen: Same[Frozen] = "precision"
     """How the frozen weights of the decoder layers are kept. `precision`: as `precision` says. `fp8`: their products
     are computed in 8-bit floating point, which is faster on GPUs that can (Ada, Hopper and later). `int8` and `nf4`:
-    rounded to 8 or 4 bits (QLoRA), which takes less GPU memory. Needs: pip install 'lookonce[qlora]'."""
+    rounded to 8 or 4 bits (QLoRA), which needs less GPU memory. Needs: pip install 'lookonce[qlora]'."""
     optimizer: Same[str] = "adamw_torch_fused"
     """Any optimizer name of transformers' TrainingArguments."""
     learning_rate: Same[Annotated[float, Field(ge=1e-12, le=10)]] = 2e-4

@@ -180,9 +180,9 @@ def variants_table(found: Sequence[VariantFigures], majority: str) -> Table:
         "Exact match (the answer equals the reference) is the mean over seeds, with its 95% interval over images. "
         "Majority: always the question's most frequent training answer, no image seen. Points: percentage points above "
         f"{first}, with their 95% interval and the p of sign flips by image; Holm's correction raises p because "
-        "several variants are tested. Seeds: points between the best and the worst. Records are those that are trained "
-        "on, over all epochs; records and training are of one seed, with the variants that the variant starts from or "
-        f"is routed to. {majority}"
+        "several variants are tested. Seeds: points between the best and the worst. Records: those trained on, "
+        "over all epochs. Records and training time are per seed, and include the variants that a variant starts from "
+        f"or routes to. {majority}"
     )
     header = ("variant", "exact match", "its 95% interval", "majority", f"points above {first}")
     more = ("interval of the points", "p (Holm)", "seeds differ by", "records", "training", "answering")

@@ -155,7 +155,7 @@ class StudyFile(Section):
             )
             return
         if len(set(self.seeds)) < len(self.seeds):
-            yield f"seeds: a seed is there twice (got {shown(str(self.seeds))})"
+            yield f"seeds: a seed appears twice (got {shown(str(self.seeds))})"
         named = self._named_by_variants()
         for key, name in named.items():
             if name in self.routes:

@@ -242,7 +242,7 @@ class Pool:
         """Pass on the signals that have come; after the first one nothing is started."""
         while self._signals:
             number = signal.Signals(self._signals.pop(0))
-            self._notify(f"{number.name} passed on; waiting for {len(self._running)} of the jobs to save and end")
+            self._notify(f"{number.name} sent to the jobs; waiting for {len(self._running)} of them to save and end")
             self._send(number)
         if self._signal:
             self.outcome.stopped += [job.name for job in self._waiting]

@@ -189,7 +189,7 @@ def test_a_target_that_appears_meanwhile_is_left_alone(made, tmp_path, monkeypat
     assert [*tmp_path.iterdir()] == [tmp_path / "merged"] and not [*(tmp_path / "merged").iterdir()]
 
 
-@pytest.mark.guarantee("A merge writes to no existing folder.")
+@pytest.mark.guarantee("A merge never writes to an existing folder.")
 @pytest.mark.parametrize("kind", ["folder", "file", "link"])
 def test_what_exists_is_never_written_to(made, tmp_path, kind):
     target = tmp_path / "there"

@@ -245,7 +245,7 @@ def test_a_branch_gets_the_commit(hub, trained):
         ),
         (
             lambda hub, patch: patch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9"),
-            "the Hub cannot be asked",
+            "the Hub cannot be reached",
         ),
     ],
     ids=["no token", "other token", "other owner", "bad token", "offline", "no internet"],

@@ -73,7 +73,8 @@ def test_prepare_reports_the_commit_and_the_licence(local, tmp_path):
     mine.write_text(f"name: mine\nlicence: CC BY-NC 4.0\nhub: {{id: {NAME}, files: [data/*, images/*]}}")
     report = prepare(str(mine), tmp_path / "out", Options(), notes.append).report
     assert (
-        f"{NAME} at commit {SECOND}, licence there: cc-by-nc-4.0; to get the same again: --revision {SECOND}" in notes
+        f"{NAME} at commit {SECOND}, licence on the Hub: cc-by-nc-4.0; to get the same again: --revision {SECOND}"
+        in notes
     )
     assert "CC BY-NC 4.0" in notes[0]
     assert (report["source"]["revision"], report["source"]["licence"]) == (SECOND, "cc-by-nc-4.0")

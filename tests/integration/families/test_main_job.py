@@ -96,7 +96,7 @@ def test_a_check_finds_nothing_wrong_and_says_what_has_no_lora_weights(trained, 
     assert ("no LoRA weights for" in adapter) == (is_hybrid or has_experts), adapter
     assert (" mlp.experts.down_proj" in adapter) == (has_experts and not is_hybrid), "the first four are named"
     assert (" linear_attn.conv1d.weight" in adapter) == is_hybrid, adapter
-    assert ("; lora.experts: true gives the experts some" in adapter) == has_experts, adapter
+    assert ("; lora.experts: true includes the experts" in adapter) == has_experts, adapter
 
 
 def test_the_fast_tower_agrees_with_the_stock_one(trained):

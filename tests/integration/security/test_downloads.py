@@ -89,7 +89,7 @@ def test_what_another_program_downloaded_is_verified_as_soon_as_the_hub_can_be_a
     run = make_run(model={"path": NAME, "revision": FIRST})
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     report = fetch(run)
-    assert report.is_verified is False and "contents not verified, as the Hub cannot be asked (" in report.text()
+    assert report.is_verified is False and "contents not verified, because the Hub cannot be reached (" in report.text()
     assert "offline mode" in report.refusal.lower()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with pytest.raises(ModelError, match=rf"{CONFIG} \(git-sha1"):

@@ -53,7 +53,7 @@ def test_a_study_that_is_killed_and_stopped_ends_like_one_that_is_not(study, tmp
     process.wait_until(lambda: "classic-1: started" in process.error)
     os.kill(process.pid, signal.SIGHUP)
     assert process.wait() == 75, process.error
-    assert "SIGHUP passed on; waiting for" in process.error and "run the same command again" in process.error
+    assert "SIGHUP sent to the jobs; waiting for" in process.error and "run the same command again" in process.error
 
     said = study("run", "first.yaml", code=1)
     assert "broken-1 failed: " in said and "see first/logs/broken-1.log" in said and "439 longer than" in said

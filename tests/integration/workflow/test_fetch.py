@@ -74,7 +74,7 @@ def test_an_incomplete_download_is_reported_offline_with_the_command(hub, make_r
 
 
 def test_opening_a_local_model_makes_no_request_to_the_hub(hub):
-    with pytest.raises(ModelError, match="no complete download of .*; where there is internet run"):
+    with pytest.raises(ModelError, match="no complete download of .*; with internet access run"):
         ModelFolder.open(NAME, is_local=True)
     assert hub.asked == []
 
@@ -97,7 +97,7 @@ def test_opening_a_local_model_makes_no_request_to_the_hub(hub):
             (403, "GatedRepo"),
             "requires accepting its licence: do so at https://huggingface.co/owner/model, then: hf",
         ),
-        ({"path": NAME}, (503, ""), "the Hub cannot be asked for it .*503"),
+        ({"path": NAME}, (503, ""), "the Hub cannot be reached .*503"),
         ({"path": "nowhere"}, None, "no model folder at"),
     ],
     ids=["unknown", "revision", "gated", "down", "folder"],

@@ -54,7 +54,7 @@ def test_a_real_difference_is_called_one_whichever_run_is_named_first():
 def test_equal_runs_are_not_distinguishable():
     comparison = compare([run("a", answers(0.8)), run("a (2)", answers(0.8))])
     assert sentences(comparison) == [
-        "a and a (2) are not distinguishable: they answer the same of the 540 questions right."
+        "a and a (2) are not distinguishable: both answer the same questions right, of 540."
     ]
     assert comparison.pairs[0].p == 1.0
 

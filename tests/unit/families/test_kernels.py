@@ -87,7 +87,7 @@ def installed(monkeypatch, tmp_path) -> Path:
 def test_a_package_that_is_missing_is_named_with_the_command(monkeypatch):
     monkeypatch.setattr(kernels, "find_spec", lambda name: None)
     assert without_kernels() == (
-        "PyTorch computes linear attention, in many small steps, as flash-linear-attention is not installed: pip "
+        "PyTorch computes linear attention, in many small steps, because flash-linear-attention is not installed: pip "
         "install 'lookonce[fla]'; docs/models.md#kernels"
     )
 

@@ -94,12 +94,12 @@ def test_it_is_said_which_images_the_models_were_trained_on_whose_answers_contex
     found = open_run(staged({"context": CONTEXT | {"answers": folds}}), replace(TO_LOOK, records="used"))
     assert {turn.answer for record in found.all_records() for turn in record.known} == {"own"}
     shown = {key for record in found.records["train"] if record.context for key in found.images.keys_of(record)}
-    of = f"{len(shown)} images about which records have its answers"
+    of = f"{len(shown)} images for which prompts have its answers"
     assert found.notes[-1] == f"{folds[0]}: its model was trained on none of {of}"
 
     RunFolder(tmp_path / "b").predictions("other").write_text(rows_of(plain, [*plain.all_records()]))
     own = open_run(staged({"context": CONTEXT | {"answers": folds[1]}}), replace(TO_LOOK, records="used"))
-    assert own.notes[-1].startswith(f"{folds[1]}: its model was trained on {len(shown)} of {len(shown)} images about")
+    assert own.notes[-1].startswith(f"{folds[1]}: its model was trained on {len(shown)} of {len(shown)} images for")
     copy = tmp_path / "copy.jsonl"
     copy.write_bytes(RunFolder(tmp_path / "b").predictions("other").read_bytes())
     moved = open_run(staged({"context": CONTEXT | {"answers": str(copy)}}), replace(TO_LOOK, records="used"))

@@ -86,7 +86,7 @@ def test_the_baseline_is_compared_first(write_study, compare, compared):
         ),
         ({"a": {"route": {"variants": {1: "a"}}, "train.epochs": 2}}, {}, "is not trained, so it has no other key"),
         ({"a": {"route": {"by": "colour", "variants": {1: "a"}}}}, {}, "route.by: .*'stage', 'category' or 'source'"),
-        ({"a": None}, {"seeds": [1, 1]}, "\n  seeds: a seed is there twice"),
+        ({"a": None}, {"seeds": [1, 1]}, "\n  seeds: a seed appears twice"),
         ({"a": None}, {"seeds": True}, r"seeds: Input should be a number \(got True\)"),
         ({"a": None}, {"seeds": [0, True]}, "seeds: Input should be a number"),
         ({"a": None}, {"seeds": [-1]}, "seeds.0.: .* greater than or equal to 0"),
@@ -104,5 +104,5 @@ def test_mistakes_are_named(write_study, variants, values, said):
 def test_a_variant_that_is_there_twice_is_refused(tmp_path):
     path = tmp_path / "study.yaml"
     path.write_text("base: x\noutput: y\nvariants:\n  a: {}\n  a: {train.epochs: 1}\n")
-    with pytest.raises(UsageError, match="the key 'a' is there twice"):
+    with pytest.raises(UsageError, match="the key 'a' appears twice"):
         read_study(path)

@@ -53,7 +53,7 @@ def test_a_process_finds_what_another_one_compiled_beside_a_damaged_file(preload
     again, graphs, kernels, notes = compile_in_a_process(preloaded, tmp_path, "b")
     assert again == result and (graphs["autograd_cache_hit"], kernels["fxgraph_cache_hit"]) == (1, 2)
     assert notes == [
-        f"removed {damaged}, which is damaged; compiling what it had",
+        f"removed {damaged}, which is damaged; compiling its code again",
         "compiled graphs: 1, 1 of them from earlier processes",
     ]
     assert [*(tmp_path / "compiler").glob("*")] == [path]

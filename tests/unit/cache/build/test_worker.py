@@ -105,7 +105,7 @@ def test_a_folder_with_another_fingerprint_is_refused(site, images):
     manifest["sha256"] = Fingerprint.from_json(manifest["fingerprint"]).sha256
     path.write_text(json.dumps(manifest))
     before = site.stamps()
-    expected = "was made from something else; .*\n  dtype: this run 'float32', that cache 'bfloat16'"
+    expected = "was made with other settings; .*\n  dtype: this run 'float32', that cache 'bfloat16'"
     with pytest.raises(CacheMismatch, match=expected):
         site.build(images, site.no_tower)
     assert site.stamps() == before

@@ -150,11 +150,11 @@ def test_a_whole_cache_is_deleted_by_its_name(caches, folder, other):
 @pytest.mark.parametrize(
     ("cache_id", "message"),
     [
-        ("1234567", "too short to delete by; give at least 8 digits"),
+        ("1234567", "too short to name a cache to delete; give at least 8 digits"),
         ("", "too short"),
         ("01234567", "matches 0 caches"),
         ("../../etc", "matches 0 caches"),
-        ("NAME", "matches 2 caches in FOLDER; there is: NAME"),
+        ("NAME", "matches 2 caches in FOLDER; choose one of: NAME"),
     ],
 )
 def test_a_short_unknown_or_ambiguous_name_deletes_nothing(caches, folder, cache_id, message):
@@ -194,13 +194,13 @@ def test_foreign_files_are_listed_and_never_deleted(caches, folder, tmp_path):
     (folder / "link").symlink_to(treasure)
     foreign = {"notes.txt", "shards/thesis.pdf", "mine/shard-00000.safetensors", "link"}
     assert set(only(collect_garbage(caches)).foreign) == foreign
-    assert "not ours: link, mine/shard-00000.safetensors" in collect_garbage(caches).text()
+    assert "not made by lookonce: link, mine/shard-00000.safetensors" in collect_garbage(caches).text()
     assert collect_garbage(caches, delete=True).deleted == []
     report = collect_garbage(caches, delete=True, cache_id=folder.name)
     assert {
         str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or path.is_file()
     } == foreign
-    assert (treasure / "gold").exists() and "kept what is not ours: " in report.text()
+    assert (treasure / "gold").exists() and "kept what lookonce did not make: " in report.text()
 
 
 def test_folders_without_our_manifest_are_ignored(caches, folder, tmp_path):

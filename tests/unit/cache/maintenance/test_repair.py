@@ -155,7 +155,7 @@ def test_a_cache_with_a_living_worker_is_not_repaired(site, images, folder, run_
 
 
 def test_a_cache_of_another_fingerprint_is_not_repaired(site, images, folder):
-    with pytest.raises(CacheMismatch, match="made from something else"):
+    with pytest.raises(CacheMismatch, match="made with other settings"):
         repair(folder, replace(site.fingerprint, tower_sha256="1" * 64), images)
 
 

@@ -100,7 +100,7 @@ def test_several_candidates_are_listed_with_their_files(cache):
 @pytest.mark.parametrize("name", ["0" * 64, "0" * 8, "abc", "nothing.png", "a/b/c.png", "", "zz", "archive.tar/x.png"])
 def test_an_unknown_image_is_refused(cache, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="knows no image"):
+    with pytest.raises(UsageError, match="has no image"):
         show(cache, name)
 
 

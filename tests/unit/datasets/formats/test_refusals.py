@@ -87,11 +87,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "history": ({"instruction": "Q", "output": "A", "history": [["Q"]]}, "`history` must be pairs of a ques"),
     "http": (
         llava(image="https://example.org/a.jpg"),
-        "is not on this machine; download it and use its path: a training",
+        "is not on this machine; download it and use its path, because what",
     ),
     "another machine": (llava(image="file://there/a.jpg"), "names another machine; expected file:///path/to/a.jpg"),
     "data URL": (llava(image="data:image/png;base64,AAAA"), "extract them with: lookonce data convert"),
-    "base64": (llava(image="iVBORw0KGgo" + "A" * 5000), "is no path; embedded images are data: URLs in base64"),
+    "base64": (llava(image="iVBORw0KGgo" + "A" * 5000), "is not a path; embedded images are data: URLs in base64"),
     "data URL cut short": (llava(image="data:image/png;base64"), "is not a data: URL in base64"),
     "image of a wrong type": (llava(image={"name": "a"}), "must have `bytes` or `path`, got an object with ['n"),
     "half a character": (llava("<image>\ud800?"), "`question` holds half a character (a lone surrogate)"),

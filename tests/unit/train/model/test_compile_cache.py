@@ -83,7 +83,9 @@ def test_a_damaged_file_is_removed_and_never_given_to_the_compiler(training, fil
     cache, compiler, notes = training(["a", "b"])
     cache.load()
     assert (
-        compiler.found == [] and files() == [] and notes == [f"removed {path}, which is damaged; compiling what it had"]
+        compiler.found == []
+        and files() == []
+        and notes == [f"removed {path}, which is damaged; compiling its code again"]
     )
     cache.save()
     assert files() == [path]
@@ -137,7 +139,7 @@ def test_what_the_compiler_cannot_use_is_said_and_left_out(training, files, monk
 
     monkeypatch.setattr(compiler, "load_cache_artifacts", fail)
     cache.load()
-    assert notes == [f"cannot use {files()[0]} (no such operator); compiling what it has"]
+    assert notes == [f"cannot use {files()[0]} (no such operator); compiling its code again"]
 
 
 def test_the_newest_files_are_kept(training, files, tmp_path):
@@ -158,4 +160,7 @@ def test_a_folder_that_cannot_be_written_to_is_said(training, tmp_path):
     cache, _, notes = training(["a"])
     cache.load()
     cache.save()
-    assert notes[-1] == f"compiled code is not kept in {tmp_path}/compiler (File exists); it lies in `cache.dir`"
+    assert (
+        notes[-1]
+        == f"compiled code is not kept in {tmp_path}/compiler (File exists); choose another `cache.dir` to keep it"
+    )

@@ -103,8 +103,8 @@ def test_matrices_without_lora_weights_are_said_with_their_share():
     assert said(experts=experts) == f"no LoRA weights for experts.down_proj: {share:.0%} of the decoder layers' weights"
     share = 12 / (12 + 8)
     assert said(router=router) == (
-        f"no LoRA weights for router: {share:.0%} of the decoder layers' weights; lora.targets: all-linear gives all "
-        "linear layers some"
+        f"no LoRA weights for router: {share:.0%} of the decoder layers' weights; lora.targets: all-linear "
+        "includes all linear layers"
     )
 
 
@@ -121,9 +121,9 @@ def test_experts_of_a_family_are_said_with_the_key_that_adapts_them(family):
             holder.register_parameter(own, nn.Parameter(torch.zeros(3, 4, 2), requires_grad=False))
         return beyond_targets(nn.ModuleList([layer])) or ""
 
-    hint = "; lora.experts: true gives the experts some"
+    hint = "; lora.experts: true includes the experts"
     for one in family.experts:
         assert said((one,)) == f"no LoRA weights for {one}: 100% of the decoder layers' weights{hint}"
     router = nn.Linear(4, 3).requires_grad_(False)
-    assert said(family.experts, router=router).endswith(f"lora.targets: all-linear gives all linear layers some{hint}")
+    assert said(family.experts, router=router).endswith(f"lora.targets: all-linear includes all linear layers{hint}")
     assert hint not in said(("mlp.conv1d.weight",)) and "mlp.conv1d.weight" in said(("mlp.conv1d.weight",))
