@@ -17,11 +17,10 @@ from lookonce.run.records import HELD_OUT
 
 CONTEXT = {"by": "stage", "order": [1, 2, 3]}
 VARIANTS = {
-    "plain": None,
     "half-1": {"data.held_out": {"fold": 1, "of": 2}},
     "half-2": {"data.held_out": {"fold": 2, "of": 2}},
     "own": {"answers_of": ["half-1", "half-2"], "data.context": CONTEXT},
-    "asked": {"starts_from": "plain", "train.epochs": 0, "train.steps": None, "data.context": CONTEXT},
+    "asked": {"starts_from": "half-1", "train.epochs": 0, "train.steps": None, "data.context": CONTEXT},
 }
 
 
@@ -40,10 +39,10 @@ def study(study_of, make_run, tmp_path):
 )
 @pytest.mark.guarantee("No context has an answer from a model that was trained on the image.")
 def test_contexts_are_answers_of_models_that_did_not_see_the_image_and_an_adapter_can_be_asked_alone(study):
-    output = study.write("crossed", VARIANTS)
+    output = study.write("crossed", VARIANTS, baseline="half-1")
     said = json.loads(study("run", "crossed.yaml", "--json"))
-    assert len(said["runs"]) == 5 and all(one["is_complete"] for one in said["runs"])
-    assert [one["answers_of"] for one in said["runs"]] == [[], [], [], ["half-1-1", "half-2-1"], []]
+    assert len(said["runs"]) == 4 and all(one["is_complete"] for one in said["runs"])
+    assert [one["answers_of"] for one in said["runs"]] == [[], [], ["half-1-1", "half-2-1"], []]
 
     folders = {variant: RunFolder(output / f"{variant}-1") for variant in VARIANTS}
     answers, records = {}, 0
@@ -63,15 +62,16 @@ def test_contexts_are_answers_of_models_that_did_not_see_the_image_and_an_adapte
     log = (output / "logs" / "own-1.log").read_text()
     assert "its model was trained on none of" in log and "cross-fit them" not in log
 
-    one, other = (load_file(folders[variant].adapter / "adapter_model.safetensors") for variant in ("plain", "asked"))
+    one, other = (load_file(folders[variant].adapter / "adapter_model.safetensors") for variant in ("half-1", "asked"))
     assert one.keys() == other.keys() and all((one[name] == other[name]).all() for name in one)
     assert (folders["asked"].read_trained().num_steps, folders["asked"].read_trained().num_samples) == (0, 0)
     assert (
-        f"nothing is trained: the adapter of {folders['plain'].folder}" in (output / "logs" / "asked-1.log").read_text()
+        f"nothing is trained: the adapter of {folders['half-1'].folder}"
+        in (output / "logs" / "asked-1.log").read_text()
     )
-    plain, asked = (read_predictions(folders[variant].predictions("test")) for variant in ("plain", "asked"))
+    half, asked = (read_predictions(folders[variant].predictions("test")) for variant in ("half-1", "asked"))
     assert all(row.context_answers == (None if row.stage == "1" else "predicted") for row in asked)
-    firsts = [[row.predicted for row in rows if row.stage == "1"] for rows in (plain, asked)]
+    firsts = [[row.predicted for row in rows if row.stage == "1"] for rows in (half, asked)]
     assert firsts[0] == firsts[1] != []
     assert [
         variant["variant"] for variant in json.loads(study("report", "crossed.yaml", "--json"))["variants"]

@@ -26,7 +26,7 @@ VARIANTS = {
 
 @pytest.fixture
 def study(study_of, make_run, built: VisionCache):
-    options = {"steps": 24, "save_steps": 4}
+    options = {"steps": 16, "save_steps": 4}
     data = {"val": [], "test": []}
     run = make_run(data=data, cache={"dir": str(built.folder.parent)}, train=options, batch={"samples_per_step": 4})
     return study_of(run.to_yaml())
@@ -71,7 +71,7 @@ def test_a_study_that_is_killed_and_stopped_ends_like_one_that_is_not(study, tmp
 def test_a_study_is_planned_run_changed_and_reported(study, tmp_path):
     variants = {"plain": None, "later": {"starts_from": "plain", "train.steps": 2}}
     questions = Path(yaml.safe_load(study.base)["data"]["train"][0]).parent / "val.jsonl"
-    study.base = study.base.replace("  val: []", f"  val: [{questions}]").replace("steps: 24", "steps: 4")
+    study.base = study.base.replace("  val: []", f"  val: [{questions}]").replace("steps: 16", "steps: 4")
     study.write("asked", variants)
     assert "2 runs, " in study("plan", "asked.yaml", "--rate", "5")
     said = json.loads(study("run", "asked.yaml", "--json"))
@@ -97,5 +97,5 @@ def test_two_studies_at_once_share_the_runs(study, tmp_path):
         assert process.wait() == 0, process.error
     for name in ("plain-1", "classic-1"):
         assert (output / name / "summary.json").exists()
-        assert (output / "logs" / f"{name}.log").read_text().count("step 24/24") == 1
+        assert (output / "logs" / f"{name}.log").read_text().count("step 16/16") == 1
     assert not any("failed" in process.error or "skipped" in process.error for process in processes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 from itertools import chain
 
 import pytest
@@ -106,29 +105,6 @@ def test_captured_passes_resume_as_if_uninterrupted(trainings, monkeypatch):
     assert any("captured" in note for note in notes)
     trainings.assert_same_adapter(run, uninterrupted)
     assert trainings.log(run) == trainings.log(uninterrupted)
-
-
-KILLED = """
-import os, signal
-import lookonce.train.train as run
-from lookonce.cli import main
-
-class KilledLines(run.MetricsLog):
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == 6:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-run.MetricsLog = KilledLines
-main(["train", "run.yaml"])
-"""
-
-
-def test_a_killed_process_loses_only_the_steps_since_its_checkpoint(trainings, preloaded, tmp_path):
-    run = trainings.unstarted("shared")
-    (tmp_path / "run.yaml").write_text(run.to_yaml())
-    assert preloaded.start(KILLED, folder=tmp_path).wait() == -signal.SIGKILL
-    assert train(run, resume=True, **QUIET).first_step == 4
-    trainings.assert_same_adapter(run, trainings.uninterrupted("shared"))
 
 
 def test_resuming_neither_reads_nor_batches_the_steps_before(make_run, trainings, monkeypatch):

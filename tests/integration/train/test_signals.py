@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 
 import pytest
@@ -186,33 +185,3 @@ def test_a_signal_during_evaluation_stops_at_once_and_resuming_evaluates_without
     assert (resumed.num_steps, resumed.exact_match) == (3, expected.exact_match)
     predictions = [made.output / "predictions" / "val.jsonl" for made in (run, undisturbed)]
     assert predictions[0].read_text() == predictions[1].read_text()
-
-
-SLOW_TRAINING = """
-import time
-from lookonce.train.loop.trainer import PackTrainer
-from lookonce.cli import main
-
-training_step = PackTrainer.training_step
-
-def slowly(self, *arguments):
-    time.sleep(0.1)
-    return training_step(self, *arguments)
-
-PackTrainer.training_step = slowly
-main(["train", "run.yaml"])
-"""
-
-
-def test_a_signal_to_the_process_group_stops_a_training_with_a_checkpoint(trainings, preloaded, tmp_path):
-    run = trainings.unstarted("shared")
-    (tmp_path / "run.yaml").write_text(run.to_yaml())
-    log, process = run.output / "log.jsonl", preloaded.start(SLOW_TRAINING, folder=tmp_path)
-    process.wait_until(lambda: log.exists() and len(log.read_text().splitlines()) >= 3)
-    os.killpg(process.pid, signal.SIGUSR1)
-    assert process.wait() == 75, process.error
-    error = process.error
-    [step] = re.findall(r"Error: stopped by SIGUSR1 after step (\d+) of 24, which is saved", error)
-    assert "Traceback" not in error
-    assert train(run, resume=True, **QUIET).first_step == int(step)
-    trainings.assert_same_adapter(run, trainings.uninterrupted("shared"))

@@ -69,8 +69,16 @@ def test_a_build_that_waits_for_others_stops_on_a_signal(site, images, monkeypat
     assert all(claim.is_held() for claim in claims)
 
 
-@pytest.mark.parametrize("is_asked", [True, False])
-@pytest.mark.parametrize("error", [RuntimeError, EOFError, ConnectionResetError, FileNotFoundError])
+@pytest.mark.parametrize(
+    ("error", "is_asked"),
+    [
+        (RuntimeError, True),
+        (EOFError, True),
+        (ConnectionResetError, True),
+        (FileNotFoundError, True),
+        (EOFError, False),
+    ],
+)
 def test_a_build_whose_decoding_processes_a_signal_has_ended_is_stopped(site, images, error, is_asked):
     """torch meets a dead process at any point of handing over an image, perhaps before the signal arrives here."""
     timer = threading.Timer(0.05, send, [WARNING])

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.processes import Preloaded
 
 SCRIPT = """
 import json, sys
@@ -28,28 +26,31 @@ print(json.dumps([weight.grad.sum().item(), counters["aot_autograd"], counters["
 """
 
 
-def compile_in_a_process(folder: Path, machine: str) -> tuple[float, dict[str, int], dict[str, int], list[str]]:
+def compile_in_a_process(
+    preloaded: Preloaded, folder: Path, machine: str
+) -> tuple[float, dict[str, int], dict[str, int], list[str]]:
     """The result, PyTorch's counters and the notes of a process on a machine with a compiler folder of its own."""
-    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(folder / machine)}
-    command = [sys.executable, "-c", SCRIPT, str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    variables = {"TORCHINDUCTOR_CACHE_DIR": str(folder / machine)}
+    (folder / "program.py").write_text(SCRIPT)  # the compiler's keys have the hash of the source file
+    process = preloaded.start(SCRIPT, str(folder), folder=folder, name="program.py", **variables)
+    assert process.wait() == 0, process.error
+    return json.loads(process.out)
 
 
 @pytest.mark.guarantee(
     "Files of compiled code that are damaged, or of another user, device, version or model, never reach the compiler."
 )
 @pytest.mark.guarantee("A process finds what another process compiled.")
-def test_a_process_finds_what_another_one_compiled_beside_a_damaged_file(tmp_path):
+def test_a_process_finds_what_another_one_compiled_beside_a_damaged_file(preloaded, tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    result, graphs, kernels, notes = compile_in_a_process(tmp_path, "a")
+    result, graphs, kernels, notes = compile_in_a_process(preloaded, tmp_path, "a")
     assert (graphs["autograd_cache_miss"], kernels["fxgraph_cache_miss"]) == (1, 2)
     assert notes[0] == "compiled graphs: 1, 0 of them from earlier processes" and notes[1].startswith("kept ")
 
     (path,) = (tmp_path / "compiler").glob("*")
     damaged = path.with_name(path.name.replace("-", "-0"))
     damaged.write_bytes(path.read_bytes()[:-1] + b"X")
-    again, graphs, kernels, notes = compile_in_a_process(tmp_path, "b")
+    again, graphs, kernels, notes = compile_in_a_process(preloaded, tmp_path, "b")
     assert again == result and (graphs["autograd_cache_hit"], kernels["fxgraph_cache_hit"]) == (1, 2)
     assert notes == [
         f"removed {damaged}, which is damaged; compiling its code again",
