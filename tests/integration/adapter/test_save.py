@@ -250,7 +250,7 @@ def test_an_adapter_of_another_model_is_refused(make_adapter, make_run, sample, 
     adapter, run = make_adapter(tmp_path / "adapter"), make_run()
     with pytest.raises(UsageError, match=r"whose weights differ from those of `model.path`, "):
         save_run(changed(adapter, base_model_name_or_path=str(other)), run)
-    with pytest.raises(UsageError, match=r"trained on owner/name, which is not on this machine .*base_model_name"):
+    with pytest.raises(UsageError, match=r"trained on owner/name, which is not here, .*base_model_name"):
         save_run(changed(adapter, base_model_name_or_path="owner/name"), run)
     assert not run.output.exists()
     copy = shutil.copytree(sample / "model", tmp_path / "copy")
@@ -284,7 +284,7 @@ def test_what_is_not_an_adapter_is_named(make_adapter, make_run, tmp_path):
         ({"target_modules": 5}, r"is wrong:\n.*targets"),
         ({"r": "four"}, r"is wrong:\n.*rank"),
         ({"exclude_modules": [1, "a"]}, r"exclude_modules="),
-        ({"base_model_name_or_path": 5}, r"trained on 5, which is not on this machine"),
+        ({"base_model_name_or_path": 5}, r"trained on 5, which is not here"),
     ):
         shutil.copytree(adapter, tmp_path / "changed", dirs_exist_ok=True)
         with pytest.raises(LookonceError, match=said):

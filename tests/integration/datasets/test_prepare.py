@@ -19,7 +19,7 @@ from lookonce.datasets.prepare.definition import find_definition
 from lookonce.datasets.prepare.run import Options, prepare
 find_definition("kvasir-vqa")  # what every child would do again
 write = sources._write
-sources._write = lambda path, data: (time.sleep(0.002), write(path, data))
+sources._write = lambda path, data: (time.sleep(0.05), write(path, data))
 for attempt in range(1, 100):
     if not (child := os.fork()):
         prepare("kvasir-vqa", Path("out"), Options(sys.argv[1]))
