@@ -122,7 +122,7 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "cp1252 table": ("r.csv", TABLE.encode("cp1252"), "expected a CSV file in UTF-8; convert one that was"),
     "cp1252 array": ("r.json", f"[{LINE}]".encode("cp1252"), "iconv -f WINDOWS-1252 -t UTF-8"),
     "gzip": ("r.jsonl", gzip.compress(LINE.encode()), "is compressed; unpack it, for example with: gunzip --keep"),
-    "workbook": ("r.xlsx", zipped("xl/workbook.xml"), "is a zip archive or an Excel workbook; unpack an archive with unzip"),
+    "workbook": ("r.xlsx", zipped("xl/workbook.xml"), "is a zip archive or an Excel workbook; unpack an archive"),
     "tar": ("r.jsonl", tarred(), "it has zero bytes"),
     "pretty-printed records": ("r.jsonl", 2 * json.dumps(ROW, indent=1).encode(), "with: jq -c . r.jsonl > NEW.jsonl"),
     "table with another name": ("r.jsonl", TABLE.encode(), "give its name the suffix .csv or .tsv"),
