@@ -226,7 +226,7 @@ def test_a_study_on_a_node_is_requeued_until_nothing_is_missing(make_project: Ma
     slurm.ask("scancel", "--batch", "-s", "USR1", job)
     slurm.wait(job)
     assert slurm.jobs(job)[0]["ExitCode"] == "0:0" and slurm.jobs(job)[0]["Restarts"] == "1"
-    assert "USR1 passed on" in project.log("study") and "2 of 2 runs complete" in project.log("study")
+    assert "USR1 sent to the jobs" in project.log("study") and "2 of 2 runs complete" in project.log("study")
     assert "resuming from checkpoint-" in text(output / "logs" / "a-1.log")
 
 
