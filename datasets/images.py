@@ -116,10 +116,6 @@ class Header(NamedTuple):
     traits: tuple[Trait, ...]
 
 
-MIN_SIDE = 32
-"""Smaller images are odd: 32 pixels are the side of one visual token of Qwen3-VL."""
-
-
 @dataclass(frozen=True)
 class ImageInfo:
     """One image file, or member of an archive."""
@@ -128,16 +124,10 @@ class ImageInfo:
     key: str = ""
     """The sha256 of its bytes; empty if they cannot be read."""
     num_bytes: int = 0
-    size: Size | None = None
-    """Width and height from the header, as the image is shown; None if it cannot be encoded."""
-    format: str = ""
-    """The name that Pillow gives the format: JPEG, PNG, ..."""
+    header: Header | None = None
+    """None if the image cannot be encoded."""
     problem: str = ""
     """Why the image cannot be used; empty if nothing was found wrong with it."""
-    traits: tuple[Trait, ...] = ()
-    """What 8-bit RGB does not keep of it."""
-    mode: str = ""
-    """The name that Pillow gives its kind of pixels: RGB, L, ..."""
 
     @property
     def is_missing(self) -> bool:
@@ -145,12 +135,9 @@ class ImageInfo:
         return not self.key
 
     @property
-    def oddity(self) -> str:
-        """What is odd about its size; empty if nothing is."""
-        width, height = self.size or (MIN_SIDE, MIN_SIDE)
-        if min(width, height) < MIN_SIDE:
-            return f"{width} x {height} pixels, less than {MIN_SIDE} on a side"
-        return ""
+    def size(self) -> Size | None:
+        """Width and height as the image is shown; None if it cannot be encoded."""
+        return self.header and self.header.size
 
 
 @dataclass(frozen=True)
@@ -367,7 +354,9 @@ def index_images(records: Iterable[Record], known: ImageIndex | None = None, *, 
         | {path: inspected[path].key for path in sorted(inspected) if not inspected[path].is_missing},
         path_of=path_of,
         size_of={key: image.size for key, image in images.items()} | known.size_of,
-        transparent=known.transparent.union(key for key, image in images.items() if "transparent" in image.traits),
+        transparent=known.transparent.union(
+            key for key, image in images.items() if image.header and "transparent" in image.header.traits
+        ),
         unusable=unusable,
         stamp_of=known.stamp_of | stamp_of,
         former={key: path for key, path in known.former.items() if key not in path_of},
@@ -414,7 +403,7 @@ def _inspect(read: tuple[Path, bytes | ImageError], *, decode: bool) -> ImageInf
             _decoded(data, path)
     except BadImage as error:
         return ImageInfo(path, key, len(data), problem=str(error))
-    return ImageInfo(path, key, len(data), header.size, header.format, traits=header.traits, mode=header.mode)
+    return ImageInfo(path, key, len(data), header)
 
 
 def distinct(images: Mapping[Path, ImageInfo]) -> dict[str, ImageInfo]:

@@ -8,10 +8,8 @@ columns `question`, `answer` and `image`.
 from __future__ import annotations
 
 import difflib
-import functools
 import re
 from collections import Counter
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -111,7 +109,7 @@ class SplitSection(Section):
 
 
 class QuestionSection(Section):
-    """Metadata of all rows with a question; a row's own metadata takes precedence."""
+    """Metadata of all rows with a question."""
 
     category: str | None = None
     stage: Stage | None = None
@@ -144,15 +142,14 @@ class Definition(Section):
     (merge), one record each (keep), or none (drop)."""
     split: SplitSection = SplitSection()
     questions: dict[Text, QuestionSection] = {}
-    """Metadata of questions, by their text after the rules."""
+    """Metadata of questions, by their text after the rules; a row's own metadata takes precedence."""
 
     @property
     def used_columns(self) -> set[str]:
         """The names of all columns that are used."""
         columns = self.columns
         of_rows = (columns.question, columns.answer, columns.image, columns.image_id, columns.split)
-        names = chain.from_iterable([*of_rows, *columns.metadata.values()])
-        return {*names, *FIELD.findall(" ".join(self.images))}
+        return {*FIELD.findall(" ".join(self.images))}.union(*of_rows, *columns.metadata.values())
 
     @model_validator(mode="after")
     def _rule_names_are_unique(self) -> Definition:
@@ -186,11 +183,6 @@ def find_definition(name: str) -> Definition:
             f"no known dataset is called {name!r}; {hint}known are {', '.join(known_datasets())}, or name "
             "a YAML file of your own (datasets/README.md says how to write one)"
         )
-    return _read_known(name)
-
-
-@functools.cache
-def _read_known(name: str) -> Definition:
     return read_definition(FOLDER / f"{name}.yaml")
 
 
@@ -200,8 +192,5 @@ def read_definition(path: Path) -> Definition:
     Raises:
         UsageError: it is missing or not YAML, or a key or value is wrong.
     """
-    hint, expected = (
-        f"known datasets are {', '.join(known_datasets())}",
-        f"keys and values, at least `name: {path.stem}`",
-    )
-    return read_settings(path, Definition, str(path), hint, expected)
+    hint = f"known datasets are {', '.join(known_datasets())}"
+    return read_settings(path, Definition, str(path), hint, f"keys and values, at least `name: {path.stem}`")

@@ -22,9 +22,12 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
 
 from lookonce.claim_file import FolderClaim
 from lookonce.datasets.formats.registry import checked
@@ -48,7 +51,7 @@ from lookonce.differences import differences
 from lookonce.errors import ImageError, SourceError, UsageError
 from lookonce.files import read_object, write_json
 from lookonce.hub import is_hub_name
-from lookonce.text import Notify, count, in_yaml, listed, nfc, quiet, rows, shell, table
+from lookonce.text import Notify, count, first_line, in_yaml, listed, nfc, quiet, rows, shell, table
 
 REPORT = "report.json"
 WORK = ".prepare"
@@ -61,6 +64,7 @@ IMAGES = "images"
 """The folder of the images beside the records."""
 Lists = Mapping[str, Sequence[str]]
 """Names of images by part."""
+LISTS: TypeAdapter[Lists] = TypeAdapter(dict[Literal["train", "val", "test"], list[str]])
 Parts = Mapping[str, Sequence[RecordRows]]
 """The rows of each record, by part."""
 OFFICIAL = "the set itself"
@@ -104,7 +108,9 @@ def prepare(name: str, folder: Path, options: Options = DEFAULTS, notify: Notify
     """
     definition = resolve(find_definition(name), options)
     lists = read_lists(options.split)
-    check_folder(folder)
+    if not (folder / REPORT).exists() and not (folder / WORK).exists():
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UsageError(f"{folder} is not empty and holds no prepared dataset; choose another folder, or empty it")
     notify(f"{definition.title or definition.name}, licence {definition.licence}; {definition.homepage}".strip("; "))
     source = open_source(definition, options, notify)
     settings = {
@@ -163,18 +169,6 @@ def resolve(definition: Definition, options: Options) -> Definition:
     return definition.model_copy(update={"split": split, "duplicates": options.duplicates or definition.duplicates})
 
 
-def check_folder(folder: Path) -> None:
-    """Refuse a folder that holds something else.
-
-    Raises:
-        UsageError: it does.
-    """
-    if not folder.exists() or (folder / REPORT).exists() or (folder / WORK).exists():
-        return
-    if not folder.is_dir() or any(folder.iterdir()):
-        raise UsageError(f"{folder} is not empty and holds no prepared dataset; choose another folder, or empty it")
-
-
 def open_source(definition: Definition, options: Options, notify: Notify) -> Source:
     """The source of a dataset, downloaded if it is on the Hub.
 
@@ -216,22 +210,17 @@ def read_lists(split: str | None) -> Lists | None:
     if split in (None, "image", "official"):
         return None
     try:
-        value = json.loads(Path(str(split)).read_text(encoding="utf-8"))
+        value: Lists = LISTS.validate_json(Path(str(split)).read_bytes())
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"--split {split} is neither `image` nor `official` nor a JSON file with lists of image names ({error})"
+            f"--split {split} is neither `image` nor `official` nor a JSON file with lists of image names "
+            f'({first_line(error)}); expected one like {{"train": ["a", "b"], "val": ["c"], "test": ["d"]}}'
         ) from None
-    if not isinstance(value, dict) or not set(value) <= set(PARTS) or not all(map(_is_names, value.values())):
-        raise UsageError(f'{split} must be like {{"train": ["a", "b"], "val": ["c"], "test": ["d"]}}')
     parts_of = Counter(name for names in value.values() for name in set(names))
     double = sorted(name for name, number in parts_of.items() if number > 1)
     if double:
         raise UsageError(f"{split} has image {double[0]} in two parts; each image may be in one")
     return {part: value.get(part, []) for part in PARTS}
-
-
-def _is_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 # Records and report.
@@ -258,7 +247,8 @@ def build_records(
     if not seen:
         raise ImageError(
             f"no row has an image; {len(rows):,} were tried, the first: {_reason(rows[0])}\n"
-            f"{_looked_for(definition.images, source)}"
+            f"searched for {', '.join(definition.images)} in {', '.join(map(str, source.image_roots))}; name the "
+            "folder of the images with --image-root"
         )
     split = choose_split(seen, definition, lists)
     cleaned, tallies = clean(rows, definition.rules)
@@ -271,7 +261,7 @@ def build_records(
         part_rows = [row for row in usable if split.part_of(row) == part]
         parts[part], counts = join_duplicates(part_rows, definition.duplicates)
         duplicates.update(counts)
-    left_out = {tally.name: tally.num_dropped for tally in tallies} | {
+    left_out = {tally.name: tally.dropped for tally in tallies} | {
         "no image": len(cleaned) - len(usable),
         "in no part of the split": sum(not split.part_of(row) for row in usable),
         "the same as another row": duplicates["num_identical"],
@@ -282,7 +272,6 @@ def build_records(
     names_of: dict[str, set[str]] = {}
     for row in seen:
         names_of.setdefault(row.key, set()).add(row.image_id)
-    keys = {row.key for row in seen}
     has_own = split.by != OFFICIAL and any(row.split for row in seen)
     known = definition.questions
     return parts, {
@@ -306,17 +295,17 @@ def build_records(
             "records": len(of_records),
             "left_out": {reason: number for reason, number in left_out.items() if number},
         },
-        "rules": [tally.to_json() for tally in tallies],
+        "rules": [asdict(tally) for tally in tallies],
         "duplicates": {"policy": definition.duplicates, **duplicates},
         "images": {
-            "written": len(keys),
+            "written": len(names_of),
             "names": len({name for names in names_of.values() for name in names if name}),
-            "in_no_record": len(keys - {row.key for row in of_records}),
+            "in_no_record": len(names_of.keys() - {row.key for row in of_records}),
             "with_several_names": sum(len(names) > 1 for names in names_of.values()),
             "not_found": dict(Counter(_reason(row) for row in cleaned if not row.key).most_common(NUM_SHOWN)),
         },
         "split": _describe(split, seen, of_records),
-        "official_split": _describe(Split(OFFICIAL, _official_part), seen, of_records) if has_own else None,
+        "official_split": _describe(OFFICIAL_SPLIT, seen, of_records) if has_own else None,
         "questions_not_in_the_definition": sum(nfc(row.question) not in known for row in of_records) if known else None,
         "settings": dict(settings),
     }
@@ -335,11 +324,6 @@ def _describe(split: Split, rows: Sequence[Row], of_records: Sequence[Row]) -> d
 
 def _reason(row: Row) -> str:
     return f"{row.problem}: {row.image_id}" if row.image_id else f"{row.problem} ({row.origin})"
-
-
-def _looked_for(patterns: Sequence[str], source: Source) -> str:
-    roots = ", ".join(map(str, source.image_roots))
-    return f"searched for {', '.join(patterns)} in {roots}; name the folder of the images with --image-root"
 
 
 def report_text(value: Mapping[str, Any]) -> str:
@@ -450,8 +434,7 @@ class Split:
     part_of: Callable[[Row], str]
 
 
-def _official_part(row: Row) -> str:
-    return row.split
+OFFICIAL_SPLIT = Split(OFFICIAL, attrgetter("split"))
 
 
 def choose_split(rows: Sequence[Row], definition: Definition, lists: Lists | None) -> Split:
@@ -474,6 +457,6 @@ def choose_split(rows: Sequence[Row], definition: Definition, lists: Lists | Non
                 f"{' or '.join(definition.columns.split)}, or files called train, val and test; --split image draws a "
                 "split"
             )
-        return Split(OFFICIAL, _official_part)
+        return OFFICIAL_SPLIT
     of_key = split_by_image(rows, split.shares.model_dump(), split.seed, split.together)
     return Split(f"image, seed {split.seed}", lambda row: of_key[row.key])
