@@ -346,7 +346,11 @@ def index_images(records: Iterable[Record], known: ImageIndex | None = None, *, 
     inspected = inspect_images(origin_of)
     unusable = {path: inspected[path].problem for path in origin_of if inspected[path].is_missing}
     if needs_one and unusable and len(unusable) == len(origin_of) and not known.key_of:
-        raise _none_usable(unusable, origin_of)
+        named = "\n".join(first_few([f"{why} ({origin_of[path]})" for path, why in unusable.items()], NUM_NAMED))
+        raise ImageError(
+            f"no image can be read; {count(len(unusable), 'image')} tried:\n{named}\n"
+            "Check `data.image_root` in the run file; image paths are relative to it."
+        )
     images = distinct(inspected)
     path_of = {key: image.path for key, image in images.items()} | known.path_of
     return ImageIndex(
@@ -413,14 +417,6 @@ def distinct(images: Mapping[Path, ImageInfo]) -> dict[str, ImageInfo]:
         if not image.is_missing:
             image_of.setdefault(image.key, image)
     return image_of
-
-
-def _none_usable(unusable: dict[Path, str], origin_of: dict[Path, str]) -> ImageError:
-    named = "\n".join(first_few([f"{why} ({origin_of[path]})" for path, why in unusable.items()], NUM_NAMED))
-    return ImageError(
-        f"no image can be read; {count(len(unusable), 'image')} tried:\n{named}\n"
-        "Check `data.image_root` in the run file; image paths are relative to it."
-    )
 
 
 def _read_archive(archive: Path, paths: list[Path]) -> Iterator[tuple[Path, bytes | ImageError]]:

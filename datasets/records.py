@@ -278,12 +278,14 @@ def _lost(record: Record, value: Any, name: str, format: FormatName, finder: Fin
         again = read_row(format, value, finder, name)
     except RecordsError as error:
         return str(error).removeprefix(f"{name}: ")
-    if again.images != tuple(Path(os.path.abspath(image)) for image in record.images):
-        return f"its images would be read back as {shown([str(image) for image in again.images])}"
-    if again.turns != record.turns:
-        return f"its turns would be read back as {shown(again.turns)}"
-    if again.system != record.system:
-        return f"its system text would be read back as {shown(again.system)}"
+    paths, expected_paths = [str(image) for image in again.images], [os.path.abspath(image) for image in record.images]
+    for what, found, expected in (
+        ("images", paths, expected_paths),
+        ("turns", again.turns, record.turns),
+        ("system text", again.system, record.system),
+    ):
+        if found != expected:
+            return f"its {what} would be read back as {shown(found)}"
     if again.metadata != record.metadata and not _is_same(again.metadata, record.metadata, kind, name):
         return f"its metadata would be read back as {shown(again.metadata)}"
     return ""

@@ -44,7 +44,7 @@ def to_text(audit: Audit, more: Sequence[str] = ()) -> str:
         _findings(audit.findings),
         *more,
         _per_image(audit),
-        table(*size_lines(audit)) if audit.sizes else "",
+        table(*size_lines(audit)) if audit.image_sizes else "",
         _baselines(audit),
         _questions(audit),
     ]
@@ -108,9 +108,9 @@ def _per_image(audit: Audit) -> str:
 
 def size_lines(audit: Audit, most: int = NUM_SIZES) -> tuple[Sequence[str], list[Sequence[str]]]:
     """Return header and lines of a table of the most frequent image sizes."""
-    lines = [(f"{width} x {height}", f"{images:,}") for (width, height), images in audit.sizes.items()]
+    lines = [(f"{width} x {height}", f"{images:,}") for (width, height), images in audit.image_sizes.items()]
     if len(lines) > most:
-        rest = sum(list(audit.sizes.values())[most:])
+        rest = sum(list(audit.image_sizes.values())[most:])
         lines = [*lines[:most], (count(len(lines) - most, "other size"), f"{rest:,}")]
     return ("image size", "images"), list(lines)
 
@@ -140,7 +140,7 @@ def _questions(audit: Audit) -> str:
 
 def asked_again(audit: Audit) -> list[Vocabulary]:
     """Return the questions that are asked more than once; the others have no majority."""
-    return [each for each in audit.vocabulary if each.num_asked > 1]
+    return [each for each in audit.questions if each.num_asked > 1]
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ def to_page(audit: Audit, sections: Sequence[Section] = (), sheet: Sequence[Thum
     def histogram(counts: Mapping[int, int], x_name: str, y_name: str) -> str:
         return plots.to_svg(plots.histogram(counts, x_name, y_name), f"{y_name} by {x_name}")
 
-    sizes = f"{count(len(audit.sizes), 'image size')}: width and height"
+    sizes = f"{count(len(audit.image_sizes), 'image size')}: width and height"
     names = ", ".join(file.name for file in audit.files)
     return page.render(
         "audit.html.jinja",
@@ -239,8 +239,10 @@ def to_page(audit: Audit, sections: Sequence[Section] = (), sheet: Sequence[Thum
         sections=sections,
         asked_again=asked_again(audit)[:NUM_DRAWN],
         size_table=size_lines(audit),
-        all_sizes=size_lines(audit, len(audit.sizes)),
-        sizes=plots.to_svg(plots.points(audit.sizes, "width, pixels", "height, pixels"), sizes) if audit.sizes else "",
+        all_sizes=size_lines(audit, len(audit.image_sizes)),
+        sizes=plots.to_svg(plots.points(audit.image_sizes, "width, pixels", "height, pixels"), sizes)
+        if audit.image_sizes
+        else "",
         histogram=histogram,
         sheet=sheet,
         footer="Made by lookonce data audit. Its --json has the same numbers and all items of each finding.",

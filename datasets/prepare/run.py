@@ -64,7 +64,7 @@ IMAGES = "images"
 """The folder of the images beside the records."""
 Lists = Mapping[str, Sequence[str]]
 """Names of images by part."""
-LISTS: TypeAdapter[Lists] = TypeAdapter(dict[Literal["train", "val", "test"], list[str]])
+LISTS = TypeAdapter(dict[Literal["train", "val", "test"], list[str]])
 Parts = Mapping[str, Sequence[RecordRows]]
 """The rows of each record, by part."""
 OFFICIAL = "the set itself"
@@ -210,7 +210,7 @@ def read_lists(split: str | None) -> Lists | None:
     if split in (None, "image", "official"):
         return None
     try:
-        value: Lists = LISTS.validate_json(Path(str(split)).read_bytes())
+        value: Any = LISTS.validate_json(Path(str(split)).read_bytes())
     except (OSError, ValueError) as error:
         raise UsageError(
             f"--split {split} is neither `image` nor `official` nor a JSON file with lists of image names "

@@ -50,14 +50,6 @@ RUN_FILE = "run.yaml"
 HEADER = "# The sample in this folder, for a tiny model on any CPU. Every key: docs/run-file.md\n"
 
 
-def write_run_file(folder: Path, stages: bool) -> Path:
-    """Write `folder`/run.yaml, unless it exists, and return its path."""
-    path = folder / RUN_FILE
-    if not path.exists():
-        write_text(path, run_file(folder, stages))
-    return path
-
-
 def run_file(folder: Path, stages: bool) -> str:
     """The text of the run file of the sample in `folder`."""
     text = Path(__file__).with_name("staged.yaml" if stages else RUN_FILE).read_text()
@@ -146,7 +138,10 @@ def write_sample(
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{target.name}{TEMPORARY_MARK}")
     with scratch as unfinished, naming_full_disk(target, temporary=Path(unfinished)):
-        _write_model(Path(unfinished) / "model", family, model, seed, tokenizer, tower_only)  # first: it may be refused
+        from lookonce.datasets.sample.model import write_model  # torch and transformers are slow to import
+
+        model_folder = Path(unfinished) / "model"  # first: it may be refused
+        write_model(model_folder, model, seed, tokenizer, family=FAMILIES[family], tower_only=tower_only)
         content = _write(Path(unfinished), seed, num_images, KVASIR_SIZES if sizes else None, stages) | wanted
         target.mkdir(exist_ok=True)
         for path in Path(unfinished).iterdir():
@@ -163,12 +158,6 @@ def _read_stamp(folder: Path) -> dict[str, object] | None:
         return None
     except ValueError as error:
         raise UsageError(f"{folder / STAMP} is broken ({error}); choose another folder or empty it") from None
-
-
-def _write_model(folder: Path, family: str, model: str, seed: int, tokenizer: Path | None, tower_only: bool) -> None:
-    from lookonce.datasets.sample.model import write_model  # torch and transformers are slow to import
-
-    write_model(folder, model, seed, tokenizer, family=FAMILIES[family], tower_only=tower_only)
 
 
 def _write(
@@ -243,8 +232,9 @@ def _records(path: Path, scene: Scene, stages: bool) -> list[Record]:
 
 def _report(folder: Path, stamp: dict[str, object], fresh: bool) -> SampleReport:
     keys = ("num_files", "num_images", "num_questions", "model")
-    is_small = stamp["model"] == "tiny" and not stamp["tower_only"]
-    path = write_run_file(folder, bool(stamp["stages"])) if is_small else None
+    path = folder / RUN_FILE if stamp["model"] == "tiny" and not stamp["tower_only"] else None
+    if path and not path.exists():
+        write_text(path, run_file(folder, bool(stamp["stages"])))
     return SampleReport(folder=folder, fresh=fresh, run_file=path, **{key: stamp[key] for key in keys})  # type: ignore[arg-type]
 
 

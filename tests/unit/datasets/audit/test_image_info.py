@@ -75,7 +75,7 @@ def test_sizes_are_those_of_images_as_shown(folder, look_at):
     exif = Image.Exif()
     exif[0x0112] = 8
     NOISE.save(folder / "turned.jpg", exif=exif)
-    assert look_at(("turned.jpg", "What is it?", "polyp")).sizes == {(48, 64): 1}
+    assert look_at(("turned.jpg", "What is it?", "polyp")).image_sizes == {(48, 64): 1}
 
 
 def test_if_all_images_are_missing_the_report_says_so_once(folder, look_at):
