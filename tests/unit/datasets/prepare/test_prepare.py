@@ -112,8 +112,8 @@ def test_lists_of_images_decide_the_split_and_the_rest_is_counted(tmp_path, made
     ("text", "message"),
     [
         ("no json", "is neither `image` nor `official` nor a JSON file"),
-        ('{"training": []}', 'must be like {"train"'),
-        ('{"train": [1]}', 'must be like {"train"'),
+        ('{"training": []}', 'expected one like {"train"'),
+        ('{"train": [1]}', 'expected one like {"train"'),
         ('{"train": ["a"], "val": ["a"]}', "has image a in two parts"),
         ('{"train": ["a"]}', "no image of kvasir-vqa is in the lists of --split; expected names like cl0, cl1, cl10"),
     ],

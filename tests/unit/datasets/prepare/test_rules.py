@@ -74,14 +74,14 @@ def test_each_rule_changes_texts_as_its_name_says(cases):
 def test_rows_without_question_or_answer_are_left_out_but_not_the_answer_none(question, answer, stays):
     kept, tallies = clean([row(question, answer)], KVASIR)
     assert bool(kept) is stays
-    assert tallies[0].num_dropped == (not stays)
+    assert tallies[0].dropped == (not stays)
 
 
 def test_rows_are_kept_by_their_metadata():
     english = rule(rule="keep_rows", metadata="language", values=["en"])
     rows = [row(metadata={"language": language}) for language in ("en", "zh")] + [row()]
     kept, tallies = clean(rows, [english])
-    assert kept == rows[:1] and tallies[0].num_dropped == 2
+    assert kept == rows[:1] and tallies[0].dropped == 2
 
 
 def test_rules_are_applied_in_their_order_and_the_text_as_read_is_kept():
@@ -89,7 +89,7 @@ def test_rules_are_applied_in_their_order_and_the_text_as_read_is_kept():
     assert after.question == "How many instruments are in the image?"
     assert after.answer == ">20mm; center; lower-right"
     assert after.as_read == ("How many instrumnets are in the image?", "lower-rigth;center;>20")
-    assert [tally.num_changed for tally in tallies] == [0, 1, 1, 1, 1, 1, 0]
+    assert [tally.changed for tally in tallies] == [0, 1, 1, 1, 1, 1, 0]
     assert tallies[1].examples == [["How many instrumnets are in the image?", after.question]]
 
 
@@ -101,7 +101,7 @@ def test_a_row_that_no_rule_changes_is_the_same_object():
 
 def test_rows_that_are_empty_after_all_rules_are_left_out_and_counted():
     kept, tallies = clean([row(answer="x"), row(question=" ")], [rule(rule="replace_labels", labels={"x": ""})])
-    assert kept == [] and (tallies[-1].name, tallies[-1].num_dropped) == ("empty question or answer", 2)
+    assert kept == [] and (tallies[-1].name, tallies[-1].dropped) == ("empty question or answer", 2)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ ROWS = st.lists(st.builds(row, TEXTS, TEXTS, st.sampled_from("abc")), max_size=1
 def test_every_row_is_kept_or_counted_and_keeps_its_original_texts(rows):
     numbered = [row(one.question, one.answer, one.key, origin=str(number)) for number, one in enumerate(rows)]
     kept, tallies = clean(numbered, KVASIR)
-    assert len(kept) + sum(tally.num_dropped for tally in tallies) == len(rows)
+    assert len(kept) + sum(tally.dropped for tally in tallies) == len(rows)
     for after in kept:
         before = numbered[int(after.origin)]
         assert after.as_read == (before.question, before.answer)
