@@ -127,8 +127,9 @@ def prepare(name: str, folder: Path, options: Options = DEFAULTS, notify: Notify
         if complete := find_complete(folder, settings):  # by another process, since
             return complete
         shutil.rmtree(folder / IMAGES, ignore_errors=True)  # what an unfinished preparation has left
-        for leftover in (path for part in PARTS for path in folder.glob(f"{part}.jsonl*")):
-            leftover.unlink()
+        for name in (*(f"{part}.jsonl" for part in PARTS), REPORT):
+            for leftover in folder.glob(f"{name}*"):
+                leftover.unlink()
         rows, columns = extract(source, definition, folder / IMAGES)
         parts, report = build_records(rows, columns, definition, source, settings, lists)
         write_parts(folder, parts, definition)

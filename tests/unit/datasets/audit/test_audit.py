@@ -74,11 +74,6 @@ def test_answers_with_a_common_reference_do_not_contradict(look_at, finding_of):
     assert finding_of(with_references, "duplicates").count == 1
 
 
-def test_label_order_and_case_do_not_contradict(look_at):
-    result = look_at(("a.png", "Which hue?", "red; pink"), ("a.png", "Which hue?", "Pink;red"))
-    assert "contradictions" not in codes_of(result)
-
-
 def turns(*pairs: tuple[str, str]) -> list[dict[str, str]]:
     return [{"question": question, "answer": answer} for question, answer in pairs]
 
@@ -232,7 +227,7 @@ def test_order_separators_and_case_leave_labels_the_same(labels, rng):
     assert same_labels(written) == same_labels("; ".join(labels))
 
 
-@pytest.mark.parametrize("part", ["\n", "a;", "e\u0301", " ;\t"])
+@pytest.mark.parametrize("part", ["a;", "e\u0301"])
 def test_an_audit_of_long_texts_takes_linear_time(folder, write, part):
     long = f"x{part * (200_000 // len(part))}x"
     path = write(("a.png", "Is it?", long), ("a.png", long, "a"))

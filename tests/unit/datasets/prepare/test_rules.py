@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from lookonce.datasets.prepare.definition import find_definition
 from lookonce.datasets.prepare.rows import Row, Rule, clean, join_duplicates, text_of
@@ -60,21 +60,11 @@ def test_each_rule_changes_texts_as_its_name_says(cases):
     assert [str(rule(**values).change(text)) for values, text, _ in cases] == [after for _, _, after in cases]
 
 
-@pytest.mark.parametrize(
-    ("question", "answer", "stays"),
-    [
-        ("none", "nan", False),
-        (" None ", "x", False),
-        ("Is there text?", "nan", False),
-        ("Is there text?", "", False),
-        ("Where is the instrument?", "none", True),
-        ("nonet", "nano", True),
-    ],
-)
-def test_rows_without_question_or_answer_are_left_out_but_not_the_answer_none(question, answer, stays):
-    kept, tallies = clean([row(question, answer)], KVASIR)
-    assert bool(kept) is stays
-    assert tallies[0].dropped == (not stays)
+def test_rows_without_question_or_answer_are_left_out_but_not_the_answer_none():
+    dropped = [row("none", "nan"), row(" None ", "x"), row("Is there text?", "nan"), row("Is there text?", "")]
+    stay = [row("Where is the instrument?", "none"), row("nonet", "nano")]
+    kept, tallies = clean([*dropped, *stay], KVASIR)
+    assert (kept, tallies[0].dropped) == (stay, 4)
 
 
 def test_rows_are_kept_by_their_metadata():
@@ -93,29 +83,9 @@ def test_rules_are_applied_in_their_order_and_the_text_as_read_is_kept():
     assert tallies[1].examples == [["How many instrumnets are in the image?", after.question]]
 
 
-def test_a_row_that_no_rule_changes_is_the_same_object():
-    before = row("Is there text?", "yes")
-    [after], _ = clean([before], KVASIR)
-    assert after is before and after.read_as is None
-
-
 def test_rows_that_are_empty_after_all_rules_are_left_out_and_counted():
     kept, tallies = clean([row(answer="x"), row(question=" ")], [rule(rule="replace_labels", labels={"x": ""})])
     assert kept == [] and (tallies[-1].name, tallies[-1].dropped) == ("empty question or answer", 2)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"rule": "drop_row"}, "does not match any of the expected tags"),
-        ({"rule": "drop_rows", "answers": ["a"]}, "Extra inputs are not permitted"),
-        ({"rule": "replace_words", "words": {}}, "at least 1 item"),
-        ({"rule": "replace_words", "in": "image", "words": {"a": "b"}}, "'question' or 'answer'"),
-    ],
-)
-def test_a_rule_with_a_mistake_is_refused(values, message):
-    with pytest.raises(ValidationError, match=message):
-        rule(**values)
 
 
 @pytest.mark.parametrize(
