@@ -32,6 +32,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import closing, suppress
 from functools import cache, lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -42,7 +43,6 @@ from lookonce.datasets.parquet import (
     find_image_column,
     open_parquet,
     read_values,
-    row_group_starts,
 )
 from lookonce.datasets.text_files import COMPRESSED
 from lookonce.errors import ImageError
@@ -136,6 +136,7 @@ class _Member(tarfile.TarInfo):
 
 ARCHIVE = re.compile(r"[^/]\.(?:tar|tar\.gz|tgz|parquet)(?=/)", re.IGNORECASE)
 """Ends where a folder of a path has the name of an archive."""
+NO_BYTES = "its row has no image bytes; write the archive with the images embedded"
 ROW = re.compile(r"0|[1-9][0-9]{0,17}")
 """A row number."""
 
@@ -230,7 +231,8 @@ def _read_parquet(archive: Path, wanted: Collection[str]) -> Iterator[tuple[str,
         image = find_image_column(file.schema_arrow)
         if image is None:
             raise ambiguous(file.schema_arrow)
-        starts = row_group_starts(file)
+        sizes = (file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups))
+        starts = list(accumulate(sizes, initial=0))
         groups: dict[int, dict[int, str]] = defaultdict(dict)
         for name in filter(ROW.fullmatch, wanted):
             if (row := int(name)) < starts[-1]:
@@ -239,15 +241,10 @@ def _read_parquet(archive: Path, wanted: Collection[str]) -> Iterator[tuple[str,
             try:
                 for row, value in enumerate(read_values(file, image.bytes_field, IMAGE_ROWS, [group]), starts[group]):
                     if row in name_of:
-                        yield name_of.pop(row), _image_bytes(value.as_py())
+                        found = value.as_py()
+                        data = found.get("bytes") if isinstance(found, dict) else found
+                        yield name_of.pop(row), data if isinstance(data, bytes) else NO_BYTES
                     if not name_of:
                         break
             except Exception as error:  # as in `read_members`; the other row groups may be intact
                 yield from ((name, _damage(error)) for name in name_of.values())
-
-
-def _image_bytes(value: Any) -> bytes | str:
-    data = value.get("bytes") if isinstance(value, dict) else value
-    if isinstance(data, bytes):
-        return data
-    return "its row has no image bytes; write the archive with the images embedded"

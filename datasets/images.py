@@ -30,7 +30,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from time import time as now
@@ -58,8 +58,7 @@ NUM_AT_ONCE = 64
 def stamps(paths: Iterable[Path]) -> dict[Path, Stamp | None]:
     """The stamp of each image's file, or of its archive; None if there is none."""
     files, members_of = by_archive(paths)
-    of_archive = cache(stamp)
-    members = {path: of_archive(archive) for archive, paths in members_of.items() for path in paths}
+    members = {path: one for archive, inside in members_of.items() for one in [stamp(archive)] for path in inside}
     chunks = [files[start : start + NUM_AT_ONCE] for start in range(0, len(files), NUM_AT_ONCE)]
     stamped = chain.from_iterable(threaded_map(lambda paths: [stamp(path) for path in paths], chunks))
     return dict(zip(files, stamped, strict=True)) | members

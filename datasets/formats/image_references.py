@@ -229,27 +229,22 @@ class Namer:
         """Names are relative to `image_root` or the file's folder; with `absolute`, others may be absolute."""
         self.root = file.parent if image_root is None else image_root
         self._absolute = absolute and image_root is None
-        self._known: dict[Path, str] = {}
 
-    def name(self, image: Path, origin: str = "") -> str:
-        """The name of an image.
+    def name(self, image: Path, origin: str) -> str:
+        """The name of an image of the record `origin`.
 
         Raises:
             RecordsError: it lies outside the root, from where it would not be found.
         """
-        if image not in self._known:
-            self._known[image] = self._name(image, f"{origin}: " if origin else "")
-        return self._known[image]
-
-    def _name(self, image: Path, of: str) -> str:
         name = os.path.relpath(image, self.root)
         is_outside = name == os.pardir or name.startswith(os.pardir + os.sep)
         if os.pardir in image.parts:
             raise RecordsError(
-                f"{of}image {image} lies outside the root that it was read with, or outside {self.root}; {ELSEWHERE}"
+                f"{origin}: image {image} lies outside the root that it was read with, or outside {self.root}; "
+                f"{ELSEWHERE}"
             )
         if is_outside and not self._absolute:
-            raise RecordsError(f"{of}image {image} lies outside {self.root}; {ELSEWHERE}")
+            raise RecordsError(f"{origin}: image {image} lies outside {self.root}; {ELSEWHERE}")
         name = os.path.abspath(image) if is_outside else name
         return name if _is_plain(name) else f"/.{name}" if is_outside else f"./{name}"
 

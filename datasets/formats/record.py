@@ -27,16 +27,9 @@ IMAGE_ID_NAMES = ("img_id", "image_id")
 QUESTION_NAMES = ("question", "query", "problem", "prompt")
 ANSWER_NAMES = ("answer", "answers", "label", "response", "solution", "output", "target", "ground_truth")
 """Names of the columns of a table of questions. Of each kind the first one counts that a row has."""
-KEYS = {
-    *IMAGE_NAMES,
-    *IMAGE_ID_NAMES,
-    *QUESTION_NAMES,
-    *ANSWER_NAMES,
-    "turns",
-    "conversations",
-    "messages",
-    "instruction",
-}
+CONVERSATION_NAMES = ("turns", "conversations", "messages", "instruction")
+"""One of these keys is in every format but that of tables."""
+KEYS = {*IMAGE_NAMES, *IMAGE_ID_NAMES, *QUESTION_NAMES, *ANSWER_NAMES, *CONVERSATION_NAMES}
 """The keys by which records are recognised."""
 
 

@@ -180,8 +180,8 @@ FormatName = Literal["canonical", "flat", "llava", "sharegpt", "alpaca", "messag
 FORMAT_NAMES: tuple[FormatName, ...] = get_args(FormatName)
 Read = Callable[[Row, Finder, str], Record]
 Write = Callable[[Record, list[str]], Row]
-EXPECTED_KEYS = (
-    "the key `turns` (canonical format) or `question` (flat format), got {keys}; other formats have `conversations` "
+EXPECTED = (
+    "the key `turns` (canonical format) or `question` (flat format), got {}; other formats have `conversations` "
     "(LLaVA, ShareGPT), `messages`, or `instruction` and `output` (Alpaca)"
 )
 
@@ -280,7 +280,9 @@ class Reader:
         format = self._given or format_of(value)
         self.format = self.format or format
         if format is None or self.format is None:
-            raise RecordsError(f"{origin}: expected {self._expected(value)}")
+            is_first = self.format is None or FORMATS[self.format].kind == "native"
+            like_the_first = f"a record in the format {self.format}, like the first one, got {kind(value)}"
+            raise RecordsError(f"{origin}: expected {EXPECTED.format(keys_of(value)) if is_first else like_the_first}")
         if FORMATS[format].kind != FORMATS[self.format].kind:
             raise RecordsError(
                 f"{origin}: expected a record in the format {self.format}, like the first one, got the format "
@@ -288,8 +290,3 @@ class Reader:
             )
         refuse_pixel_limits(value, f"{origin}: it has", ("min_pixels", "max_pixels"))
         return read_row(format, value, self.finder, origin)
-
-    def _expected(self, value: Row) -> str:
-        if self.format is None or FORMATS[self.format].kind == "native":
-            return EXPECTED_KEYS.format(keys=keys_of(value))
-        return f"a record in the format {self.format}, like the first one, got {kind(value)}"

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -206,10 +206,10 @@ def _part_of_file(name: str) -> str:
 
 
 class Stored(NamedTuple):
-    """An image that has been written."""
+    """An image that has been written: its key and the name of its file, as in `Row`."""
 
     key: str
-    name: str
+    image: str
 
 
 class ImageStore:
@@ -285,8 +285,7 @@ def extract(source: Source, definition: Definition, images: Path) -> tuple[list[
     """The rows of a source, whose images are written to the new folder `images`, and the columns that they have."""
     finder, rows = ImageFinder(source.image_roots, definition.images), list[Row]()
     columns: set[str] = set()
-    path_of: dict[int, Path] = {}
-    first: dict[Path, Row] = {}
+    rows_of: dict[Path, list[int]] = defaultdict(list)
     progress = tqdm(desc=f"read {source.format}", unit="row", leave=False, disable=None)
     with progress, ThreadPoolExecutor(NUM_THREADS) as threads:
         store = ImageStore(images, threads)
@@ -294,23 +293,20 @@ def extract(source: Source, definition: Definition, images: Path) -> tuple[list[
             columns |= raw.values.keys()
             row, named = _row_of(raw, part, definition)
             if raw.image is not None:
-                row = _with_image(row, store.add(raw.image, _stem(row, named["image"])))
+                row = replace(row, **store.add(raw.image, _stem(row, named["image"]))._asdict())
             elif path := finder.find(named):
-                path_of[len(rows)] = path
-                first.setdefault(path, row)
+                rows_of[path].append(len(rows))
             else:
                 row = replace(row, problem="no image was found")
             rows.append(row)
             progress.update()
-        found_at = {
-            path: data if isinstance(data, ImageError) else store.add(data, _stem(first[path], path.name))
-            for path, data in read_many(first)
-        }
-        for number, path in path_of.items():
-            image, row = found_at[path], rows[number]
-            rows[number] = (
-                replace(row, problem=str(image)) if isinstance(image, ImageError) else _with_image(row, image)
-            )
+        for path, data in read_many(rows_of):
+            if isinstance(data, ImageError):
+                found: dict[str, Any] = {"problem": str(data)}
+            else:
+                found = store.add(data, _stem(rows[rows_of[path][0]], path.name))._asdict()
+            for number in rows_of[path]:
+                rows[number] = replace(rows[number], **found)
         store.finish()
     return rows, columns
 
@@ -335,10 +331,6 @@ def _row_of(raw: RawRow, part: str, definition: Definition) -> tuple[Row, dict[s
     texts = {"question": row.question, "answer": row.answer, "image_id": image_id, "image": image}
     check_values(dict.fromkeys(values) | texts | dict(row.metadata), raw.origin)
     return row, {**values, "image": image, "image_id": image_id}
-
-
-def _with_image(row: Row, stored: Stored) -> Row:
-    return replace(row, key=stored.key, image=stored.name)
 
 
 def _first(values: Mapping[str, Any], names: Iterable[str]) -> Any:

@@ -222,11 +222,10 @@ def _write_copies(images: Path, scenes: list[tuple[int, Scene]]) -> list[tuple[P
 def _records(path: Path, scene: Scene, stages: bool) -> list[Record]:
     """The records of a frame, each with one question."""
     metadata = {"image_id": path.stem, "source": scene.kind}
-    if not stages:
-        return [Record(images=(path,), turns=(Turn(*pair),), metadata=metadata) for pair in ask(scene)]
+    asked = ask_in_stages(scene) if stages else [(*pair, None) for pair in ask(scene)]
     return [
-        Record(images=(path,), turns=(Turn(question, answer),), metadata=metadata | {"stage": stage})
-        for question, answer, stage in ask_in_stages(scene)
+        Record((path,), (Turn(question, answer),), metadata=metadata | ({"stage": stage} if stage else {}))
+        for question, answer, stage in asked
     ]
 
 

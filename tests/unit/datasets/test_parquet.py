@@ -14,7 +14,6 @@ from support.rows import EMBEDDED, alternating, parts, png, run, write_lines
 
 from lookonce.datasets.images import read_bytes
 from lookonce.datasets.parquet import (
-    ImageColumn,
     find_image_column,
     open_parquet,
     read_rows,
@@ -48,13 +47,13 @@ def test_rows_come_with_bytes_and_path_of_their_image(path, num_rows):
 @pytest.mark.parametrize(
     ("columns", "expected"),
     [
-        ({"a": EMBEDDED}, ImageColumn("a", True, True)),
-        ({"a": NO_PATH}, ImageColumn("a", True, False)),
-        ({"a": ONLY_PATHS}, ImageColumn("a", True, True)),
-        ({"a": pa.binary(), "b": pa.string()}, ImageColumn("a", False, False)),
-        ({"a": pa.large_binary(), "b": NO_PATH}, ImageColumn("b", True, False)),
-        ({"a": EMBEDDED, "image": EMBEDDED}, ImageColumn("image", True, True)),
-        ({"a": pa.binary(), "image": pa.binary()}, ImageColumn("image", False, False)),
+        ({"a": EMBEDDED}, ("a", "a.bytes", "a.path")),
+        ({"a": NO_PATH}, ("a", "a.bytes", None)),
+        ({"a": ONLY_PATHS}, ("a", "a.bytes", "a.path")),
+        ({"a": pa.binary(), "b": pa.string()}, ("a", "a", None)),
+        ({"a": pa.large_binary(), "b": NO_PATH}, ("b", "b.bytes", None)),
+        ({"a": EMBEDDED, "image": EMBEDDED}, ("image", "image.bytes", "image.path")),
+        ({"a": pa.binary(), "image": pa.binary()}, ("image", "image", None)),
         ({"a": pa.list_(EMBEDDED), "b": pa.struct([("bytes", pa.string())])}, None),
     ],
 )
