@@ -72,7 +72,6 @@ FORMATS: dict[str, tuple[dict[str, Any], Record]] = {
         {"messages": alternating("<image>Is there text?", "yes", "Why?", "because"), "images": ["/abs/a.jpg"]},
         about("/abs/a.jpg", turns=TWICE),
     ),
-    "openai, text only": ({"messages": [USER, ANSWER]}, about()),
     "parts": ({"messages": alternating(parts(None, "Is there text?"), parts("yes"))}, about("a.jpg")),
     "parts, several texts, image last": (
         {"messages": alternating(parts("Is there", " text?", None), "yes")},

@@ -81,7 +81,6 @@ REFUSED = {
     ),
     "a token of Qwen": (llava("<|vision_start|>What?", "a.jpg"), "contains <|vision_start|>, a special token"),
     "a video": (llava("<video>\nWhat?", "a.jpg"), "videos are not supported"),
-    "audio": (llava("<audio>\nWhat?", "a.jpg"), "audio is not supported"),
     "HTML without an image": (llava(f"{MARKUP[0]}What?"), "the image mark '<img src="),
     "Markdown without an image": (llava(f"{MARKUP[1]}What?"), "the image mark '![a polyp](a.jpg)' in question 1"),
 }

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from lookonce.datasets.prepare.definition import find_definition
@@ -94,25 +92,6 @@ def test_rows_that_are_empty_after_all_rules_are_left_out_and_counted():
 )
 def test_values_of_columns_become_texts(value, text):
     assert text_of(value) == text
-
-
-TEXTS = st.one_of(
-    st.sampled_from(["none", "nan", "", " ", "yes", ">20", "red;pink", "pink; red", "rigth", "instrumnets"]),
-    st.text(st.sampled_from("ab;> 2rigth-"), max_size=12),
-)
-ROWS = st.lists(st.builds(row, TEXTS, TEXTS, st.sampled_from("abc")), max_size=12)
-
-
-@given(rows=ROWS)
-def test_every_row_is_kept_or_counted_and_keeps_its_original_texts(rows):
-    numbered = [row(one.question, one.answer, one.key, origin=str(number)) for number, one in enumerate(rows)]
-    kept, tallies = clean(numbered, KVASIR)
-    assert len(kept) + sum(tally.dropped for tally in tallies) == len(rows)
-    for after in kept:
-        before = numbered[int(after.origin)]
-        assert after.as_read == (before.question, before.answer)
-        assert (after.read_as is None) == ((after.question, after.answer) == after.as_read)
-        assert after.question.strip() and after.answer.strip()
 
 
 # Several rows of one question.
