@@ -184,11 +184,7 @@ class StageMap(Section):
 
 
 def read_stage_map(path: Path) -> StageMap:
-    """The stage map in a file.
-
-    Raises:
-        UsageError: the file is missing or not YAML, or a key or value is wrong.
-    """
+    """The stage map in a file; raises UsageError if it is missing or not YAML, or a key or value is wrong."""
     expected = 'a mapping with `questions`, such as {questions: {"Is there text?": {stage: 1}}}'
     return read_settings(path, StageMap, f"the stage map {path}", "correct `data.stage_map`", expected)
 
@@ -318,11 +314,7 @@ class Fold(Section):
 
 
 def hold_out(records: Sequence[Record], fold: Fold, seed: int, keys_of: KeysOf) -> tuple[list[Record], list[Record]]:
-    """The records that are trained on, and those about the images of the fold, both in their order.
-
-    Raises:
-        RecordsError: there are fewer images than folds.
-    """
+    """The records to train on, and those about the fold; raises RecordsError if there are fewer images than folds."""
     keys = [keys_of(record) for record in records]
     group_of = connected(keys)
     order = sorted(set(group_of.values()))

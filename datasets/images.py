@@ -181,11 +181,7 @@ class ImageIndex:
 
 
 def image_key(path: Path) -> str:
-    """The sha256 of the file's bytes, 64 hexadecimal digits.
-
-    Raises:
-        ImageError: it cannot be read.
-    """
+    """The sha256 of the file's bytes, 64 hexadecimal digits; raises ImageError if it cannot be read."""
     return bytes_key(read_bytes(path))
 
 
@@ -280,20 +276,12 @@ def decode(data: bytes, path: Path) -> Image.Image:
         BadImage: the header tells that it cannot be encoded, or its pixels cannot be decoded.
     """
     read_header(data, path)
-    return _decoded(data, path)
-
-
-def _decoded(data: bytes, path: Path) -> Image.Image:
     with _opened(data, path) as image:
         return ImageOps.exif_transpose(image).convert("RGB")
 
 
 def read_bytes(path: Path) -> bytes:
-    """The bytes of an image: a file, or a member of an archive.
-
-    Raises:
-        ImageError: it cannot be read; says why.
-    """
+    """The bytes of an image, a file or a member of an archive; raises ImageError, which says why it cannot be read."""
     archive = find_archive(path)
     data = _read_file(path) if archive is None else next(_read_archive(archive, [path]))[1]
     if isinstance(data, ImageError):
@@ -316,15 +304,10 @@ def read_many(paths: Iterable[Path]) -> Iterator[tuple[Path, bytes | ImageError]
 def count_images(paths: Iterable[Path]) -> int:
     """The number of images at these paths, where the rows of parquet files are compared by content."""
     files, members_of = by_archive(paths)
-    tables = {archive: rows for archive, rows in members_of.items() if archive.suffix.lower() == ".parquet"}
-    num_rows = sum(map(len, tables.values()))
-    distinct: set[str | bytes] = set()
-    with tqdm(total=num_rows, desc="compare images", unit="row", leave=False, disable=None) as progress:
-        for archive, rows in tables.items():
-            for path, data in _read_archive(archive, rows):
-                distinct.add(str(path) if isinstance(data, ImageError) else xxh3_128_digest(data))
-                progress.update()
-    return len(files) + sum(map(len, members_of.values())) - num_rows + len(distinct)
+    rows = [path for archive, inside in members_of.items() if archive.suffix.lower() == ".parquet" for path in inside]
+    num_others = len(files) + sum(map(len, members_of.values())) - len(rows)
+    read = tqdm(read_many(rows), "compare images", len(rows), unit="row", leave=False, disable=None)
+    return num_others + len({path if isinstance(data, ImageError) else xxh3_128_digest(data) for path, data in read})
 
 
 def index_images(records: Iterable[Record], known: ImageIndex | None = None, *, needs_one: bool = True) -> ImageIndex:
@@ -374,7 +357,7 @@ def inspect_images(paths: Iterable[Path], *, decode: bool = False) -> dict[Path,
     """
     paths = sorted(set(paths))
     files, members_of = by_archive(paths)
-    inspect = partial(_inspect, decode=decode)
+    inspect = partial(_inspect, is_whole=decode)
     with tqdm(total=len(paths), desc="inspect images", unit="image", leave=False, disable=None) as progress:
 
         def counted(images: Iterable[ImageInfo]) -> list[ImageInfo]:
@@ -395,15 +378,15 @@ def inspect_images(paths: Iterable[Path], *, decode: bool = False) -> dict[Path,
     return {image.path: image for image in sorted(inspected_images, key=lambda image: image.is_missing)}
 
 
-def _inspect(read: tuple[Path, bytes | ImageError], *, decode: bool) -> ImageInfo:
+def _inspect(read: tuple[Path, bytes | ImageError], *, is_whole: bool) -> ImageInfo:
     path, data = read
     if isinstance(data, ImageError):
         return ImageInfo(path, problem=str(data))
     key = bytes_key(data)
     try:
         header = read_header(data, path)
-        if decode:
-            _decoded(data, path)
+        if is_whole:
+            decode(data, path)
     except BadImage as error:
         return ImageInfo(path, key, len(data), problem=str(error))
     return ImageInfo(path, key, len(data), header)

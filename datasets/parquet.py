@@ -53,11 +53,7 @@ class ImageColumn(NamedTuple):
 
 
 def image_columns(schema: Any) -> dict[str, ImageColumn]:
-    """All columns with one image per row, by name.
-
-    Raises:
-        ImageError: two columns have the same name.
-    """
+    """All columns with one image per row, by name; raises ImageError if two columns have the same name."""
     if len({*schema.names}) < len(schema.names):
         twice = next(name for name in schema.names if schema.names.count(name) > 1)
         raise ImageError(f"two columns are called `{twice}`; rename one of them")
@@ -317,11 +313,7 @@ def _opened(row: Row, origin: str) -> Row:
 
 
 def write_parquet(path: Path, rows: Named) -> None:
-    """One row per record, one column per key.
-
-    Raises:
-        RecordsError: values under one key have different types.
-    """
+    """One row per record, one column per key; raises RecordsError if values under one key have different types."""
     import pyarrow as pa
     from pyarrow import parquet
 

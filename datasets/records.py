@@ -249,11 +249,7 @@ def _bar(records: list[tuple[str, Record]], what: str) -> Any:
 
 
 def format_of_file(path: Path, format: FormatName | None) -> FormatName:
-    """The format to write to a file of that name; `format` is the requested one.
-
-    Raises:
-        UsageError: a file of that type cannot hold it.
-    """
+    """The format to write to a file of that name; raises UsageError if it cannot hold the requested one."""
     if path.suffix.lower() not in TABLES:
         return format or "canonical"
     if format not in (None, "flat"):

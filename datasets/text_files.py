@@ -319,11 +319,7 @@ def write_array(path: Path, rows: Named) -> None:
 
 
 def encode(row: Any, name: str) -> bytes:
-    """A row as JSON.
-
-    Raises:
-        RecordsError: a value has no JSON type, or a text is not valid UTF-8.
-    """
+    """A row as JSON; raises RecordsError if a value has no JSON type, or a text is not valid UTF-8."""
     try:
         return json.dumps(row, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:

@@ -105,11 +105,7 @@ def read_message(message: Any, where: str, keys: tuple[str, str] = ("role", "con
 
 
 def image_references(row: Row, origin: str) -> list[Any]:
-    """Return the image references under `image` or `images`, where there may be one or a list.
-
-    Raises:
-        RecordsError: both keys have a value.
-    """
+    """The image references under `image` or `images`, one or a list; raises RecordsError if both keys have a value."""
     values = [row[key] for key in ("image", "images") if row.get(key) not in (None, [])]
     if len(values) > 1:
         raise RecordsError(f"{origin}: both `image` and `images` have a value; expected one of the two keys")

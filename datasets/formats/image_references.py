@@ -144,11 +144,7 @@ class Finder:
         return self._unanswered and value in (None, "", [])
 
     def answer(self, value: Any, key: str, origin: str) -> str:
-        """An answer as text: a number or a boolean in that of JSON, if it may be one.
-
-        Raises:
-            RecordsError: it is not a text, or an empty one; of a number it says what to do about it.
-        """
+        """An answer as text, a number as JSON writes it; raises RecordsError if it is empty, or may not be a number."""
         if not is_number(value):
             return text(value, key, origin)
         if not self.coerce:
@@ -231,11 +227,7 @@ class Namer:
         self._absolute = absolute and image_root is None
 
     def name(self, image: Path, origin: str) -> str:
-        """The name of an image of the record `origin`.
-
-        Raises:
-            RecordsError: it lies outside the root, from where it would not be found.
-        """
+        """The name of an image of the record `origin`; raises RecordsError if it lies outside the root."""
         name = os.path.relpath(image, self.root)
         is_outside = name == os.pardir or name.startswith(os.pardir + os.sep)
         if os.pardir in image.parts:
@@ -271,11 +263,7 @@ MARK = re.compile(
 
 
 def remove_tags(question: str, origin: str) -> tuple[str, int]:
-    """Return the first question without the tags at its two ends, and how many tags there were.
-
-    Raises:
-        RecordsError: there is a tag between its words.
-    """
+    """A question without the tags at its ends, and their number; raises RecordsError if a tag is between its words."""
     rest = question[match.end() :] if (match := LEADING.match(question)) else question
     rest = _without_last_tags(rest)
     if TAG in rest:
@@ -301,11 +289,7 @@ def _without_line_end(text: str) -> str:
 
 
 def check_num_tags(num_tags: int, num_images: int, origin: str) -> None:
-    """Check that there is one tag for each image, or none.
-
-    Raises:
-        RecordsError: there are more tags or fewer.
-    """
+    """Check that there is one tag for each image, or none; raises RecordsError."""
     if num_tags not in (0, num_images):
         tags, images = count(num_tags, f"{TAG} tag"), count(num_images, "image")
         raise RecordsError(f"{origin}: {tags} and {images}; expected one tag for each image, or no tags")
@@ -329,14 +313,11 @@ def check_marks(record: Record) -> None:
         return
     for name, number, content in texts(record):
         for mark in MARK.finditer(content) if "<" in content or "[" in content else ():
-            is_text = mark[0] == TAG or (_is_markup(mark[0]) and (record.images or name != "question"))
+            is_markup = re.fullmatch(MARKUP, mark[0], re.IGNORECASE)
+            is_text = mark[0] == TAG or (is_markup and (record.images or name != "question"))
             if not is_text:
                 where = f"{name} {number}" if number else {"system": "the system text"}.get(name, name)
                 raise RecordsError(
                     f"{record.origin}: the image mark {shown(mark[0])} in {where}; name the images of the "
                     "record under its key for images, and remove the mark"
                 )
-
-
-def _is_markup(mark: str) -> bool:
-    return re.fullmatch(MARKUP, mark, re.IGNORECASE) is not None

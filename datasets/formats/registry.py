@@ -154,11 +154,7 @@ def _with_references(metadata: dict[str, Any], finder: Finder, origin: str) -> d
 
 
 def write_flat(record: Record, images: list[str]) -> Row:
-    """Write one question about one image, with the metadata as further keys.
-
-    Raises:
-        RecordsError: the record has another number of either, or a system text.
-    """
+    """Write one question about one image, and metadata as further keys; raises RecordsError if the record has more."""
     for number, what in ((len(images), "image"), (len(record.turns), "question")):
         if number != 1:
             raise RecordsError(f"it holds one {what} a record, and this one has {number}")
@@ -214,20 +210,12 @@ FORMATS: dict[FormatName, RecordFormat] = {
 
 
 def read_row(format: FormatName, row: Row, finder: Finder, origin: str) -> Record:
-    """The `checked` record of a row in a format.
-
-    Raises:
-        RecordsError: the row does not follow the format, or no training can use it.
-    """
+    """The `checked` record of a row in a format; raises RecordsError if the row does not follow the format."""
     return checked(FORMATS[format].read(row, finder, origin))
 
 
 def checked(record: Record) -> Record:
-    """A record from any source, if training can use it.
-
-    Raises:
-        RecordsError: it cannot; names what is wrong.
-    """
+    """A record from any source; raises RecordsError, which names what is wrong, if no training can use it."""
     check_marks(record)
     check_record(record)
     return record
@@ -270,11 +258,7 @@ class Reader:
         self._given = format
 
     def read(self, value: Any, origin: str) -> Record:
-        """Return the record that a row of the file holds.
-
-        Raises:
-            RecordsError: the row does not follow the format; says what was expected.
-        """
+        """The record that a row of the file holds; raises RecordsError if the row does not follow the format."""
         if not isinstance(value, dict):
             raise RecordsError(f"{origin}: expected a JSON object, got {kind(value)}")
         format = self._given or format_of(value)

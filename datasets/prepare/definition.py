@@ -168,11 +168,7 @@ def known_datasets() -> list[str]:
 
 
 def find_definition(name: str) -> Definition:
-    """The definition of a known dataset, or the one in a YAML file.
-
-    Raises:
-        UsageError: there is none, or it has mistakes; all of them are named.
-    """
+    """The definition of a known dataset, or that in a YAML file; raises UsageError, which names all its mistakes."""
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
         return read_definition(path)
@@ -187,10 +183,6 @@ def find_definition(name: str) -> Definition:
 
 
 def read_definition(path: Path) -> Definition:
-    """Read one YAML file.
-
-    Raises:
-        UsageError: it is missing or not YAML, or a key or value is wrong.
-    """
+    """Read one YAML file; raises UsageError if it is missing or not YAML, or a key or value is wrong."""
     hint = f"known datasets are {', '.join(known_datasets())}"
     return read_settings(path, Definition, str(path), hint, f"keys and values, at least `name: {path.stem}`")

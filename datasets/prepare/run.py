@@ -171,11 +171,7 @@ def resolve(definition: Definition, options: Options) -> Definition:
 
 
 def open_source(definition: Definition, options: Options, notify: Notify) -> Source:
-    """The source of a dataset, downloaded if it is on the Hub.
-
-    Raises:
-        LookonceError: it is not available.
-    """
+    """The source of a dataset, downloaded if it is on the Hub; raises LookonceError if it is not available."""
     name = options.source
     if name is not None and (Path(name).exists() or not is_hub_name(name)):
         if options.revision:
@@ -439,11 +435,7 @@ OFFICIAL_SPLIT = Split(OFFICIAL, attrgetter("split"))
 
 
 def choose_split(rows: Sequence[Row], definition: Definition, lists: Lists | None) -> Split:
-    """The requested split of rows with images.
-
-    Raises:
-        UsageError: it is impossible.
-    """
+    """The requested split of rows with images; raises UsageError if it is impossible."""
     split = definition.split
     if lists is not None:
         of_name = split_by_lists({row.image_id for row in rows}, lists)

@@ -142,11 +142,7 @@ def download_source(
     revision: str | None = None,
     image_root: Path | None = None,
 ) -> Source:
-    """The source of a dataset on the Hub, after its files were downloaded.
-
-    Raises:
-        SourceError: it is not available.
-    """
+    """The source of a dataset on the Hub, whose files are downloaded; raises SourceError if it is not available."""
     download = download_dataset(hub.id, revision or hub.revision, hub.files)
     source = find_source(download.folder, definition, image_root)
     return replace(source, location=hub.id, revision=download.commit, licence=download.license)
@@ -286,10 +282,10 @@ def extract(source: Source, definition: Definition, images: Path) -> tuple[list[
     finder, rows = ImageFinder(source.image_roots, definition.images), list[Row]()
     columns: set[str] = set()
     rows_of: dict[Path, list[int]] = defaultdict(list)
-    progress = tqdm(desc=f"read {source.format}", unit="row", leave=False, disable=None)
-    with progress, ThreadPoolExecutor(NUM_THREADS) as threads:
+    with ThreadPoolExecutor(NUM_THREADS) as threads:
         store = ImageStore(images, threads)
-        for part, raw in source.rows(definition):
+        bar = tqdm(source.rows(definition), f"read {source.format}", unit="row", leave=False, disable=None)
+        for part, raw in bar:
             columns |= raw.values.keys()
             row, named = _row_of(raw, part, definition)
             if raw.image is not None:
@@ -299,7 +295,6 @@ def extract(source: Source, definition: Definition, images: Path) -> tuple[list[
             else:
                 row = replace(row, problem="no image was found")
             rows.append(row)
-            progress.update()
         for path, data in read_many(rows_of):
             if isinstance(data, ImageError):
                 found: dict[str, Any] = {"problem": str(data)}
