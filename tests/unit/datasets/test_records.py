@@ -175,6 +175,8 @@ def test_all_malformed_records_are_collected_and_the_others_are_read(tmp_path, n
     assert [len(kind.places) for kind in kinds] == [2, *[1] * (len(places) - 2)]
     assert kinds[0].text().startswith("2 times: `answer` must be text that is not empty, got 3; put it into quotes")
     assert kinds[0].text().endswith(f"({path}{places[-4]}, {path}{places[-3]})")
+    (tmp_path / "cut.jsonl").write_text(CUT)
+    assert [one.place for one in collected(tmp_path / "cut.jsonl")[1]] == [f"{tmp_path}/cut.jsonl:1"]
 
 
 def test_messages_that_differ_in_values_are_one_kind():

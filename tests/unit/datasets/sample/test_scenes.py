@@ -23,12 +23,14 @@ from lookonce.datasets.sample.scene import (
     KVASIR_SHARES,
     KVASIR_SIZES,
     LESIONS,
+    NUM_QUESTIONS,
     PROCEDURE,
     PROTOCOL,
     SIDE,
     STAGED_KIND,
     TEXT,
     Scene,
+    ask,
     ask_in_stages,
     cell,
     make_scenes,
@@ -97,12 +99,20 @@ def test_positions_are_named_by_ninths_of_the_view():
         assert cell(x, y) == name
 
 
-def test_text_and_green_box_are_drawn_if_the_scene_has_them(sample):
+def answers_about(scene: Scene) -> dict[str, str]:
+    """The answers to all questions about a frame that is not normal."""
+    return dict(ask(replace(scene, num_questions=NUM_QUESTIONS)))
+
+
+def test_text_and_green_box_are_drawn_if_the_scene_has_them_and_answers_say_so(sample):
     for image in sorted((sample / "images").iterdir()):
         scene, pixels = scene_of(image), pixels_of(image)
         panel = pixels[:, : int(scene.width * PANEL_WIDTH * 0.8)]
         upper, lower = panel[: int(scene.height * 0.6)], panel[int(scene.height * 0.75) :]
         assert (upper.min(axis=-1).max() > 60, np.median(lower[..., 1]) > 100) == (scene.has_text, scene.has_box), image
+        if scene.kind != "normal":
+            answers = [answers_about(scene)[question] == "yes" for question in (TEXT, BOX)]
+            assert answers == [scene.has_text, scene.has_box], image
 
 
 def test_polyps_are_drawn_in_their_colour_at_their_position(sample):
@@ -110,7 +120,9 @@ def test_polyps_are_drawn_in_their_colour_at_their_position(sample):
     assert {scene_of(image).lesion for image in shown} == set(LESIONS)
     for image in shown:
         scene, pixels = scene_of(image), pixels_of(image)
-        panel = int(scene.width * PANEL_WIDTH)
+        panel, answers = int(scene.width * PANEL_WIDTH), answers_about(scene)
+        assert answers[SIDE] == "; ".join(sorted({cell(*polyp) for polyp in scene.polyps}))
+        assert answers["How many polyps are in the image?"] == str(len(scene.polyps))
         for x, y in scene.polyps:
             seen = pixels[int(y * scene.height), panel + int(x * (scene.width - panel))]
             off = {lesion: np.abs(seen - np.array(lesion.rgb)).sum() for lesion in LESIONS}
