@@ -218,32 +218,23 @@ def _data_of_url(name: str, origin: str) -> bytes:
         raise RecordsError(f"{origin}: the embedded image is not base64 ({error}); is it cut off?") from None
 
 
-class Namer:
-    """The references to images in a file that is being written."""
+def image_name(image: Path, origin: str, *, root: Path, absolute: bool) -> str:
+    """The reference to an image of the record `origin` in a file that is being written, relative to `root`.
 
-    def __init__(self, file: Path, image_root: Path | None, *, absolute: bool = False) -> None:
-        """Names are relative to `image_root` or the file's folder; with `absolute`, others may be absolute."""
-        self.root = file.parent if image_root is None else image_root
-        self._absolute = absolute and image_root is None
-
-    def name(self, image: Path, origin: str) -> str:
-        """The name of an image of the record `origin`; raises RecordsError if it lies outside the root."""
-        name = os.path.relpath(image, self.root)
-        is_outside = name == os.pardir or name.startswith(os.pardir + os.sep)
-        if os.pardir in image.parts:
-            raise RecordsError(
-                f"{origin}: image {image} lies outside the root that it was read with, or outside {self.root}; "
-                f"{ELSEWHERE}"
-            )
-        if is_outside and not self._absolute:
-            raise RecordsError(f"{origin}: image {image} lies outside {self.root}; {ELSEWHERE}")
-        name = os.path.abspath(image) if is_outside else name
-        return name if _is_plain(name) else f"/.{name}" if is_outside else f"./{name}"
-
-
-def _is_plain(name: str) -> bool:
-    """Whether it is read back as a path, not as another kind of reference."""
-    return bool(name.strip()) and not (SCHEME.match(name) or name[:5].lower() == "data:")
+    Raises:
+        RecordsError: it lies outside the root, and may not be `absolute`.
+    """
+    name = os.path.relpath(image, root)
+    is_outside = name == os.pardir or name.startswith(os.pardir + os.sep)
+    if os.pardir in image.parts:
+        where = f"the root that it was read with, or outside {root}"
+        raise RecordsError(f"{origin}: image {image} lies outside {where}; {ELSEWHERE}")
+    if is_outside and not absolute:
+        raise RecordsError(f"{origin}: image {image} lies outside {root}; {ELSEWHERE}")
+    name = os.path.abspath(image) if is_outside else name
+    if name.strip() and not (SCHEME.match(name) or name[:5].lower() == "data:"):
+        return name
+    return f"/.{name}" if is_outside else f"./{name}"  # which is read back as a path
 
 
 TAG = "<image>"
