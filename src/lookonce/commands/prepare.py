@@ -160,12 +160,9 @@ def _ask(options: dict[str, Any], gpu_gb: float | None) -> float | None:
 
 def _by_key(options: dict[str, Any]) -> dict[str, Any]:
     """The given values by their keys in the run file."""
-    keys = {"model": "model.path", "image_root": "data.image_root", "output": "output"}
-    keys |= {split: f"data.{split}" for split in ("train", "val", "test")}
-    values = {
-        keys[name]: list(value) if isinstance(value, tuple) else value for name, value in options.items() if value
-    }
-    return {key: values[key] for key in ("model.path", *(key for key in values if key != "model.path"))}
+    keys = {"model": "model.path"} | {name: f"data.{name}" for name in ("train", "val", "test", "image_root")}
+    given = {key: options[name] for name, key in (keys | {"output": "output"}).items() if options[name]}
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
 
 
 @click.command()
