@@ -160,13 +160,11 @@ class Finder:
 
         This is the only search on the disk: the root and its folder `images` are looked at.
         """
-        if f"id {name}" not in self._known:
+        if (key := f"id {name}") not in self._known:
             paths = (self._path(f"{folder}{name}{suffix}") for folder in ID_FOLDERS for suffix in ID_SUFFIXES)
-            found = next((path for path in paths if os.pardir not in path.parts and os.path.isfile(path)), None)
-            if found is None:
-                return None
-            self._known[f"id {name}"] = found
-        return self._known[f"id {name}"]
+            if found := next((path for path in paths if os.pardir not in path.parts and os.path.isfile(path)), None):
+                self._known[key] = found
+        return self._known.get(key)
 
     def _find_object(self, reference: dict[str, Any], origin: str) -> Path:
         refuse_pixel_limits(reference, f"{origin}: an image has")

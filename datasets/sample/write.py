@@ -11,7 +11,6 @@ those of this one, where the sample was written.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -42,7 +41,7 @@ from lookonce.datasets.sample.scene import (
 )
 from lookonce.errors import UsageError
 from lookonce.families.lookup import DEFAULT, FAMILIES
-from lookonce.files import TEMPORARY_MARK, follow_umask, naming_full_disk, write_json, write_text
+from lookonce.files import TEMPORARY_MARK, follow_umask, naming_full_disk, read_object, write_json, write_text
 from lookonce.text import in_yaml
 from lookonce.threads import threaded_map
 
@@ -124,14 +123,15 @@ def write_sample(
         "tower_only": tower_only,
         "stages": stages,
     }
-    stamp = _read_stamp(folder)
-    if stamp:
+    if stamp := read_object(folder / STAMP):
         if differing := [key for key in wanted if stamp.get(key) != wanted[key]]:
             raise UsageError(
                 f"{folder} holds another sample ({_words(stamp, differing)}); wanted {_words(wanted, differing)}. "
                 "Choose another folder, or remove that one"
             )
         return _report(folder, stamp, fresh=False)
+    if (folder / STAMP).exists():
+        raise UsageError(f"{folder / STAMP} is broken; choose another folder or empty it")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not empty and has no sample; choose another folder or empty it")
     target = folder.absolute()
@@ -148,16 +148,6 @@ def write_sample(
             os.replace(path, target / path.name)
     write_json(target / STAMP, content)  # last, since it marks the sample as complete
     return _report(folder, content, fresh=True)
-
-
-def _read_stamp(folder: Path) -> dict[str, object] | None:
-    try:
-        stamp: dict[str, object] = json.loads((folder / STAMP).read_text())
-        return stamp
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except ValueError as error:
-        raise UsageError(f"{folder / STAMP} is broken ({error}); choose another folder or empty it") from None
 
 
 def _write(

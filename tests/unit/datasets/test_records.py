@@ -40,26 +40,7 @@ def write(folder: Path, *lines: str) -> Path:
     return path
 
 
-Q, YES = Turn("Is there text?", "yes"), (Turn("Is there text?", "yes"),)
-SEVERAL = {"images": ["a.jpg", "b/c.jpg"], "turns": [TURN, {"question": "Why?", "answer": "Because."}]}
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        (
-            canonical(**SEVERAL, system="Briefly.", metadata={"source": "polyps"}),
-            (("a.jpg", "b/c.jpg"), (Q, Turn("Why?", "Because.")), "Briefly.", {"source": "polyps"}),
-        ),
-        (json.dumps({"turns": [TURN]}), ((), YES, None, {})),
-        (flat(image_id="a", stage=1), (("a.jpg",), YES, None, {"image_id": "a", "stage": 1})),
-    ],
-    ids=["canonical", "canonical, turns alone", "flat"],
-)
-def test_a_record_has_images_turns_system_and_metadata(tmp_path, line, expected):
-    (record,) = read_records(write(tmp_path, line))
-    images = tuple(str(image.relative_to(tmp_path)) for image in record.images)
-    assert (images, record.turns, record.system, record.metadata) == expected
+YES = (Turn("Is there text?", "yes"),)
 
 
 def test_one_file_may_mix_canonical_and_flat_records_and_origins_count_blank_lines(tmp_path):

@@ -44,7 +44,13 @@ ALPACA = {"instruction": "Why?", "input": "", "output": "because", "system": "Sh
 FLAT = {"question": "Is there text?", "answer": "yes"}
 WITH_NULLS = [{"type": "image", "text": None, "index": 0}, {"type": "text", "text": "Is there text?"}]
 IN_ORDER = alternating([url("a.jpg"), *parts("Is there text?")], "yes")
+SEVERAL = [{"question": turn.question, "answer": turn.answer} for turn in TWICE]
 FORMATS: dict[str, tuple[dict[str, Any], Record]] = {
+    "canonical": (
+        {"images": ["a.jpg", "b/c.jpg"], "turns": SEVERAL, "system": "Short.", "metadata": {"source": "polyps"}},
+        about("a.jpg", "b/c.jpg", turns=TWICE, system="Short.", metadata={"source": "polyps"}),
+    ),
+    "canonical, turns alone": ({"turns": SEVERAL[:1]}, about()),
     "llava": ({"id": "1", "image": "a.jpg", "conversations": LLAVA}, about("a.jpg", metadata={"id": "1"})),
     "llava, tag at the end": (
         {"image": "a.jpg", "conversations": [HUMAN | {"value": "Is there text?\n<image>"}, GPT]},
