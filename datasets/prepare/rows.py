@@ -309,19 +309,16 @@ def split_by_image(
 ) -> dict[str, str]:
     """The part of each image key; `shares` are shares of the images."""
     family_of = families(rows, together)
-    members: dict[str, set[str]] = {name: set() for name in family_of.values()}
-    for row in rows:
-        members[family_of[row.key]].add(row.key)
-    order = sorted(members)
+    size_of = Counter(family_of.values())
+    order = sorted(size_of)
     random.Random(f"split, seed {seed}").shuffle(order)
-    num_images = sum(len(keys) for keys in members.values())
     part_of_family: dict[str, str] = {}
     for part in ("val", "test"):
-        room = round(num_images * shares[part])
+        room = round(len(family_of) * shares[part])
         for name in order:
-            if name not in part_of_family and len(members[name]) <= room:
+            if name not in part_of_family and size_of[name] <= room:
                 part_of_family[name] = part
-                room -= len(members[name])
+                room -= size_of[name]
     return {key: part_of_family.get(name, "train") for key, name in family_of.items()}
 
 
