@@ -411,7 +411,8 @@ def _read_file(path: Path) -> bytes | ImageError:
     if leads_out(path):
         return unreadable(path, "it leads out of the image root; keep images below the root")
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
+        # Opening a FIFO without a writer would block forever.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())
             regular = stat.S_ISREG(status.st_mode)
             problem = _too_large(status.st_size) if regular else "it is a FIFO or a device; expected a file"
@@ -426,11 +427,6 @@ def _names_in_nfc(folder: Path) -> frozenset[str]:
     with contextlib.suppress(OSError):
         return frozenset(nfc(name) for name in os.listdir(folder) if not name.isascii())
     return frozenset()
-
-
-def _open_at_once(name: str, flags: int) -> int:
-    """Do not block: opening a FIFO without a writer would wait forever."""
-    return os.open(name, flags | os.O_NONBLOCK)
 
 
 def _too_large(num_bytes: int) -> str:

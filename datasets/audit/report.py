@@ -32,6 +32,7 @@ NUM_DRAWN = 30
 """The page draws the answers of this many questions."""
 NUM_IMAGES, SIDE = 48, 300
 """A contact sheet has this many images, whose longer side has this many pixels."""
+BASELINE = "majority baseline (always each question's most frequent answer, without an image)"
 RARE = ("malformed", "unusable", "no image", "several images")
 """Columns of the table of files that are often all zero."""
 
@@ -45,7 +46,7 @@ def to_text(audit: Audit, more: Sequence[str] = ()) -> str:
         *more,
         _per_image(audit),
         table(*size_lines(audit)) if audit.image_sizes else "",
-        _baselines(audit),
+        "\n".join([BASELINE, *(f"  {baseline.text()}" for baseline in audit.baselines)]),
         _questions(audit),
     ]
     return "\n" + "\n\n".join(part for part in parts if part) + "\n"
@@ -115,11 +116,6 @@ def size_lines(audit: Audit, most: int = NUM_SIZES) -> tuple[Sequence[str], list
     return ("image size", "images"), list(lines)
 
 
-def _baselines(audit: Audit) -> str:
-    lines = [f"  {baseline.text()}" for baseline in audit.baselines]
-    return "\n".join(["majority baseline (always each question's most frequent answer, without an image)", *lines])
-
-
 def _questions(audit: Audit) -> str:
     lines = [
         (
@@ -151,11 +147,7 @@ class Thumbnail:
     file: str
     question: str
     answer: str
-    jpeg: bytes
-
-    @property
-    def url(self) -> str:
-        return data_url(self.jpeg)
+    url: str
 
 
 def draw_contact_sheet(corpus: Corpus, seed: int = 0, num_images: int = NUM_IMAGES) -> list[Thumbnail]:
@@ -167,7 +159,7 @@ def draw_contact_sheet(corpus: Corpus, seed: int = 0, num_images: int = NUM_IMAG
     questions = _questions_about(corpus, set(chosen))
     small = small_jpegs(path_of[key] for key in chosen)
     return [
-        Thumbnail(path_of[key].name, *rng.choice(questions[key]), small[path_of[key]])
+        Thumbnail(path_of[key].name, *rng.choice(questions[key]), data_url(small[path_of[key]]))
         for key in chosen
         if small[path_of[key]]
     ]
