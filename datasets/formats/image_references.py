@@ -128,7 +128,11 @@ class Finder:
         if isinstance(reference, Path):  # a row of the parquet file in which it is embedded
             return reference
         if isinstance(reference, dict):
-            return self._find_object(reference, origin)
+            refuse_pixel_limits(reference, f"{origin}: an image has")
+            references = [reference[key] for key in OBJECT_KEYS if reference.get(key) is not None]
+            if not references:
+                raise RecordsError(f"{origin}: an image must have `bytes` or `path`, got {kind(reference)}")
+            return self.find(references[0], origin)
         if isinstance(reference, bytes):
             return self._keep(reference, origin)
         name = text(reference, "image", origin)
@@ -165,13 +169,6 @@ class Finder:
             if found := next((path for path in paths if os.pardir not in path.parts and os.path.isfile(path)), None):
                 self._known[key] = found
         return self._known.get(key)
-
-    def _find_object(self, reference: dict[str, Any], origin: str) -> Path:
-        refuse_pixel_limits(reference, f"{origin}: an image has")
-        references = [reference[key] for key in OBJECT_KEYS if reference.get(key) is not None]
-        if not references:
-            raise RecordsError(f"{origin}: an image must have `bytes` or `path`, got {kind(reference)}")
-        return self.find(references[0], origin)
 
     def _keep(self, data: bytes, origin: str) -> Path:
         if self.keep is None:

@@ -178,24 +178,19 @@ def open_source(definition: Definition, options: Options, notify: Notify) -> Sou
             raise UsageError(f"--revision is for a dataset on the Hub, and {name} is a path; leave it out")
         source = find_source(Path(name), definition, options.image_root)
     else:
-        hub = _hub(definition, name)
+        if name is None and definition.hub is None:
+            raise SourceError(
+                f"{definition.name} is not downloaded: get it from {definition.homepage or 'its publishers'}, unpack "
+                "it, and name its folder with --source DIR"
+            )
+        own = definition.hub if definition.hub and name in (None, definition.hub.id) else None
+        hub = own or HubSection(id=str(name))
         source = download_source(hub, definition, options.revision, options.image_root)
         licence = f", licence on the Hub: {source.licence}" if source.licence else ""
         notify(f"{hub.id} at commit {source.revision}{licence}; to get the same again: --revision {source.revision}")
     ignored = f"; ignored: {listed(source.ignored, 3)} (--source may name a file)" if source.ignored else ""
     notify(f"reading {count(len(source.files), f'{source.format} file')}{ignored}")
     return source
-
-
-def _hub(definition: Definition, name: str | None) -> HubSection:
-    if definition.hub and name in (None, definition.hub.id):
-        return definition.hub
-    if name is None:
-        raise SourceError(
-            f"{definition.name} is not downloaded: get it from {definition.homepage or 'its publishers'}, unpack "
-            "it, and name its folder with --source DIR"
-        )
-    return HubSection(id=name)
 
 
 def read_lists(split: str | None) -> Lists | None:
@@ -389,8 +384,7 @@ def _split(split: Mapping[str, Any]) -> str:
 def next_steps(folder: Path, value: Mapping[str, Any]) -> str:
     """The commands to run next, and the section of the run file."""
     parts = [part for part in PARTS if value["split"]["records"].get(part)]
-    files = {part: folder / f"{part}.jsonl" for part in parts}
-    keys = [f"  {part}: {in_yaml(file)}" for part, file in files.items()]
+    keys = [f"  {part}: {in_yaml(folder / f'{part}.jsonl')}" for part in parts]
     audit = f"{shell('lookonce', 'data', 'audit', folder)}/*.jsonl"
     return "\n".join([f"check it: {audit}", "train on it, with this in a run file:", "data:", *keys])
 
