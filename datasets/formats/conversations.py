@@ -36,14 +36,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from lookonce.datasets.formats.image_references import (
-    MOVE_IMAGES,
-    TAG,
-    Finder,
-    add_tags,
-    check_num_tags,
-    remove_tags,
-)
+from lookonce.datasets.formats.image_references import MOVE_IMAGES, TAG, Finder, add_tags, check_num_tags, remove_tags
 from lookonce.datasets.formats.record import (
     Record,
     Row,

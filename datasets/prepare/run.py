@@ -321,12 +321,7 @@ def _reason(row: Row) -> str:
 def report_text(value: Mapping[str, Any]) -> str:
     """A report as text, from its JSON."""
     rules = [(tally["name"], f"{tally['changed']:,}", f"{tally['dropped']:,}") for tally in value["rules"]]
-    sections = [
-        _head(value),
-        table(("rule", "changed", "left out"), rules),
-        _rows(value),
-        _split(value["split"]),
-    ]
+    sections = [_head(value), table(("rule", "changed", "left out"), rules), _rows(value), _split(value["split"])]
     if value["official_split"]:
         sections.append("the official split, for comparison:\n" + _split(value["official_split"]))
     return "\n\n".join(section for section in sections if section)

@@ -137,10 +137,7 @@ class Source:
 
 
 def download_source(
-    hub: HubSection,
-    definition: Definition,
-    revision: str | None = None,
-    image_root: Path | None = None,
+    hub: HubSection, definition: Definition, revision: str | None = None, image_root: Path | None = None
 ) -> Source:
     """The source of a dataset on the Hub, whose files are downloaded; raises SourceError if it is not available."""
     download = download_dataset(hub.id, revision or hub.revision, hub.files)

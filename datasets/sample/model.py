@@ -97,9 +97,7 @@ def _train(corpus: list[str]) -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=NUM_WORD_TOKENS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=NUM_WORD_TOKENS, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator(corpus, trainer)
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))

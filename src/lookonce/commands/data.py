@@ -148,12 +148,7 @@ FORMAT = click.Choice(FORMAT_NAMES)
 @click.option("--coerce-answers", is_flag=True, help="Write answers that are numbers or booleans as text.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @JSON
-def convert(
-    source: Path,
-    target: Path,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def convert(source: Path, target: Path, as_json: bool, **options: Any) -> None:
     """Write records in another format.
 
     The suffix of OUT decides the kind of file: .jsonl, .json (an array), .csv, .tsv or .parquet. Images stay where they

@@ -107,10 +107,7 @@ def test_a_damaged_embedded_image_is_written_again(tmp_path):
 def test_the_report_counts_what_was_read_and_written(data):
     rows = [asked(images=[]), asked(images=["images/a.png"] * 2), asked(images=["images/b.png"])]
     text = run(write_lines(data / "more.jsonl", *rows), data / "out.jsonl").stdout
-    for words in (
-        *("more.jsonl, messages", "out.jsonl, canonical", "3, 3 questions"),
-        "2 files named",
-    ):
+    for words in (*("more.jsonl, messages", "out.jsonl, canonical", "3, 3 questions"), "2 files named"):
         assert words in text
     assert "embedded" not in text
 

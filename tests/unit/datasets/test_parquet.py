@@ -13,11 +13,7 @@ from pyarrow import parquet
 from support.rows import EMBEDDED, alternating, parts, png, run, write_lines
 
 from lookonce.datasets.images import read_bytes
-from lookonce.datasets.parquet import (
-    find_image_column,
-    open_parquet,
-    read_rows,
-)
+from lookonce.datasets.parquet import find_image_column, open_parquet, read_rows
 from lookonce.datasets.records import RecordsFile, Turn, read_records
 from lookonce.errors import RecordsError
 

@@ -143,10 +143,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_bad_record_is_refused_by_every_command_that_reads_records(sample, row, says):
     write_lines(Path("r.jsonl"), CHAT if "messages" in row else ONE, row)
     Path("run.yaml").write_text(f"model: {{path: {sample}/model}}\ndata: {{train: r.jsonl}}\noutput: out\n")
-    for words in (
-        ("data", "convert", "r.jsonl", "o.jsonl"),
-        ("check", "run.yaml", "--json"),
-    ):
+    for words in (("data", "convert", "r.jsonl", "o.jsonl"), ("check", "run.yaml", "--json")):
         result = run(*words)
         assert result.exit_code == 1 and "unexpected" not in result.output, result.output
         assert says in result.output and "r.jsonl:2" in result.output
