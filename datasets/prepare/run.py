@@ -117,7 +117,7 @@ def prepare(name: str, folder: Path, options: Options = DEFAULTS, notify: Notify
         "version": VERSION,
         "definition": definition.model_dump(mode="json", by_alias=True),
         "lists": lists,
-        "source": source.identity(),
+        "source": {"format": source.format, "revision": source.revision, "files": source.files},
     }
     if complete := find_complete(folder, settings):
         return complete
@@ -234,7 +234,9 @@ def build_records(
         UsageError: the requested split is impossible.
     """
     if not rows:
-        raise SourceError(f"{source.location} has no rows: {listed(source.files)} holds none; is the source complete?")
+        raise SourceError(
+            f"{source.location} has no rows: {listed([*source.files])} holds none; is the source complete?"
+        )
     seen = [row for row in rows if row.key]
     if not seen:
         raise ImageError(
@@ -277,7 +279,7 @@ def build_records(
             "revision": source.revision,
             "licence": source.licence,
             "num_files": len(source.files),
-            "num_bytes": sum(source.sizes),
+            "num_bytes": sum(source.files.values()),
             "files_left_alone": list(source.ignored),
         },
         "columns_left_out": sorted({*columns} - definition.used_columns),

@@ -104,8 +104,8 @@ class Source:
     format: str
     root: Path
     """The folder that the names of files are relative to."""
-    files: tuple[str, ...]
-    sizes: tuple[int, ...]
+    files: dict[str, int]
+    """The names of the files in their order, and their sizes in bytes; these identify the source."""
     image_roots: tuple[Path, ...]
     """The folders that are searched for images that are not embedded."""
     revision: str | None = None
@@ -113,11 +113,6 @@ class Source:
     """The licence that the Hub names."""
     ignored: tuple[str, ...] = ()
     """Files of other formats."""
-
-    def identity(self) -> dict[str, Any]:
-        """The values that identify the source."""
-        files = dict(zip(self.files, self.sizes, strict=True))
-        return {"format": self.format, "revision": self.revision, "files": files}
 
     def rows(self, definition: Definition) -> Iterator[tuple[str, RawRow]]:
         """The rows of all files in order, each with the part of the split that its file's name says."""
@@ -169,13 +164,12 @@ def find_source(path: Path, definition: Definition, image_root: Path | None = No
         raise SourceError(f"{path} has no parquet, CSV, JSONL or JSON files with questions; {advice}")
     names = sorted(names_of[chosen], key=_by_numbers)
     matching = [name for name in names if any(Path(name).match(pattern) for pattern in definition.files)]
-    files = matching or names  # local copies may have another layout than the definition says
     return Source(
         location=str(path),
         format=chosen,
         root=root,
-        files=tuple(files),
-        sizes=tuple((root / name).stat().st_size for name in files),
+        # Local copies may have another layout than the definition says.
+        files={name: (root / name).stat().st_size for name in matching or names},
         image_roots=tuple(dict.fromkeys(folder for folder in (image_root, root) if folder is not None)),
         ignored=tuple(sorted(name for each, names in names_of.items() if each != chosen for name in names)),
     )

@@ -171,7 +171,7 @@ def test_a_split_column_takes_precedence_over_file_names(made, images):
 def test_files_are_read_in_the_order_of_their_numbers(tmp_path):
     for number in (10, 9, 1):
         (tmp_path / f"rows_{number}.csv").write_text("question,answer\n")
-    assert find_source(tmp_path, find_definition("kvasir-vqa")).files == ("rows_1.csv", "rows_9.csv", "rows_10.csv")
+    assert [*find_source(tmp_path, find_definition("kvasir-vqa")).files] == ["rows_1.csv", "rows_9.csv", "rows_10.csv"]
 
 
 # Images that are not embedded.
