@@ -65,38 +65,28 @@ __all__ = [
     "write_records",
 ]
 _HOME = {
-    "Answer": "lookonce.eval.decoding.dialogue",
-    "Answerer": "lookonce.eval.answerer",
-    "CachedVisionTower": "lookonce.train.model.load",
-    "DataCollatorForPacks": "lookonce.train.data.dataset",
-    "DataCollatorForRows": "lookonce.train.data.dataset",
-    "PackBatchSampler": "lookonce.train.data.dataset",
-    "PackLoader": "lookonce.train.data.dataset",
-    "PackTrainer": "lookonce.train.loop.trainer",
-    "VQADataset": "lookonce.train.data.dataset",
-    "average_gradients": "lookonce.train.model.packs",
-    "build_cache": "lookonce.library",
-    "load_without_tower": "lookonce.library",
-    "pack_loss": "lookonce.train.model.packs",
-    "packed_attention": "lookonce.train.model.packs",
-    "replace_tower": "lookonce.library",
-    "save_run": "lookonce.adapter.save",
-    "LookonceError": "lookonce.errors",
-    "Record": "lookonce.datasets.records",
-    "RunFile": "lookonce.run.config",
-    "Turn": "lookonce.datasets.records",
-    "VisionCache": "lookonce.cache.store.reader",
-    "image_key": "lookonce.datasets.images",
-    "read_records": "lookonce.datasets.records",
-    "read_run_file": "lookonce.run.config",
-    "write_records": "lookonce.datasets.records",
+    "adapter.save": "save_run",
+    "cache.store.reader": "VisionCache",
+    "datasets.images": "image_key",
+    "datasets.records": "Record Turn read_records write_records",
+    "errors": "LookonceError",
+    "eval.answerer": "Answerer",
+    "eval.decoding.dialogue": "Answer",
+    "library": "build_cache load_without_tower replace_tower",
+    "run.config": "RunFile read_run_file",
+    "train.data.dataset": "DataCollatorForPacks DataCollatorForRows PackBatchSampler PackLoader VQADataset",
+    "train.loop.trainer": "PackTrainer",
+    "train.model.load": "CachedVisionTower",
+    "train.model.packs": "average_gradients pack_loss packed_attention",
 }
+"""The names in each module."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'lookonce' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    for module, names in _HOME.items():
+        if name in names.split():
+            return getattr(importlib.import_module(f"lookonce.{module}"), name)
+    raise AttributeError(f"module 'lookonce' has no attribute {name!r}")
 
 
 def _keep_our_folder_from_posing_as_hugging_face_datasets() -> None:

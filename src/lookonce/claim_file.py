@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import psutil
 from pydantic import Field, TypeAdapter
@@ -63,14 +63,7 @@ class Process:
     @classmethod
     def this(cls, name: str = "") -> Process:
         pid = os.getpid()
-        return cls(
-            name or f"{socket.gethostname()}:{pid}",
-            socket.gethostname(),
-            pid,
-            machine(),
-            _born(pid),
-            _job(),
-        )
+        return cls(name or f"{socket.gethostname()}:{pid}", socket.gethostname(), pid, machine(), _born(pid), _job())
 
     def is_gone(self) -> bool:
         """Whether the process has ended: its own machine knows, and this job if Slurm has started it again since."""
@@ -148,7 +141,7 @@ class FolderClaim:
         self._content = {"worker": asdict(Process.this()), "command": command, "started": time.time()}
         self._file: ClaimFile | None = None
 
-    def __enter__(self) -> FolderClaim:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -170,11 +163,6 @@ class FolderClaim:
             return holder(self.path, self.expiry_s)
         return ""
 
-    @property
-    def is_taken(self) -> bool:
-        """Whether `take` has got the claim."""
-        return self._file is not None
-
     def is_lost(self) -> bool:
         """Whether another process has taken over what this one had taken."""
         if self._file is None or self._file.is_held():
@@ -184,10 +172,12 @@ class FolderClaim:
         except (FileNotFoundError, ValueError):
             return True
 
-    def follow(self, path: Path) -> None:
-        """Note that the claim file has moved to `path` with its folder."""
+    def release_moved(self, path: Path) -> None:
+        """Release the claim, whose file has moved to `path` with its folder."""
         assert self._file
-        self.path = self._file.path = path
+        self._file.path = path
+        self._file.release()
+        self._file = None
 
 
 def holder(path: Path, expiry_s: float) -> str:

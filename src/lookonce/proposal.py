@@ -224,7 +224,6 @@ def init(path: Path, given: Mapping[str, Any], gpu_memory_gb: float | None = Non
         UsageError: the file exists and `force` is not set, or a given value is not allowed.
         RecordsError: the training records cannot be read.
     """
-    refuse_existing(path, force)
     facts = find_facts(_run(given), gpu_memory_gb)
     proposals = propose(facts)
     text = run_file_text(given, facts, proposals)

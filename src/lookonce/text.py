@@ -181,7 +181,9 @@ def shown(text: str, width: int = MAX_SHOWN) -> str:
 
 def one_line(text: str) -> str:
     """A text from data on one line, with escapes for characters that cannot be printed."""
-    return text if text.isprintable() else "".join(map(_escaped, text))
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def printable(text: str) -> str:
@@ -200,10 +202,6 @@ def json_text(value: Any, indent: int | None = None) -> str:
         line if line.isprintable() else "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in line)
         for line in text.split("\n")
     )
-
-
-def _escaped(char: str) -> str:
-    return char if char.isprintable() else ascii(char)[1:-1]
 
 
 def quoted(text: str, width: int = MAX_SHOWN) -> str:

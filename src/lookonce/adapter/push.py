@@ -35,10 +35,8 @@ from lookonce.adapter.card import UNKNOWN, BaseModel, CardFacts, card, facts_of,
 from lookonce.errors import UploadError, UsageError
 from lookonce.files import read_json, read_object
 from lookonce.hub import CARD, is_hub_name
-from lookonce.run.config import RunFile
+from lookonce.run.config import RunFile, changed
 from lookonce.run.folder import RECORD, RunFolder
-from lookonce.run.sections import ModelSection
-from lookonce.settings import Section
 from lookonce.text import count, first_line, rows, shell, size, table
 
 ABSOLUTE = re.compile(r"(~|/|[A-Za-z]:[\\/])[^\s{}<>|]*[\\/][^\n]*|/[\w.-]+")
@@ -49,17 +47,7 @@ TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{30,}\b")
 
 def reduced_run(run: RunFile, base: BaseModel) -> RunFile:
     """The run with the name of its base model on the Hub, and each path as its last part."""
-    return _reduced(run, base)  # type: ignore[no-any-return]
-
-
-def _reduced(value: Any, base: BaseModel) -> Any:
-    if isinstance(value, ModelSection):
-        return value.model_copy(update={"path": base.name, "revision": base.commit})
-    if isinstance(value, Section):
-        return value.model_copy(update={name: _reduced(inner, base) for name, inner in value})
-    if isinstance(value, list):
-        return [_reduced(inner, base) for inner in value]
-    return Path(value.name) if isinstance(value, Path) else value
+    return changed(run, lambda path: Path(path.name), {"path": base.name, "revision": base.commit})
 
 
 def without_folders(value: Any) -> Any:

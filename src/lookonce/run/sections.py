@@ -82,9 +82,8 @@ def expand(path: str) -> str:
 def _expand_all(path: str, info: ValidationInfo) -> str:
     unset = [name for name in map(_name, VARIABLE.finditer(path)) if not os.environ.get(name)]
     if unset and info.context != RECORDED:
-        if unset[0] in os.environ:
-            raise ValueError(f"the environment variable {unset[0]} is empty; set it, or write the path without it")
-        raise ValueError(f"the environment variable {unset[0]} is not set; set it, or write the path without it")
+        what = "empty" if unset[0] in os.environ else "not set"
+        raise ValueError(f"the environment variable {unset[0]} is {what}; set it, or write the path without it")
     return expand(path)
 
 
@@ -291,9 +290,6 @@ Order = Annotated[
 ]
 
 
-NumSamples = Annotated[int, Field(ge=1, le=1_000_000)]
-
-
 class BatchSection(Section):
     """How records become optimizer steps and forward passes."""
 
@@ -301,7 +297,7 @@ class BatchSection(Section):
     """`shared`: all questions about an image share one pass over its tokens, several images per sequence. `packed`:
     each question has its own copy of the image, without padding. `separate`: each question is a padded row of a batch.
     All three train on the same steps with the same loss."""
-    samples_per_step: Same[NumSamples] = 16
+    samples_per_step: Same[Annotated[int, Field(ge=1, le=1_000_000)]] = 16
     """Records (questions) per optimizer step: the effective batch size, over all forward passes and all GPUs."""
     tokens_per_pack: Same[NumTokens] = 8192
     """Tokens of the longest pack in `shared` and `packed` mode, limited by GPU memory. Longer records are left out;
@@ -459,13 +455,9 @@ class TrainSection(Section):
         return bool(self.steps or self.epochs)
 
     @model_validator(mode="after")
-    def _shards_what_it_can(self) -> TrainSection:
+    def _can_be_trained(self) -> TrainSection:
         if self.fsdp and self.frozen != UNQUANTISED:
             raise ValueError(f"fsdp cannot shard quantised weights (got frozen={self.frozen}); remove one of the two")
-        return self
-
-    @model_validator(mode="after")
-    def _has_an_adapter(self) -> TrainSection:
         if not (self.has_steps or self.start_from):
             raise ValueError("without `epochs` there is nothing to train, so `start_from` must name a trained run")
         return self

@@ -34,11 +34,6 @@ class Startup:
         self.seconds: dict[str, float] = {}
         """Seconds of all that has ended, by name, in order; the sum of those with one name."""
 
-    @classmethod
-    def of_process(cls, notify: Notify) -> Startup:
-        """A start that began with this process."""
-        return cls(notify, age_s=process_age())
-
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
         """Time the block, whose name says what is done: "read records". Blocks must not contain each other."""

@@ -49,15 +49,14 @@ from pathlib import Path
 written = 0
 write_file = whole.write_file
 
-def killed(source, target, planned, progress):
+def killed(source, target, planned, cost, progress):
     global written
     def dying(num_bytes):
         progress(num_bytes)
         if written == int(sys.argv[3]):
             os.kill(os.getpid(), signal.SIGKILL)
-    cost = write_file(source, target, planned, dying)
+    write_file(source, target, planned, cost, dying)
     written += 1
-    return cost
 
 whole.write_file = killed
 whole.merge(Path(sys.argv[1]), Path(sys.argv[2]))

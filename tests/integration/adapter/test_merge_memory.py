@@ -18,7 +18,7 @@ import resource, sys
 from dataclasses import replace
 from pathlib import Path
 import torch
-from lookonce.adapter.weights import Change, Planned, Stored, _header, write_file
+from lookonce.adapter.weights import Change, Cost, Planned, Stored, _header, write_file
 
 folder, step = Path(sys.argv[1]), int(sys.argv[4])
 
@@ -32,7 +32,8 @@ def merge(name, rows, columns):
     changed, copied = (replace(one, offset=len(header) + start) for one, start in zip(tensors, (0, num_bytes)))
     change = Change(torch.ones(1, rows, 8), torch.ones(1, 8, columns), 0.5)
     planned = [Planned(tensors[0], changed, change), Planned(tensors[1], copied)]
-    cost = write_file(folder / name, folder / f"{name}-merged", planned, lambda _: None)
+    cost = Cost()
+    write_file(folder / name, folder / f"{name}-merged", planned, cost, lambda _: None)
     assert cost.change == 16.0 * rows * columns, cost
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 

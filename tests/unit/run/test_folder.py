@@ -48,13 +48,6 @@ def test_every_key_says_whether_it_may_differ_when_a_run_is_resumed(make_run, be
         assert found == ([] if is_free else [f"run.{name}"])
 
 
-def test_a_run_without_any_step_does_not_keep_its_folder(make_run):
-    folder = RunFolder(make_run().output)
-    folder.claim(make_run(), IDENTITY)
-    folder.claim(make_run(lora={"rank": 5}), IDENTITY)
-    assert folder.read_run().lora.rank == 5
-
-
 def test_a_claimed_folder_records_its_run(make_run):
     run = make_run()
     folder = RunFolder(run.output)
@@ -93,16 +86,6 @@ def test_a_folder_with_other_files_is_refused_and_left_alone(make_run):
     with pytest.raises(RunFolderError, match="not empty and does not hold a run"):
         claim(RunFolder(run.output), run)
     assert [path.name for path in run.output.iterdir()] == ["thesis.tex"]
-
-
-def test_restart_moves_what_was_there_away_and_loses_nothing(make_run):
-    run = make_run()
-    for number in (1, 2):
-        claim(RunFolder(run.output), run)
-        moved = RunFolder(run.output).move_away()
-        assert moved.name == f"run.old-{number}" and (moved / "run.json").exists()
-        assert not run.output.exists()
-    assert RunFolder(run.output).move_away() is None
 
 
 def test_the_inputs_of_a_training_must_not_have_changed(make_run):
