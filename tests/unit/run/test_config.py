@@ -164,3 +164,59 @@ def test_a_recorded_run_may_have_removed_keys_that_say_what_is_still_done(make_r
     values["data"]["skip_unusable"] = True
     with pytest.raises(ValidationError, match=r"data\.skip_unusable"):
         RunFile.model_validate(values, context=RECORDED)
+
+
+@pytest.fixture
+def read_here(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("MODELS", "/models")
+    monkeypatch.delenv("UNSET", raising=False)
+
+    return lambda *assignments: read(tmp_path, MINIMAL, *assignments)
+
+
+def test_a_tilde_is_the_home_folder(read_here):
+    run = read_here("output=~/runs", "data.train=~/a.jsonl", "model.path=~/m")
+    assert run.output == Path("/home/someone/runs") and run.data.train == [Path("/home/someone/a.jsonl")]
+    assert run.model.path == "/home/someone/m"
+
+
+@pytest.mark.parametrize("path", ["$MODELS/x", "${MODELS}/x"])
+def test_environment_variables_are_expanded(read_here, path):
+    run = read_here(f"model.path={path}", f"cache.dir={path}", f"data.val={path}")
+    assert run.model.path == "/models/x"
+    assert run.cache.dir == Path("/models/x") and run.data.val == [Path("/models/x")]
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-VL-8B-Instruct", "./owner/name"])
+def test_the_name_of_a_model_stays_as_it_is(read_here, name):
+    """Without its ./ a folder would have the form of a Hub name."""
+    assert read_here(f"model.path={name}").model.path == name
+
+
+@pytest.mark.parametrize("key", ["model.path", "data.image_root", "cache.dir", "output", "data.train"])
+@pytest.mark.parametrize("path", ["$UNSET/x", "${UNSET}/x"])
+def test_a_variable_that_is_not_set_is_refused(read_here, key, path):
+    message = rf"  {key}.*: the environment variable UNSET is not set; set it, or write the path .*\(got .*UNSET.*/x'\)"
+    with pytest.raises(UsageError, match=message):
+        read_here(f"{key}={path}")
+
+
+@pytest.mark.parametrize("key", ["model.path", "output"])
+def test_an_empty_variable_is_refused(read_here, monkeypatch, key):
+    """With an empty SCRATCH, $SCRATCH/caches would be /caches."""
+    monkeypatch.setenv("EMPTY", "")
+    with pytest.raises(UsageError, match=f"  {key}: the environment variable EMPTY is empty; set it, or write"):
+        read_here(f"{key}=$EMPTY/x")
+    assert read_here("cache.stage=${EMPTY}/x").cache.stage == Path("${EMPTY}/x")
+
+
+def test_the_home_of_an_unknown_user_is_refused(read_here):
+    with pytest.raises(UsageError, match="output: there is no home folder of ~no-such-user"):
+        read_here("output=~no-such-user/runs")
+
+
+def test_in_cache_stage_a_variable_need_not_be_set(read_here):
+    """SLURM_TMPDIR is set within jobs only, and the run file is also read elsewhere. The folder is never made."""
+    assert read_here("cache.stage=$UNSET/caches").cache.stage == Path("$UNSET/caches")
+    assert read_here("cache.stage=$MODELS/caches").cache.stage == Path("/models/caches")
