@@ -52,28 +52,14 @@ def test_what_was_not_measured_is_left_out():
     unmeasured = {"best_validation_loss": None, "best_validation_step": None, "startup_seconds": {}}
     text = replace(SUMMARY, exact_match=None, majority=None, **unmeasured).text()
     assert not any(words in text for words in ("exact match", "val loss", "first step"))
-
-
-def test_records_left_out_are_reported():
     assert "3 records left out as too long" in replace(SUMMARY, num_too_long=3).text()
-
-
-def test_a_resumed_training_states_from_which_step_it_is_timed():
     assert "10 steps; 1 min 1 s since it was resumed at step 4" in replace(SUMMARY, first_step=4).text()
 
 
-def test_a_summary_is_read_as_it_was_written(tmp_path):
-    (tmp_path / "summary.json").write_text(json.dumps(SUMMARY.to_json()))
-    assert Summary.read(RunFolder(tmp_path)) == SUMMARY
-
-
-def test_a_summary_of_a_version_without_the_newer_keys_is_read(tmp_path):
+def test_a_summary_without_newer_keys_or_with_former_ones_is_read(tmp_path):
     newer = {"best_validation_loss", "best_validation_step", "startup_seconds"}
     older = {name: value for name, value in SUMMARY.to_json().items() if name not in newer}
-    (tmp_path / "summary.json").write_text(json.dumps(older))
-    assert Summary.read(RunFolder(tmp_path)).best_validation_loss is None
-
-
-def test_a_summary_with_keys_of_an_earlier_version_is_read(tmp_path):
     (tmp_path / "summary.json").write_text(json.dumps(SUMMARY.to_json() | {"ms_per_sample_plain": 3.0}))
     assert Summary.read(RunFolder(tmp_path)) == SUMMARY
+    (tmp_path / "summary.json").write_text(json.dumps(older))
+    assert Summary.read(RunFolder(tmp_path)).best_validation_loss is None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lookonce.differences import Difference, differences, flatten
+from lookonce.differences import Difference, differences
 
 
 @pytest.mark.parametrize(
@@ -27,11 +27,3 @@ def test_differences_are_named_by_dotted_name_in_order(
 ) -> None:
     assert differences(mine, theirs) == expected
     assert differences(theirs, mine) == [(name, other, one) for name, one, other in expected]
-
-
-def test_flatten_keeps_leaves_as_they_are() -> None:
-    assert flatten({"a": {"b": {"c": [1, {"d": 2}]}, "e": None}, "f": "g"}) == {
-        "a.b.c": [1, {"d": 2}],
-        "a.e": None,
-        "f": "g",
-    }

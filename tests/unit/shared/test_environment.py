@@ -7,7 +7,7 @@ import gc
 import pytest
 
 from lookonce import environment
-from lookonce.environment import launch_note, local_rank, num_ranks, program, rank, without_garbage_collection
+from lookonce.environment import launch_note, program, without_garbage_collection
 from lookonce.errors import UsageError
 
 
@@ -26,17 +26,6 @@ def test_the_next_command_can_be_run_as_printed(tmp_path, monkeypatch, called, o
     monkeypatch.setenv("PATH", str(tmp_path / "bin") if on_path else "")
     monkeypatch.setattr("sys.argv", [called])
     assert program() == expected
-
-
-@pytest.mark.parametrize(
-    ("variables", "expected"), [({}, (0, 1, 0)), ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, (5, 8, 1))]
-)
-def test_ranks_are_those_of_torchrun(monkeypatch, variables, expected):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert (rank(), num_ranks(), local_rank()) == expected
 
 
 VALUES = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lookonce.errors import explain_os_error
-from lookonce.files import atomic_write, create_text, write_text
+from lookonce.files import atomic_write, write_text
 
 
 def refusal_of(function) -> str:
@@ -32,7 +32,6 @@ def file(tmp_path: Path) -> Path:
         (0o000, Path.read_text, "file.json", "file.json"),
         (0o400, lambda path: path.write_text(""), "file.json", "file.json"),
         (0o500, lambda path: write_text(path, ""), "", "file.json"),
-        (0o500, lambda path: create_text(path.parent / "b", ""), "", "b"),
         (0o300, lambda path: [*path.parent.iterdir()], "", ""),
         (0o600, Path.read_text, "", "file.json"),
     ],

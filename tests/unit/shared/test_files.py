@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import multiprocessing
 import os
@@ -17,10 +16,8 @@ from lookonce.files import (
     atomic_write,
     create_text,
     follow_umask,
-    is_full,
     scratch_folder,
     write_json,
-    write_text,
     writer_host,
 )
 
@@ -90,12 +87,6 @@ def test_all_files_below_a_folder_follow_the_umask_and_folders_keep_their_mode(t
     assert mode(inner) == 0o750
 
 
-def test_text_is_written_as_utf_8_and_its_folder_is_created(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b" / "c.txt"
-    write_text(path, "Où ?\n")
-    assert path.read_bytes() == b"O\xc3\xb9 ?\n"
-
-
 def test_a_value_that_json_cannot_hold_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     write_json(path, {"a": 1})
@@ -127,25 +118,4 @@ def test_of_several_processes_that_create_one_file_exactly_one_succeeds(tmp_path
     assert results.empty() and won.keys() == set(range(num_files))
     found = {path.name: path.read_text() for path in (tmp_path / "new").iterdir()}
     assert found == {str(number): str(process) * 100_000 for number, process in won.items()}
-
-
-def test_an_existing_file_is_not_created_again(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    assert create_text(path, "Où ?\n")
-    assert not create_text(path, "other")
-    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"a.txt": b"O\xc3\xb9 ?\n"}
-
-
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [
-        (errno.ENOSPC, True),
-        (errno.EDQUOT, True),
-        (errno.EFBIG, True),
-        (errno.EIO, False),
-        (None, False),
-    ],
-    ids=lambda value: errno.errorcode.get(value, value),
-)
-def test_a_full_disk_is_distinguished_from_other_errors(code: int | None, expected: bool) -> None:
-    assert is_full(OSError(code, "message")) is expected
+    assert not create_text(tmp_path / "new" / "0", "other")

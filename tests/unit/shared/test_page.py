@@ -35,12 +35,7 @@ def test_any_text_is_shown_as_itself(one, other):
     page = Shown(_environment().from_string(TEMPLATE).render(one=one, other=other))
     assert "".join(page.text).strip("\n") == f"{one}{other}{one}".strip("\n")
     assert page.names == [one]
-
-
-@given(st.text())
-def test_no_character_that_a_page_may_not_contain_is_in_it(text):
-    _environment().from_string("{{ text }}").render(text=text).encode("utf-8")
-    assert "\x1b" not in _environment().from_string("{{ text }}").render(text=f"\x1b{text}")
+    assert "\x1b" not in _environment().from_string("{{ text }}").render(text=f"\x1b{one}")
 
 
 def test_a_text_without_anything_to_see_is_named_and_a_long_one_is_cut():
