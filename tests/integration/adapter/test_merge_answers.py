@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from support.sample import stock_answer
 from transformers import AutoModelForImageTextToText
 
@@ -37,22 +36,13 @@ def trained(
     return run
 
 
-def lookonce(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, ["adapter", "merge", *map(str, arguments)])
-
-
 @pytest.mark.guarantee("Stock transformers gives the answers of a merged model without PEFT.")
 def test_stock_transformers_gives_the_answers_of_the_run_without_peft(trained, tmp_path, stock_processor):
-    result = lookonce(trained.output, tmp_path / "merged", "--dtype", "fp32")
+    words = ["adapter", "merge", str(trained.output), str(tmp_path / "merged"), "--dtype", "fp32"]
+    result = CliRunner().invoke(main, words)
     assert result.exit_code == 0 and "in fp32" in result.stdout and "0.00% of what the adapter changes" in result.stdout
     model = AutoModelForImageTextToText.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
     processor = stock_processor(tmp_path / "merged")
     lines = (trained.output / "predictions" / "val.jsonl").read_text().splitlines()
     for line in map(json.loads, lines[:NUM_ASKED]):
         assert stock_answer(model, processor, line, trained.eval.max_new_tokens) == line["predicted"], line
-
-
-def test_a_folder_that_exists_is_refused_before_anything_is_read(tmp_path):
-    (tmp_path / "merged").mkdir()
-    result = lookonce(tmp_path / "no-run", tmp_path / "merged")
-    assert result.exit_code == 2 and "choose another DIR" in result.stderr

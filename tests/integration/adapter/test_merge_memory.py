@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,9 +42,9 @@ print(merge("large", int(sys.argv[2]), int(sys.argv[3])) - before)
 
 
 @pytest.mark.guarantee("Merging takes a few blocks of memory, whatever the size of a tensor.")
-def test_the_memory_does_not_grow_with_the_tensor(tmp_path: Path) -> None:
+def test_the_memory_does_not_grow_with_the_tensor(tmp_path: Path, preloaded: Any) -> None:
     arguments = [str(tmp_path), str(NUM_ROWS), str(NUM_COLUMNS), str(BLOCK_VALUES)]
-    done = subprocess.run([sys.executable, "-c", MERGE, *arguments], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    growth = int(done.stdout)
+    done = preloaded.start(MERGE, *arguments, folder=tmp_path)
+    assert done.wait() == 0, done.error
+    growth = int(done.out)
     assert growth < MAX_GROWTH, f"{growth:,} bytes"

@@ -145,11 +145,10 @@ def test_the_section_lora_and_the_length_of_a_run_file_do_not_count(run, tmp_pat
     assert "holds another run, which differs in" in done.stderr and "train.precision" in done.stderr
 
 
-@pytest.mark.parametrize("resume", [False, True])
-def test_training_there_is_refused(run, resume):
+def test_training_there_is_refused(run):
     before = sorted(path.name for path in run.output.iterdir())
     with pytest.raises(RunFolderError, match=r"another program trained, .* evaluate it with: lookonce eval"):
-        train(run, resume=resume, notify=lambda note: None)
+        train(run, resume=True, notify=lambda note: None)
     assert sorted(path.name for path in run.output.iterdir()) == before
 
 
@@ -212,11 +211,9 @@ def changed(adapter: Path, **options: Any) -> Path:
         ({"use_dora": True}, r"cannot become a run: a run has no use_dora=True\. A run has .* r, lora_alpha,"),
         ({"bias": "lora_only"}, "bias='lora_only'"),
         ({"rank_pattern": {"q_proj": 2}}, r"rank_pattern=\{'q_proj': 2\}"),
-        ({"layers_to_transform": [0]}, r"layers_to_transform=\[0\]"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa'"),
         ({"lora_alpha": 0.5}, r"section `lora` of a run file, is wrong:\n.*alpha"),
         ({"target_modules": "all-linear", "has_tower": True}, r"reaches into the vision tower"),
-        ({"target_modules": r".*visual.*\.qkv", "has_tower": True}, "reaches into the vision tower"),
         ({"target_modules": ["q_proj", "qkv"]}, "reaches into the vision tower"),
         ({"config": IA3Config(target_modules=["q_proj"], feedforward_modules=[])}, "it is of the type .*IA3"),
     ],

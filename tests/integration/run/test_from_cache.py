@@ -56,17 +56,10 @@ def no_reading(monkeypatch):
         monkeypatch.setattr(images_module, name, lambda path, *_: pytest.fail(f"{path} was read"))
 
 
-def test_neither_images_nor_the_tower_are_read(run, frames, built_inputs, monkeypatch):
+def test_neither_images_nor_the_tower_are_read_and_images_need_not_exist(run, frames, built_inputs, monkeypatch):
+    shutil.rmtree(frames)
     no_reading(monkeypatch)
     monkeypatch.setattr(ModelFolder, "tower_tensors", lambda self: pytest.fail("the tower was read"))
-    inputs = open_run(run, FROM_CACHE)
-    assert inputs.images.key_of == built_inputs.images.key_of
-    assert inputs.identity() == built_inputs.identity()
-    assert len(inputs.open_cache()) == len(NAMES)
-
-
-def test_images_need_not_exist(run, frames, built_inputs, monkeypatch):
-    shutil.rmtree(frames)
     inputs = open_run(run, FROM_CACHE)
     assert inputs.images.key_of == built_inputs.images.key_of
     assert inputs.identity() == built_inputs.identity()

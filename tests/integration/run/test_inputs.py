@@ -67,22 +67,6 @@ def test_a_run_opens_its_cache_only_if_it_holds_all_images(make_run, sample):
     assert f"{first.images[0]} ({first.origin}): run: lookonce cache build" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("write", "reason"),
-    [
-        (lambda path: path.write_text("no image"), "unknown image format"),
-        (lambda path: None, "No such file or directory"),
-    ],
-)
-def test_a_run_with_a_bad_image_names_record_and_reason(make_run, frames, tmp_path, write, reason):
-    write(tmp_path / "bad.jpg")
-    write_records(tmp_path / "bad.jsonl", ["1.png", "bad.jpg"])
-    inputs = open_run(make_run(data={"train": str(tmp_path / "bad.jsonl"), "val": [], "test": []}), TO_BUILD)
-    inputs.build()
-    with pytest.raises(FeaturesMissing, match=rf"bad\.jpg \(.*bad\.jsonl:2\): it is quarantined \(.*{reason}"):
-        inputs.open_cache()
-
-
 # A plan instead of hashing.
 
 
