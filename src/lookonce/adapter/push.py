@@ -24,12 +24,7 @@ from typing import Any
 
 import xxhash
 from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
-from huggingface_hub.errors import (
-    BadRequestError,
-    HfHubHTTPError,
-    LocalTokenNotFoundError,
-    RepositoryNotFoundError,
-)
+from huggingface_hub.errors import BadRequestError, HfHubHTTPError, LocalTokenNotFoundError, RepositoryNotFoundError
 
 from lookonce.adapter.card import UNKNOWN, BaseModel, CardFacts, card, facts_of, find_base_model
 from lookonce.errors import UploadError, UsageError
@@ -188,16 +183,11 @@ class Upload:
 
     repository: str
     files: Files
+    card: str
     facts: CardFacts
     options: Options
     commit: str | None = None
     """None if nothing was uploaded."""
-
-    @property
-    def card(self) -> str:
-        content = self.files[CARD]
-        assert isinstance(content, bytes)
-        return content.decode()
 
     @property
     def url(self) -> str:
@@ -280,7 +270,7 @@ def prepare(folder: RunFolder, repository: str, options: Options) -> Upload:
     merged = options.merged
     text = card(facts, repository, is_merged=merged is not None, licence=options.licence, revision=options.branch)
     files = merged_files(folder, merged, facts, text) if merged else adapter_files(folder, facts, text)
-    return Upload(repository, files, facts, options)
+    return Upload(repository, files, text, facts, options)
 
 
 def push(upload: Upload) -> Upload:

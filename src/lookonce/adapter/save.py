@@ -144,18 +144,14 @@ def _own_config(section: LoraSection, model: ModelFolder) -> LoraConfig:
 
 
 def _check_options(adapter: Path, config: LoraConfig, own: LoraConfig) -> None:
-    theirs, mine = (_plain(asdict(one)) for one in (config, own))
+    # Lists have no order, and an empty value is none.
+    theirs, mine = ({name: _in_order(one) or None for name, one in asdict(each).items()} for each in (config, own))
     theirs["target_modules"] = mine["target_modules"]  # of which a run's are made; shapes show that they are the same
     unknown = [name for name in theirs if name not in WITHOUT_EFFECT and theirs[name] != mine.get(name)]
     unknown += ["init_lora_weights"] if config.init_lora_weights not in NEW_WEIGHTS else []
     if unknown:
         named = listed([f"{name}={shown(repr(getattr(config, name, theirs[name])), 60)}" for name in unknown])
         raise _refusal(adapter, f"a run has no {named}")
-
-
-def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options in which lists have no order, and an empty value is none."""
-    return {name: _in_order(one) or None for name, one in options.items()}
 
 
 def _check_shapes(adapter: Path, shapes: Mapping[str, Shape], own: LoraConfig, model: ModelFolder) -> None:

@@ -151,11 +151,7 @@ def _read(
 ) -> list[Result]:
     """Read a file; returns what is wrong with it, and adds what is left out to `notes`."""
     broken: list[str] = []
-    file = RecordsFile(
-        path,
-        run.data.image_root,
-        broken=lambda origin, error: broken.append(str(error)),
-    )
+    file = RecordsFile(path, run.data.image_root, broken=lambda origin, error: broken.append(str(error)))
     try:
         found = iter(file)
         records.by_split[split] += islice(found, most)

@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lookonce.commands.options import (
-    JSON,
-    PATH,
-    check_launch,
-    emit,
-    notify,
-    only_results_on_stdout,
-    remember_run_file,
-)
+from lookonce.commands.options import JSON, PATH, check_launch, emit, notify, only_results_on_stdout, remember_run_file
 
 if TYPE_CHECKING:
     from lookonce.adapter.merge import Dtype

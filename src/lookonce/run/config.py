@@ -83,14 +83,10 @@ class RunFile(Section):
         return values
 
     @model_validator(mode="after")
-    def _starts_elsewhere(self) -> RunFile:
+    def _starts_elsewhere_and_measures_what_it_needs(self) -> RunFile:
         start = self.train.start_from
         if isinstance(start, Path) and start.absolute() == self.output.absolute():
             raise ValueError(f"train.start_from is the run's own output, {self.output}; name another run")
-        return self
-
-    @model_validator(mode="after")
-    def _measures_what_it_needs(self) -> RunFile:
         best, saved, every = self.train.best, self.train.save_steps, self.eval.every
         if every and not self.data.val:
             raise ValueError("eval.every answers validation questions and needs data.val")

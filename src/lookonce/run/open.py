@@ -31,14 +31,7 @@ from lookonce.files import hash_file
 from lookonce.hub import locate
 from lookonce.run.config import RunFile, read_run_file
 from lookonce.run.folder import RECORD, RunClaim, RunFolder
-from lookonce.run.records import (
-    UNUSABLE_ADVICE,
-    cached_images,
-    find_images,
-    read_splits,
-    with_contexts,
-    without_fold,
-)
+from lookonce.run.records import UNUSABLE_ADVICE, cached_images, find_images, read_splits, with_contexts, without_fold
 from lookonce.run.sections import ContextSection, DataSection, ModelSection
 from lookonce.settings import checked, set_key
 from lookonce.text import Notify, quiet, shell

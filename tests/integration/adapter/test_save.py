@@ -49,16 +49,16 @@ def lookonce(*words: str | Path) -> Result:
     return CliRunner().invoke(main, [str(word) for word in words])
 
 
-@pytest.fixture(scope="module", params=["trainer.py", "packs.py"])
-def adapter(request: Any, root: Path, sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module")
+def adapter(root: Path, sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The adapter that an example trains in a few steps, as strong as after many."""
     folder = tmp_path_factory.mktemp("example")
     (folder / "images").symlink_to(sample / "images")
     lines = (sample / "train.jsonl").read_text().splitlines(keepends=True)
     (folder / "few.jsonl").write_text("".join(lines[:48]))
     with pytest.MonkeyPatch.context() as patch, contextlib.chdir(folder):
-        patch.setattr(sys, "argv", [request.param, str(sample / "model"), "few.jsonl", "adapter"])
-        runpy.run_path(str(root / "examples" / request.param), run_name="__main__")
+        patch.setattr(sys, "argv", ["trainer.py", str(sample / "model"), "few.jsonl", "adapter"])
+        runpy.run_path(str(root / "examples" / "trainer.py"), run_name="__main__")
     tensors = load_file(folder / "adapter" / WEIGHTS)
     stronger = {name: one * 200 if "lora_B" in name else one for name, one in tensors.items()}
     save_file(stronger, folder / "adapter" / WEIGHTS, {"format": "pt"})
@@ -85,6 +85,7 @@ def run(
     "An adapter that another program trained gives, as a run, the tokens that PEFT gives on the stock model, "
     "in float32."
 )
+@pytest.mark.guarantee("Stock transformers gives the answers of a merged model without PEFT.")
 def test_evaluation_predict_and_merge_give_the_answers_of_peft_on_the_stock_model(
     run, adapter, sample, stock_processor, tmp_path
 ):
@@ -98,7 +99,8 @@ def test_evaluation_predict_and_merge_give_the_answers_of_peft_on_the_stock_mode
     answerer = Answerer.open(run.output)
     asked = [answerer.answer([Path(*line["images"])], line["question"]) for line in lines[:NUM_ASKED]]
     assert [one.text for [one] in asked] == answers
-    merge(run.output, tmp_path / "merged", "fp32")
+    done = lookonce("adapter", "merge", run.output, tmp_path / "merged", "--dtype", "fp32")
+    assert done.exit_code == 0 and "in fp32" in done.stdout and "0.00% of what the adapter changes" in done.stdout
     merged = AutoModelForImageTextToText.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
     assert [stock_answer(merged, processor, line, NUM_TOKENS) for line in lines[:NUM_ASKED]] == answers
 

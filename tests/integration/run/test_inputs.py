@@ -82,14 +82,6 @@ def test_inputs_that_trust_the_plan_read_no_image_and_are_the_same(run, monkeypa
     assert trusting.identity() == hashed.identity()
 
 
-def test_a_build_that_trusts_the_plan_makes_the_same_cache(run, tmp_path):
-    open_run(run, TO_BUILD).write_plan()
-    report = open_run(run, TO_BUILD_BY_PLAN).build(worker=(1, 4))
-    assert (report.num_encoded, report.num_wanted, report.num_missing) == (NUM_IMAGES, NUM_IMAGES, 0)
-    assert len(open_run(run, TO_BUILD).open_cache()) == NUM_IMAGES
-    assert open_run(run, TO_BUILD).build().num_encoded == 0
-
-
 def test_only_files_that_the_plan_lacks_are_hashed(run, tmp_path, monkeypatch):
     assert open_run(run, TO_BUILD_BY_PLAN).images == open_run(run, TO_BUILD).images
     open_run(run, TO_BUILD).write_plan()

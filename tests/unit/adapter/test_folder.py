@@ -77,16 +77,6 @@ def test_untied_embeddings_are_in_the_configuration_and_the_index(tmp_path, merg
     assert found["weight_map"] == {"embed": "b.safetensors", "lm_head": "b.safetensors"}
 
 
-def test_an_index_that_is_still_right_keeps_its_bytes(tmp_path, merged):
-    index = {"metadata": {"total_size": 16}, "weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
-    folder = model_folder(tmp_path / "model", {}, index=index)
-    (folder / "a.safetensors").touch()
-    (folder / "b.safetensors").touch()
-    copy_others(folder, merged, plan_of(x="a", y="b"), None)
-    name = "model.safetensors.index.json"
-    assert (merged / name).read_bytes() == (folder / name).read_bytes()
-
-
 def test_a_missing_file_of_weights_is_named(tmp_path):
     folder = model_folder(tmp_path / "model", {}, index={"weight_map": {"x": "gone.safetensors"}})
     with pytest.raises(ModelError, match=r"has no gone\.safetensors"):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 import lookonce.checks.check as module
 from lookonce.checks.report import CheckReport, Result
+from lookonce.claim_file import Process
 from lookonce.errors import ModelError
-from lookonce.run.folder import RunFolder
+from lookonce.files import write_json
+from lookonce.run.folder import CLAIM, RunFolder
 from lookonce.run.open import TO_BUILD, open_run
 
 
@@ -109,7 +112,8 @@ def test_all_problems_are_reported_at_once(checked, own, monkeypatch):
     assert f"2 records cannot be read: {own}/train.jsonl:3: not JSON" in train.value and "train.jsonl:5" in train.value
     assert "no records file at" in test.value and "$UNSET/test.jsonl is relative to the working directory" in test.value
     assert "scheduler` 'coine' is unknown; allowed: linear" in found.one("training").value
-    assert "train.optimizer: schedule_free_adamw needs the package schedulefree" in found.one("packages").value
+    said = "train.optimizer: schedule_free_adamw: You need to install `schedulefree` in order to use schedulefree"
+    assert said in found.one("packages").value
     assert "lora.targets ['nothing_proj']" in found.one("adapter").value
     assert f"1 image of 1 record cannot be used: cannot read image {own}/images/gone.jpg" in found.one("images").value
     assert f"used by {own}/val.jsonl:2" in found.one("images").value
@@ -206,6 +210,14 @@ def test_the_run_folder_must_be_free(checked, make_run, monkeypatch, state, leve
         monkeypatch.setattr("os.access", lambda path, mode: Path(path) != run.output)
     found = checked().one("output")
     assert found.level == level and message in found.value
+
+
+def test_a_run_folder_in_use_is_an_error_until_the_claim_ends(checked, make_run, backdate):
+    claim, elsewhere = make_run().output / CLAIM, replace(Process.this(), machine="elsewhere")
+    write_json(claim, {"worker": asdict(elsewhere), "command": "lookonce train", "started": 0.0})
+    backdate(claim, 60)
+    assert "is in use by `lookonce train`" in checked().one("output").value
+    assert checked(cache={"claim_s": 30}).problems("output") == []
 
 
 @pytest.mark.parametrize(
