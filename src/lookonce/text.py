@@ -158,10 +158,9 @@ def listed(items: Sequence[str], most: int = 5) -> str:
     return ", ".join(items[:most]) + rest
 
 
-def first_few(lines: Sequence[str], most: int, what: str = "") -> list[str]:
-    """The first few of many lines, indented, and one that counts the others, which may be called `what`."""
-    rest = len(lines) - most
-    more = [f"  and {count(rest, what) if what else f'{rest:,} more'}"] if rest > 0 else []
+def first_few(lines: Sequence[str], most: int) -> list[str]:
+    """The first few of many lines, indented, and one that counts the others."""
+    more = [f"  and {len(lines) - most:,} more"] if len(lines) > most else []
     return [*(f"  {line}" for line in lines[:most]), *more]
 
 

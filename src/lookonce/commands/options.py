@@ -80,13 +80,13 @@ def read_run(path: Path, assignments: tuple[str, ...], allowed: str = RUN_FILE) 
         raise UsageError(f"{error}\n{path} is not a folder, so it was read as a run file; name {allowed}") from None
 
 
-def read_existing(path: Path, assignments: tuple[str, ...], allowed: str = RUN_FILE) -> RunFile:
+def read_existing(path: Path, assignments: tuple[str, ...]) -> RunFile:
     """Read a run file and check that its records and model exist, before slow imports: mistakes are reported at once.
 
     Raises:
         LookonceError: the run file has mistakes, or names files that do not exist.
     """
-    run = read_run(path, assignments, allowed)
+    run = read_run(path, assignments)
     from lookonce.run.records import check_paths
 
     check_paths(run)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import signal
-import subprocess
-import sys
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,13 +15,13 @@ import click
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from support.answers import look_trained
 from support.commands import all_commands
 
 from lookonce.cli import main
 from lookonce.errors import CacheError, Stopped, UsageError
 from lookonce.run.folder import RunFolder
 from lookonce.selftest.report import Check, Report, Variant
-from lookonce.signals import workers_without_signals
 
 
 def commands() -> dict[tuple[str, ...], click.Command]:
@@ -211,14 +210,6 @@ def test_what_the_parent_process_ignores_stays_ignored(monkeypatch, number):
         signal.signal(number, before)
 
 
-def test_worker_processes_leave_signals_of_the_group_to_their_parent():
-    """They print nothing then."""
-    program = "import signal, os; os.killpg(0, signal.SIGHUP); os.killpg(0, signal.SIGINT); print('alive')"
-    with workers_without_signals():
-        worker = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, process_group=0, text=True)
-    assert worker.communicate()[0] == "alive\n"
-
-
 def test_an_interrupted_prompt_is_an_interrupted_command(monkeypatch):
     class Interrupted(io.RawIOBase):
         def readable(self) -> bool:
@@ -379,3 +370,32 @@ def test_jobs_are_lines_for_a_shell(study_file):
 def test_mistakes_in_studies_are_explained(study_file, words, code, said):
     result = invoke(*words)
     assert result.exit_code == code and said in result.output
+
+
+REFUSED = "is of type 'paligemma', which lookonce does not support; supported: qwen3_vl (Qwen3-VL), qwen3_vl_moe"
+
+
+@pytest.fixture(scope="module")
+def paligemma(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that says that its model is a PaliGemma."""
+    folder = tmp_path_factory.mktemp("models") / "paligemma"
+    shutil.copytree(sample / "model", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "paligemma"}))
+    return folder
+
+
+@pytest.mark.parametrize("words", ["cache plan", "cache build", "train", "status", "check", "eval", "predict"])
+def test_an_unsupported_model_is_refused_by_name_before_any_work(words, paligemma, make_run, tmp_path):
+    made = make_run(model={"path": str(paligemma)})
+    arguments = [str(tmp_path / "run.yaml")]
+    Path(arguments[0]).write_text(made.to_yaml())
+    if words in ("eval", "predict"):
+        RunFolder(made.output).claim(made, {})
+        RunFolder(made.output).adapter.mkdir()
+        look_trained(RunFolder(made.output))
+        arguments = [str(made.output), *(["--question", "Is there text?"] if words == "predict" else [])]
+    result = run(*words.split(), *arguments)
+    said = " ".join((result.stdout + result.stderr).split())
+    assert result.exit_code == 1 and REFUSED in said, said
+    assert "unexpected" not in said and not list(tmp_path.glob("caches/*/"))

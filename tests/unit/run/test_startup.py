@@ -25,9 +25,10 @@ def test_each_piece_of_work_is_said_with_its_seconds():
     assert len(notes) == 2 and list(startup.seconds) == ["read records", "load weights"]
 
 
-def test_slow_work_is_said_before_it_ends():
+def test_slow_work_is_said_before_it_ends(monkeypatch):
+    monkeypatch.setattr("lookonce.run.startup.PATIENCE_S", 0.02)
     notes: list[str] = []
-    startup = Startup(notes.append, patience_s=0.02)
+    startup = Startup(notes.append)
     with startup.timed("read records"):
         deadline = time.monotonic() + 5
         while not notes and time.monotonic() < deadline:

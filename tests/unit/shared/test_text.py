@@ -1,9 +1,12 @@
-"""Numbers and tables in the form that people read."""
+"""Numbers and tables in the form that people read, and the names of what differs between two settings."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from lookonce.differences import Difference, differences
 from lookonce.text import duration, size, table
 
 
@@ -49,3 +52,23 @@ def test_a_table_fits_a_terminal_by_shortening_its_longest_texts() -> None:
     assert len(header) <= 60 and [len(line) for line in lines] == [60, 60]
     assert lines[0].split()[:2] == ["Where", "in"] and lines[0].count("...") == 2 and lines[0].endswith("70 %")
     assert lines[0].startswith("Where in the image is the ...") and " 6,500  centre; lowe..." in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "expected"),
+    [
+        ({"a": {"b": [1, 2]}}, {"a": {"b": [1, 2]}}, []),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, []),
+        ({"a": 1}, {}, [("a", 1, None)]),
+        ({"a": {"b": {"c": 1, "d": 2}}}, {"a": {"b": {"c": 1, "d": 3}}}, [("a.b.d", 2, 3)]),
+        ({"a": [1, 2]}, {"a": [2, 1]}, [("a", [1, 2], [2, 1])]),
+        ({"a": 1}, {"a": {"b": 1}}, [("a", 1, None), ("a.b", None, 1)]),
+        ({"z": 1, "m": {"b": 1, "a": 1}}, {"z": 2, "m": {"b": 2, "a": 2}}, [("m.a", 1, 2), ("m.b", 1, 2), ("z", 1, 2)]),
+    ],
+    ids=["equal", "order", "only mine", "nested", "list", "other shape", "sorted"],
+)
+def test_differences_are_named_by_dotted_name_in_order(
+    mine: dict[str, Any], theirs: dict[str, Any], expected: list[Difference]
+) -> None:
+    assert differences(mine, theirs) == expected
+    assert differences(theirs, mine) == [(name, other, one) for name, one, other in expected]
