@@ -204,7 +204,8 @@ def remove_if_dead(path: Path, expiry_s: float) -> bool:
             return False
         renamed = temporary_name(path)
         os.rename(path, renamed)
-        if _identity(renamed.stat()) != _identity(seen):  # another process took it over meanwhile: restore it
+        now = renamed.stat()  # the number of an inode alone may be reused at once
+        if (now.st_ino, now.st_mtime_ns) != (seen.st_ino, seen.st_mtime_ns):  # another process took it over: restore it
             with contextlib.suppress(FileExistsError):
                 os.link(renamed, path)
         renamed.unlink()
@@ -256,11 +257,6 @@ def age(path: Path) -> float:
     finally:
         with contextlib.suppress(OSError):
             pulse.unlink()
-
-
-def _identity(stat: os.stat_result) -> tuple[int, int]:
-    """Identifies a file. The inode alone does not: its number may be reused at once."""
-    return stat.st_ino, stat.st_mtime_ns
 
 
 def _born(pid: int) -> float:
