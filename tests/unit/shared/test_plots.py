@@ -1,4 +1,4 @@
-"""Plots by matplotlib: any names and numbers can be drawn, and the same ones give the same bytes."""
+"""Plots and texts of pages: any names and numbers can be drawn and shown, and the same ones give the same bytes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.html_page import HOSTILE, Page
 
+from lookonce.page import _environment, words
 from lookonce.plots import VARIABLES, Line, Panel, curves, forest, histogram, points, to_file, to_svg, write_pdf
 from lookonce.text import binned
 
@@ -108,3 +109,22 @@ def test_each_seed_has_a_height_of_its_own_so_that_none_hides_another():
 def test_bins_hold_every_number_once(counts, max_bins):
     bins = binned(counts, max_bins)
     assert len(bins) <= max_bins and sum(number for _, number in bins) == sum(counts.values())
+
+
+PRINTED = st.characters(exclude_categories=["Cc", "Cs"], exclude_characters="\ufffe\uffff")
+TEMPLATE = '{% from "parts.html.jinja" import td, picture %}<p>{{ one }}</p>{{ td(one, other) }}{{ picture("", one) }}'
+
+
+@given(st.text(PRINTED), st.text(PRINTED))
+def test_any_text_is_shown_as_itself(one, other):
+    page = Page(_environment().from_string(TEMPLATE).render(one=one, other=other))
+    assert "".join(page.text).strip("\n") == f"{one}{other}{one}".strip("\n")
+    assert [values["data-name"] for _, values in page.found if "data-name" in values] == [one]
+    escaped = _environment().from_string("{{ text }}").render(text=f"\x1b\ud800{one}")
+    assert "\x1b" not in escaped and escaped.encode("utf-8")
+
+
+def test_a_text_without_anything_to_see_is_named_and_a_long_one_is_cut():
+    assert words("") == words(" \n\t") == "(empty)"
+    assert words(" no\x00") == " no\\x00"
+    assert len(words("a" * 5000)) == 240 and words("a" * 240) == "a" * 240
