@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -28,20 +28,20 @@ from lookonce.cache.store.metadata import read_plan
 from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.prepare.run import REPORT
 from lookonce.datasets.records import Record
-from lookonce.errors import LookonceError, UsageError
+from lookonce.errors import LookonceError
 from lookonce.eval.answers.files import AnsweringCost
-from lookonce.eval.join import Run, find_predictions, read_runs, short_names
+from lookonce.eval.join import Run, check_splits, find_predictions, folder_at, is_file, read_file, short_names
 from lookonce.eval.scores.metrics import BASELINES, Evaluation, read_metrics
 from lookonce.eval.scores.prediction import GROUPINGS, MAX_GROUPS, Prediction
 from lookonce.eval.statistics import Clusters, Interval, clusters_of, share_interval
 from lookonce.files import read_object
 from lookonce.run.config import RunFile
-from lookonce.run.folder import AGAIN, RECORD, Environment, RunFolder, read_form
+from lookonce.run.folder import AGAIN, Environment, RunFolder, read_form
 from lookonce.run.log_file import Curves, read_curves, read_lines
 from lookonce.run.records import read_splits, without_fold
 from lookonce.status import TrainingPhase, find_training
 from lookonce.summary import Summary
-from lookonce.text import first_line, listed
+from lookonce.text import first_line
 
 
 @dataclass(frozen=True)
@@ -342,32 +342,16 @@ def open_runs(paths: Sequence[Path], split: str | None = None) -> list[ReportedR
         LookonceError: a path is none of these, or predictions are damaged.
     """
     opened = [_open(path, name, split) for path, name in zip(paths, short_names(paths), strict=True)]
-    folders = [run for path, run in zip(paths, opened, strict=True) if not _is_file(path)]
-    if len({run.split for run in folders}) > 1:
-        said = listed([f"{run.name}: {run.split}" for run in folders])
-        raise UsageError(f"the runs were evaluated on different splits ({said}); choose one with --split")
+    check_splits({run.name: run.split for path, run in zip(paths, opened, strict=True) if not is_file(path)})
     return opened
 
 
 def _open(path: Path, name: str, split: str | None) -> ReportedRun:
-    is_file, folder = _is_file(path), _folder_of(path)
+    folder = folder_at(path)
     settings = folder.read_run() if folder else None
-    chosen = path.stem if is_file else split or (settings.eval.split if settings else "")
-    if folder and split and not is_file:
-        find_predictions(folder, split)
-    is_answered = is_file or (folder is not None and folder.predictions(chosen).exists())
-    answers = replace(read_runs([path], chosen)[0], name=name) if is_answered else None
+    chosen = path.stem if is_file(path) else split or (settings.eval.split if settings else "")
+    file = path
+    if folder and not is_file(path):
+        file = find_predictions(folder, chosen) if split else folder.predictions(chosen)
+    answers = read_file(name, file, folder) if file is path or file.exists() else None
     return ReportedRun(name, chosen if folder else "", answers, folder, settings)
-
-
-def _is_file(path: Path) -> bool:
-    """Whether a path is a predictions file."""
-    return path.suffix == ".jsonl"
-
-
-def _folder_of(path: Path) -> RunFolder | None:
-    """The run folder of a path; None for a predictions file elsewhere."""
-    if not _is_file(path):
-        return RunFolder.find(path)
-    above = path.absolute().parent.parent
-    return RunFolder(above) if (above / RECORD).exists() else None

@@ -23,7 +23,7 @@ from lookonce.datasets.majority import Majority
 from lookonce.errors import LookonceError, UsageError
 from lookonce.eval.compare import LEVEL, WIDTH, Comparison, compare, to_json, to_text
 from lookonce.eval.join import Run
-from lookonce.eval.scores.metrics import Headline
+from lookonce.eval.scores.metrics import headline
 from lookonce.eval.scores.prediction import read_predictions
 from lookonce.eval.statistics import PERMUTATIONS
 from lookonce.files import write_text
@@ -74,7 +74,7 @@ def _with(majority: Majority, run: ReportedRun) -> ReportedRun:
     rows = [replace(row, majority=majority.answer(row.question)) for row in run.answers.predictions]
     if rows == run.answers.predictions:
         return run
-    baselines = run.metrics["baselines"] | {"majority": asdict(Headline.of(rows, {}).baselines["majority"])}
+    baselines = run.metrics["baselines"] | {"majority": asdict(headline(rows, {})[1]["majority"])}
     metrics = run.metrics | {"baselines": baselines}
     return replace(run, answers=replace(run.answers, predictions=rows), known_metrics=metrics)
 

@@ -25,7 +25,7 @@ from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.datasets.sample.model import write_model
 from lookonce.eval.answerer import Answerer, Conversation
 from lookonce.eval.answers.engines import in_turns
-from lookonce.eval.answers.questions import Dialogues
+from lookonce.eval.answers.questions import Questions
 from lookonce.eval.decoding.batches import Room, plan_batches
 from lookonce.eval.decoding.decoder import Decoder
 from lookonce.eval.decoding.dialogue import Answer, Dialogue
@@ -69,7 +69,7 @@ class Asked:
     """Questions in dialogues, the stock model with its tower, and the model without it."""
 
     session: OpenRun
-    dialogues: Dialogues
+    dialogues: Sequence[Dialogue]
     stock: Any
     collator: RowCollator
     model: Any
@@ -79,7 +79,7 @@ class Asked:
         ended = np.array([end], np.int32)
         return [
             replace(one, later=tuple(np.append(ended, piece[1:]) for piece in one.later), special=special)
-            for one in self.dialogues.each
+            for one in self.dialogues
         ]
 
     def ending(self, end: int) -> SimpleNamespace:
@@ -131,7 +131,8 @@ def asked(request, sample, make_run_in, random_lora, tmp_path_factory) -> Asked:
     inputs.build()
     session = inputs
     records = inputs.records["train"]
-    dialogues = Dialogues.of(session, [(record, turn) for record in records for turn in range(len(record.turns))])
+    questions = [(record, turn) for record in records for turn in range(len(record.turns))]
+    dialogues = Questions(session, "train").asking(questions).dialogues
     stock, bare = (random_lora(inputs, load).eval() for load in (load_with_tower, load_without_tower))
     collator = RowCollator(Pixels(inputs.processor, inputs.images.path_of), session.chat_tokenizer.image_token_id, 0)
     return Asked(session, dialogues, stock, collator, bare)

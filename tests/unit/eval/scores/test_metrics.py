@@ -9,7 +9,7 @@ import pytest
 
 from lookonce.datasets.records import Record, Turn
 from lookonce.eval.scores import match
-from lookonce.eval.scores.metrics import BASELINES, IN_CONTEXT, NAMES, Evaluation, Headline, read_metrics
+from lookonce.eval.scores.metrics import BASELINES, IN_CONTEXT, NAMES, Evaluation, headline, read_metrics
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.run.folder import RunFolder
 
@@ -141,15 +141,13 @@ ROWS = [
 
 def test_a_baseline_is_compared_question_by_question():
     half = ["yes" if number % 4 > 1 else "no" for number in range(NUM_QUESTIONS)]
-    headline = Headline.of(ROWS, {"untuned": half, "shuffled": [row.predicted for row in ROWS]})
-    majority = headline.baselines["majority"]
+    interval, baselines = headline(ROWS, {"untuned": half, "shuffled": [row.predicted for row in ROWS]})
+    majority, untuned, same = (baselines[name] for name in ("majority", "untuned", "shuffled"))
     assert (majority.exact_match, majority.difference) == (0.0, 0.75)
-    assert headline.interval == (pytest.approx(0.6, abs=0.02), pytest.approx(0.86, abs=0.02))
+    assert interval == (pytest.approx(0.6, abs=0.02), pytest.approx(0.86, abs=0.02))
     assert majority.interval == (pytest.approx(0.57, abs=0.02), pytest.approx(0.86, abs=0.02))
-    untuned = headline.baselines["untuned"]
     assert (untuned.exact_match, untuned.difference) == (0.5, 0.25)
     assert 0.1 < untuned.interval.low < 0.25 < untuned.interval.high < 0.41  # 0.05 to 0.45 if not in pairs
-    same = headline.baselines["shuffled"]
     assert (same.exact_match, same.difference) == (0.75, 0.0)
     assert 0 < same.interval.high < 0.1  # the same answers are no certainty
 
