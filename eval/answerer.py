@@ -407,7 +407,8 @@ class Answerer:
     ) -> dict[int, Sequence[Answer | LookonceError]]:
         """The answers to a batch; the questions of one that does not fit the memory have an error instead."""
         try:
-            return dict(zip(dialogues, self._engine.answers(self._model, [*dialogues.values()], notify), strict=True))
+            [answers] = self._engine.stream(self._model, [[*dialogues.values()]], notify)
+            return dict(zip(dialogues, answers, strict=True))
         except TrainingError as error:
             if len(dialogues) == 1:
                 return {number: [error] * one.num_questions for number, one in dialogues.items()}
@@ -455,7 +456,7 @@ class Conversation:
 
     def reset(self) -> None:
         """Begin again, about the same images."""
-        self._turns: tuple[Turn, ...] = ()
+        self._questions: tuple[str, ...] = ()
         self._answers: tuple[Answer, ...] = ()
 
     def ask(self, question: str, on_text: Callable[[str], None] = lambda text: None) -> Answer:
@@ -464,8 +465,9 @@ class Conversation:
         Raises:
             LookonceError: it cannot be answered; the conversation is then as before.
         """
-        turns = (*self._turns, Turn(question, ""))
-        asked = self._record(*(Turn(turn.question, NOT_ANSWERED) for turn in turns))
+        questions = (*self._questions, question)
+        turns = tuple(Turn(text, NOT_ANSWERED) for text in questions)
+        asked = Record(self._images, turns, self._system, origin="the conversation")
         tokenizer: Any = self._answerer.opened.chat_tokenizer.tokenizer
         streamer: Any = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
         streamer.on_finalized_text = lambda text, stream_end=False: on_text(text)  # words, as soon as they are whole
@@ -476,9 +478,6 @@ class Conversation:
                 f"the GPU is out of memory for a conversation of {count(len(turns), 'question')}; begin again "
                 "with /reset"
             ) from None
-        self._turns += (Turn(question, answer.text),)
+        self._questions = questions
         self._answers += (answer,)
         return answer
-
-    def _record(self, *turns: Turn) -> Record:
-        return Record(self._images, turns, self._system, origin="the conversation")

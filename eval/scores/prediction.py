@@ -23,7 +23,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean, median
@@ -132,14 +132,10 @@ class Prediction:
         return {"version": VERSION} | kept | {"right": self.is_right}
 
 
-TEXTS = (*("question", "answer", "predicted", "majority", "system", "source", "category", "stage"),)
+TEXTS = ("question", "answer", "predicted", "majority", "system", "source", "category", "stage")
 """Keys whose values are single texts to compare."""
-OPTIONAL = {
-    *("references", "source", "category", "stage", "system", "earlier", "earlier_answers"),
-    *("context", "context_answers"),
-    *("logprob", "num_tokens", "ended"),
-}
-"""Keys that a row may lack."""
+OPTIONAL = {one.name for one in fields(Prediction) if one.default in (None, ())} - {"image_keys"}
+"""Keys that a row lacks if they have no value."""
 ROW = TypeAdapter(Prediction)
 
 

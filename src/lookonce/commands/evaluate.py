@@ -183,13 +183,8 @@ def predict(
             f"{num_ranks()} in the environment on purpose: unset WORLD_SIZE"
         )
     check_launch()
-    by_records, by_options = bool(records or image_root), bool(questions or patterns or images)
-    if (
-        by_records == by_options
-        or (by_records and not records)
-        or (by_options and not questions)
-        or (patterns and images)
-    ):
+    others = patterns or images if records else image_root
+    if bool(records) == bool(questions) or others or (patterns and images):
         raise UsageError(
             "questions come either from --records, with --image-root for its images, or from --question, about each "
             "image of --images or about those of --image together; give the options of one of these"

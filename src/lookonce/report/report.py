@@ -9,7 +9,6 @@ It costs two seconds for 9,000 questions about 975 images, 0.8 of them to import
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -122,15 +121,15 @@ class Report:
             "differing": _lines(known["settings"] | defaults, page.setting, known["differing"]),
             "facts": _lines(json["provenance"]["facts"], lambda text: shown(text or "", 120)),
             "splits": _splits(self.runs),
+            "GROUPINGS": GROUPINGS,
+            "NAMES": NAMES,
+            "DISTANCES": DISTANCES,
         }
-        fixed = {"GROUPINGS": GROUPINGS, "NAMES": NAMES, "DISTANCES": DISTANCES}
-        values |= fixed
         return page.render(template, **values | more)
 
     def plots(self) -> dict[str, Figure]:
         """The curves of the runs, a plot for each figure."""
-        known = self.numbers["curves"] or {}
-        return {panel.name: plots.curves([panel], "step") for panel in _panels(known)}
+        return {panel.name: plots.curves([panel], "step") for panel in _panels(_logged(self.runs))}
 
 
 def _tiles(scored: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -279,46 +278,36 @@ def _metrics(run: ReportedRun) -> dict[str, Any]:
 
 def curves(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
     """What each run has logged."""
-    found = {run.name: _curves(run) for run in runs}
-    return {name: one for name, one in found.items() if one["loss"] or one["validation_loss"]} or None
-
-
-def _curves(run: ReportedRun) -> dict[str, Any]:
-    """The curves without values that are not finite, which have no place in a plot."""
-    logged = Curves(
-        *(
-            {step: value for step, value in curve.items() if isinstance(value, int | float) and math.isfinite(value)}
-            for curve in vars(run.curves).values()
-        )
-    )
     return {
-        "loss": logged.loss,
-        "validation_loss": logged.validation_loss,
-        "learning_rate": logged.learning_rate,
-        "best": logged.best,
-        "exact_match_while_training": logged.exact_match,
-        "most_right": logged.most_right,
-    }
+        name: {
+            "loss": one.loss,
+            "validation_loss": one.validation_loss,
+            "learning_rate": one.learning_rate,
+            "best": one.best,
+            "exact_match_while_training": one.exact_match,
+            "most_right": one.most_right,
+        }
+        for name, one in _logged(runs).items()
+    } or None
 
 
-def _panels(found: Mapping[str, Any]) -> Iterator[Panel]:
+def _logged(runs: Sequence[ReportedRun]) -> dict[str, Curves]:
+    """The curves of the runs that have logged a loss."""
+    return {run.name: run.curves for run in runs if run.curves.loss or run.curves.validation_loss}
+
+
+def _panels(logged: Mapping[str, Curves]) -> Iterator[Panel]:
     """A panel for each figure."""
-    logged = [Curves(one["loss"], one["validation_loss"]) for one in found.values()]
-    is_alone = len(found) == 1
-    losses = [
-        line
-        for number, (name, one) in enumerate(zip(found, logged, strict=True))
-        for line in _losses(name, one, number, is_alone)
-    ]
-    if found:
-        lows, highs = zip(*(one.loss_range() for one in logged), strict=True)
+    is_alone, numbered = len(logged) == 1, [*enumerate(logged.items())]
+    if logged:
+        lows, highs = zip(*(one.loss_range() for one in logged.values()), strict=True)
+        losses = [line for number, (name, one) in numbered for line in _losses(name, one, number, is_alone)]
         yield Panel("loss", losses, (min(lows), max(highs)), height=300)
-    names = {"learning_rate": "learning rate", "exact_match_while_training": "exact match while training"}
-    for key, title in names.items():
+    for key, title in {"learning_rate": "learning rate", "exact_match": "exact match while training"}.items():
         lines = [
-            Line("" if is_alone else name, one[key], "line" if key == "learning_rate" else "marked", number)
-            for number, (name, one) in enumerate(found.items())
-            if len(one[key]) > 1
+            Line("" if is_alone else name, curve, "line" if key == "learning_rate" else "marked", number)
+            for number, (name, one) in numbered
+            if len(curve := getattr(one, key)) > 1
         ]
         if lines:
             yield Panel(title, lines, None if key == "learning_rate" else (0, 1), height=220)

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -224,7 +225,9 @@ class ReportedRun:
 
     @cached_property
     def curves(self) -> Curves:
-        return read_curves(self.folder.log) if self.folder else Curves()
+        """What the training has logged, without values that are not finite, which have no place in a plot."""
+        logged = vars(read_curves(self.folder.log)) if self.folder else {}
+        return Curves(*({step: one for step, one in curve.items() if isfinite(one)} for curve in logged.values()))
 
     @cached_property
     def log(self) -> list[dict[str, Any]]:
@@ -304,17 +307,16 @@ class Cost:
 
     @classmethod
     def of(cls, run: ReportedRun) -> Cost:
-        trained, summary, answering = run.trained, run.summary, run.answering
-        gpus = run.environment.get("gpus")
-        seconds, first_step, samples = trained.get("seconds"), trained.get("first_step", 0), trained.get("num_samples")
-        startup = trained.get("startup_seconds", {})
+        trained: dict[str, Any] = {"startup_seconds": {}, "first_step": 0} | run.trained
+        summary, answering = run.summary, run.answering
+        gpus, seconds, samples = run.environment.get("gpus"), trained.get("seconds"), trained.get("num_samples")
         busy = (seconds or 0) + (answering.get("seconds") or 0)
         rates = [line["tokens_per_second"] for line in run.log if line.get("tokens_per_second")]
         return cls(
-            startup_seconds=startup,
+            startup_seconds=trained["startup_seconds"],
             cache_seconds=summary.get("encode_seconds"),
             training_seconds=seconds,
-            first_step=first_step,
+            first_step=trained["first_step"],
             answering_seconds=answering.get("seconds") if answering.get("num_answered") else None,
             num_answered=answering.get("num_answered", 0),
             num_gpus=None if gpus is None else len(gpus),
@@ -322,7 +324,7 @@ class Cost:
             memory_gb=max((line["memory_gb"] for line in run.log if line.get("memory_gb")), default=None),
             num_steps=trained.get("num_steps"),
             num_samples=samples,
-            ms_per_sample=1e3 * seconds / samples if seconds and samples and not first_step else None,
+            ms_per_sample=1e3 * seconds / samples if seconds and samples and not trained["first_step"] else None,
             tokens_per_second=median(rates) if rates else None,
             wait_share=trained.get("wait_share"),
             cache_bytes=summary.get("cache_bytes"),

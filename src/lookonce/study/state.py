@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -95,16 +96,7 @@ def _lacks(one: StudyRun, runs: Runs, outdated: Collection[str]) -> str:
 
 def in_order(runs: Runs) -> list[StudyRun]:
     """The runs, each after those that it needs."""
-    ordered: dict[str, StudyRun] = {}
-
-    def add(one: StudyRun) -> None:
-        for name in one.needs:
-            add(runs[name])
-        ordered.setdefault(one.name, one)
-
-    for one in runs.values():
-        add(one)
-    return list(ordered.values())
+    return [runs[name] for name in TopologicalSorter({one.name: one.needs for one in runs.values()}).static_order()]
 
 
 def refuse_outdated(runs: Runs, again: bool, study: Path) -> set[str]:

@@ -106,7 +106,7 @@ def test_contexts_have_the_answers_of_earlier_stages_and_answers_are_those_to_pr
     session = open_run(run, FROM_CACHE)
     questions = Questions(session, "val").asking([(record, len(record.turns) - 1) for record in records])
     model = load_trained(session.model_folder, run, run.output / "adapter")
-    answers = engine_of(session).answers(model, questions.dialogues)
+    [answers] = engine_of(session).stream(model, [questions.dialogues])
     assert [answer.text for [answer] in answers] == [row.predicted for row in found]
 
 

@@ -79,7 +79,7 @@ def test_a_batch_has_room_for_all_answers_and_later_questions(engine):
 
 def test_out_of_memory_halves_the_batch_and_all_questions_are_answered_in_order(engine, fits):
     tried, notes = fits(2), []
-    found = engine.answers(torch.nn.Linear(1, 1), QUESTIONS, notes.append)
+    [found] = engine.stream(torch.nn.Linear(1, 1), [QUESTIONS], notes.append)
     assert found == [[one] for one in origins(QUESTIONS)]
     assert tried == [7, 3, *[1] * 7] and engine.room.num_slots == 29
     assert notes[0] == "out of memory; answering 59 tokens at a time; set a lower `eval.tokens_per_batch`"
@@ -95,7 +95,7 @@ def test_a_question_that_does_not_fit_is_named(engine, fits):
     fits(0)
     message = r"out of memory for one question of 9 tokens \(val.jsonl:0\); lower `eval.max_new_tokens` or use a larger"
     with pytest.raises(TrainingError, match=message):
-        engine.answers(torch.nn.Linear(1, 1), QUESTIONS)
+        [*engine.stream(torch.nn.Linear(1, 1), [QUESTIONS])]
 
 
 @pytest.mark.parametrize(
