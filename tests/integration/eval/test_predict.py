@@ -258,14 +258,14 @@ def test_a_question_that_does_not_fit_the_memory_does_not_stop_the_others(run_fi
     frame = next((sample / "images").glob("*.jpg"))
     asked = ask_each([(frame,)], QUESTIONS)
     expected = predict(answerer, asked).rows
-    real = answerer._engine.answers
+    real = answerer._engine.stream
 
-    def answers(model, dialogues, notify):
-        if any(dialogue.first.origin.endswith(":2") for dialogue in dialogues):
+    def stream(model, batches, notify):
+        if any(dialogue.first.origin.endswith(":2") for batch in batches for dialogue in batch):
             raise TrainingError("the GPU is out of memory for one question")
-        return real(model, dialogues, notify)
+        return real(model, batches, notify)
 
-    monkeypatch.setattr(answerer._engine, "answers", answers)
+    monkeypatch.setattr(answerer._engine, "stream", stream)
     report = predict(answerer, asked)
     assert report.skipped == {"the GPU is out of memory for one question": [f"{frame}:2"]}
     assert [row["predicted"] for row in report.rows] == [expected[0]["predicted"], expected[2]["predicted"]]

@@ -281,11 +281,6 @@ def test_a_mistake_does_not_end_the_conversation(run_file, sample, tmp_path, mon
         assert words in said
 
 
-def test_an_image_that_cannot_be_read_ends_it_before_the_first_question(run_file):
-    done = CliRunner().invoke(main, ["ask", str(run_file), "gone.jpg", "--untuned"])
-    assert done.exit_code == 1 and "cannot read image" in done.stderr
-
-
 def test_words_are_given_as_they_come_and_an_interrupted_answer_leaves_the_conversation_as_it_was(run_file, sample):
     def stop(text: str) -> None:
         raise KeyboardInterrupt

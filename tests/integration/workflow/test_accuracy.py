@@ -54,7 +54,7 @@ def interrupt_after(step, monkeypatch):
 def test_a_training_that_answers_questions_has_the_numbers_of_one_that_does_not(trainings, mode, engine):
     is_first = (mode, engine) == ("shared", "shared")
     meanwhile = {"every": 5, "engine": engine, "max_questions": None if is_first else 10}
-    plain = training(trainings, "plain", {"max_new_tokens": 1}, mode, steps=12)
+    plain = training(trainings, f"plain-{mode}", {"max_new_tokens": 1}, mode, steps=12)
     run = training(trainings, "answering", meanwhile, mode, steps=12)
     train(plain, **QUIET)
     summary = train(run, **QUIET)

@@ -101,9 +101,3 @@ def test_questions_without_a_run_are_counted_and_named():
     )
     with pytest.raises(UsageError, match=message):
         route({"1": answered("a", stages), "2": answered("b", stages)}, "stage")
-
-
-@pytest.mark.guarantee("Runs that answered different questions are not compared.")
-def test_runs_that_answered_other_questions_are_refused():
-    with pytest.raises(UsageError, match="they answered different questions"):
-        route({"1": answered("a", ["1"]), "2": answered("b", ["1", "2"])}, "stage")

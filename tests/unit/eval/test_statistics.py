@@ -22,8 +22,6 @@ from lookonce.eval.statistics import (
     ("images", "expected"),
     [
         ([], []),
-        (["a", "b", "a"], [0, 1, 0]),
-        (["ab", "c", "b"], [0, 1, 0]),
         (["a", "b", "c", "bc", "ab"], [0, 0, 0, 0, 0]),
         (["ab", "cd", "ef", "da"], [0, 0, 1, 0]),
     ],
@@ -53,20 +51,12 @@ SIZES = [1, 9]
 """Questions an image."""
 
 
-@pytest.mark.guarantee(
-    "A 95 % interval of a score holds the truth 93 to 99 % of the time, and that of a difference 93 % or more:"
-    " simulated with correlated questions, 20 to 975 images and scores of 50 to 99 %."
-)
 def test_where_questions_are_independent_the_interval_of_a_share_is_wilsons():
     right = (np.arange(900) % 10 != 0).astype(float)
     low, high = share_interval(right, np.arange(900))
     assert (low, high) == (pytest.approx(0.8787, abs=0.0005), pytest.approx(0.9179, abs=0.0005))
 
 
-@pytest.mark.guarantee(
-    "A 95 % interval of a score holds the truth 93 to 99 % of the time, and that of a difference 93 % or more:"
-    " simulated with correlated questions, 20 to 975 images and scores of 50 to 99 %."
-)
 def test_where_questions_are_independent_the_interval_of_a_difference_is_that_of_pairs():
     difference = np.resize([1.0, 0, 0, 0, 0, -1, 0, 0, 0, 1], 1000)  # standard error 0.0171
     low, high = difference_interval(difference, np.arange(1000))

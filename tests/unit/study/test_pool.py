@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import replace
-from pathlib import Path
 
 import hypothesis
 import pytest
@@ -118,12 +117,6 @@ def test_every_gpu_has_a_place_and_several_runs_can_share_one(monkeypatch):
     assert slots([], None) == [Slot()] and len(slots([], 2)) == 2
     monkeypatch.delenv("OMP_NUM_THREADS")
     assert "OMP_NUM_THREADS" in slots(["0"], None)[0].environment and slots([], 1)[0].environment == {}
-
-
-def test_logs_are_appended(job, tmp_path):
-    (tmp_path / "log").write_text("before\n")
-    run([job("a")])
-    assert Path(tmp_path / "log").read_text() == "before\n"
 
 
 def test_the_job_with_the_longest_sequence_behind_it_goes_first(job):

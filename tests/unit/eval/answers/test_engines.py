@@ -148,7 +148,6 @@ def gpu(monkeypatch):
     ("gb", "text", "weight_gb", "tokens"),
     [
         (141, LINEAR_9B, 19, 65_536),
-        (48, LINEAR_9B, 19, 16_384),
         (24, TEXT_8B, 17.5, 8192),
         (16, TEXT_8B, 17.5, 4096),
     ],

@@ -56,11 +56,6 @@ def test_the_turns_before_a_question_have_the_answers_that_its_prompt_shows():
     assert earlier == {0: (), 1: FIRST.turns[:1], 2: FIRST.turns[:2], 3: ()}
 
 
-def test_an_answer_with_a_special_token_is_not_shown():
-    answers = {0: Answer("yes", (5, 7, 9), -1.0, "stop"), 1: Answer("2", (5, 9), -1.0, "stop")}
-    assert turns_before(ASKED, [[0, 1]], answers, [7, 9])[1] == (Turn("a?", NOT_ANSWERED),)
-
-
 FORM = ContextForm(by="stage", order=["easy", "hard"], template="{question} {answers}")
 KEYS = ImageIndex({Path("a"): "1", Path("a-copy"): "1", Path("b"): "2"}, {})
 

@@ -106,12 +106,6 @@ def add(branches: Branches, number: int, logits: torch.Tensor) -> None:
     branches.add(torch.tensor([number]), logits, END_TOKEN)
 
 
-@pytest.mark.guarantee(
-    "Answers with shared prefixes have the tokens of stock `generate` on the stock model with its tower, in "
-    "float32: for images of different sizes, 1 to 17 questions each, several images, several turns, a system "
-    "text, no image and answers that end at any token; in batches of any size; also through layers of linear "
-    "attention."
-)
 def test_an_answer_takes_the_likeliest_token_until_its_end_token(branches):
     chosen = [[0, 2, 1], [2, 0, 1], [1, 1, 2]]
     for number, best in enumerate(chosen):
@@ -122,12 +116,6 @@ def test_an_answer_takes_the_likeliest_token_until_its_end_token(branches):
     assert torch.allclose(branches.logprobs, given * torch.tensor([5.0, 0, 0]).log_softmax(0)[0])
 
 
-@pytest.mark.guarantee(
-    "Answers with shared prefixes have the tokens of stock `generate` on the stock model with its tower, in "
-    "float32: for images of different sizes, 1 to 17 questions each, several images, several turns, a system "
-    "text, no image and answers that end at any token; in batches of any size; also through layers of linear "
-    "attention."
-)
 def test_the_first_of_equally_likely_tokens_is_taken_as_by_generate(branches):
     add(branches, 0, torch.zeros(3, 3))
     assert branches.tokens[:, 0].tolist() == torch.zeros(3, 3).argmax(-1).tolist()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from lookonce.datasets.records import Record, Turn
+from lookonce.datasets.records import Turn
 from lookonce.eval.scores import match
 from lookonce.eval.scores.metrics import BASELINES, IN_CONTEXT, NAMES, Evaluation, headline, read_metrics
 from lookonce.eval.scores.prediction import Prediction
@@ -18,30 +18,12 @@ def prediction(answer: str, predicted: str, majority: str = "no", question: str 
     return Prediction("here:1", ("a.jpg",), question, answer, predicted, majority)
 
 
-@pytest.mark.parametrize(
-    ("predicted", "right"), [("paris ip", True), (" paris is ", True), ("paris", False), ("paris ip; paris is", False)]
-)
+@pytest.mark.parametrize(("predicted", "right"), [(" paris is ", True), ("paris ip; paris is", False)])
 def test_any_of_several_references_is_right_and_nothing_between_them(predicted, right):
     one = Prediction("here:1", "a.jpg", "q", "paris ip", predicted, predicted, ("paris ip", "paris is"))
     assert (one.is_right, one.is_majority_right) == (right, right)
     assert one.to_json()["references"] == ("paris ip", "paris is")
     assert "references" not in prediction("paris ip", predicted).to_json()
-
-
-@pytest.mark.parametrize(
-    ("metadata", "turns", "found"),
-    [
-        ({"references": ["a", "b"]}, [Turn("q", "a")], ("a", "b")),
-        ({}, [Turn("q", "a")], ()),
-        ({"references": ["b", "a"]}, [Turn("q", "a")], ()),
-        ({"references": ["a", 1]}, [Turn("q", "a")], ()),
-        ({"references": "a"}, [Turn("q", "a")], ()),
-        ({"references": []}, [Turn("q", "a")], ()),
-        ({"references": ["a", "b"]}, [Turn("q", "a"), Turn("r", "a")], ()),
-    ],
-)
-def test_references_must_begin_with_the_records_only_answer(metadata, turns, found):
-    assert Record((), tuple(turns), metadata=metadata).references == found
 
 
 def test_scores_are_shares_overall_and_by_question():

@@ -71,7 +71,7 @@ def test_the_best_of_several_references_counts():
     assert found["rouge1"] == found["chrf"] == 1 and found["meteor"] == 0.5
 
 
-@pytest.mark.parametrize("hostile", ["", "\x00\x1b[31m", "\ud800", "? " * 5_000])
+@pytest.mark.parametrize("hostile", ["", "\ud800", "? " * 5_000])
 def test_hostile_answers_have_scores(hostile):
     found = scores((hostile, "a red polyp"), ("a red polyp", hostile), (hostile, hostile))
     assert all(0 <= value <= 1 for value in found.values())
