@@ -6,17 +6,15 @@ about an image share its tokens. What stops one question is the result of that q
 with its reason and the others are answered.
 
 A *round* has questions about some images, as many as fit, so that each image is encoded once and few are in memory.
-Questions about the same images are in one round wherever they stand in the records. Rounds follow from the questions
-alone. An image that is shown together with several others may be needed by several rounds; it stays in memory until the
-last.
+Rounds follow from the questions alone, and questions about the same images are in one. An image that is shown together
+with several others may be needed by several rounds; it stays in memory until the last.
 
-Features are read from the run's cache if it has them. Other images are encoded as by a build of the cache, in tower
-batches and decoded ahead, so on a CPU they have the bits that the cache would have. The tower is loaded with the first
-image that the cache lacks, and stays. Nothing is written to the cache.
+Features are read from the run's cache if it has them. Other images are encoded as by a build of the cache, so on a CPU
+they have its bits. Nothing is written to the cache.
 
 In a conversation each question follows the model's own answers. The chat template puts images before the first
-question, so other images begin another conversation. Each question is answered by `generate`, which hands out the words
-of an answer as they come. The features of its images stay in memory, and the turns before are computed again.
+question, so other images begin another conversation. Questions are answered by `generate`, which hands out words as
+they come. The features of the images stay in memory, and the turns before are computed again.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ from lookonce.datasets.images import ImageIndex, index_images, read_bytes
 from lookonce.datasets.records import Record, RecordsFile, Turn
 from lookonce.errors import ImageError, LookonceError, RecordsError, TrainingError, UsageError
 from lookonce.eval.answers.engines import engine_of, greedy_answers
-from lookonce.eval.answers.questions import Asked, dialogues_of, together, without_answers
+from lookonce.eval.answers.questions import Asked, together, without_answers
 from lookonce.eval.decoding.dialogue import Answer, Dialogue
 from lookonce.files import files_below, hash_file
 from lookonce.run.folder import RECORD
@@ -397,10 +395,8 @@ class Answerer:
         if error := next((failed[key] for key in keys if key in failed), None):
             raise error
         own, grids = [asked[number] for number in numbers], [self._features.grid_thw(key) for key in keys]
-        every = range(len(own))
-        prompts = [self._chat.question(*one, keys, grids) for one in without_answers(own, [every])]
-        [dialogue] = dialogues_of([every], prompts, self._chat)
-        return dialogue
+        unanswered = without_answers(own, [range(len(own))])
+        return Dialogue.of([self._chat.question(*one, keys, grids) for one in unanswered], self._chat)
 
     def _answers(
         self, dialogues: Mapping[int, Dialogue], notify: Notify

@@ -36,7 +36,7 @@ from lookonce.eval.scores.prediction import Prediction, label, read_predictions,
 from lookonce.files import hash_file, write_json
 from lookonce.run.folder import Environment
 from lookonce.run.open import OpenRun
-from lookonce.train.data.tokenize import ChatTokenizer, Example
+from lookonce.train.data.tokenize import Example
 from lookonce.train.model.frozen import model_settings
 
 Asked = tuple[Record, int]
@@ -68,11 +68,6 @@ def without_answers(asked: Sequence[Asked], numbers: Sequence[Sequence[int]]) ->
         for number in some:
             found[number] = (record, asked[number][1])
     return found
-
-
-def dialogues_of(numbers: Iterable[Sequence[int]], prompts: Any, chat: ChatTokenizer) -> list[Dialogue]:
-    """Each dialogue; `prompts` has the prompt of each question by its number, as in `Questions.examples`."""
-    return [Dialogue.of([prompts[number] for number in some], chat) for some in numbers]
 
 
 def turns_before(
@@ -216,7 +211,8 @@ class Questions:
         """The same with other questions, of which the prompts are made."""
         numbers = together(asked, self.opened.run.eval.turns)
         examples = self.opened.prompts(without_answers(asked, numbers))
-        dialogues = dialogues_of(numbers, examples, self.opened.chat_tokenizer)
+        chat = self.opened.chat_tokenizer
+        dialogues = [Dialogue.of([examples[number] for number in some], chat) for some in numbers]
         return replace(self, asked=asked, numbers=numbers, examples=examples, dialogues=dialogues, stage=stage)
 
     @cached_property
@@ -380,7 +376,11 @@ def as_asked(questions: Questions, baseline: Baseline | None) -> Questions:
     if baseline == "reference" or baseline == "none":
         return replace(Questions.of(questions.opened, questions.split, baseline), baseline=baseline)
     questions = replace(questions, baseline=baseline)
-    return _shuffled(questions) if baseline == "shuffled" else questions
+    if baseline != "shuffled":
+        return questions
+    records = {id(record): record for record, _ in questions.asked}
+    shown = dict(zip(records, shuffle_images([*records.values()], questions.opened.images), strict=True))
+    return questions.asking([(shown[id(record)], turn) for record, turn in questions.asked])
 
 
 def why_not(questions: Questions, baseline: Baseline | None) -> str:
@@ -393,12 +393,6 @@ def why_not(questions: Questions, baseline: Baseline | None) -> str:
     if baseline == "shuffled" and len(keys) < 2:
         return f"--shuffle-images needs at least two distinct images, and these records have {len(keys)}"
     return ""
-
-
-def _shuffled(questions: Questions) -> Questions:
-    records = {id(record): record for record, _ in questions.asked}
-    shown = dict(zip(records, shuffle_images([*records.values()], questions.opened.images), strict=True))
-    return questions.asking([(shown[id(record)], turn) for record, turn in questions.asked])
 
 
 def shuffle_images(records: Sequence[Record], images: ImageIndex, seed: int = 0) -> list[Record]:

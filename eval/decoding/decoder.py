@@ -5,9 +5,8 @@ indices and in the buffer by slots. The positions of an answer continue from its
 that `generate` gives to its prompt, apart from rounding, while the tokens of an image are computed once. Layers of
 linear attention have a state for each question instead of keys and values.
 
-`Decoder` answers batches of questions. Answers that have ended leave the batch, which makes the later passes smaller.
-On a GPU passes have a few sizes, each with tensors of its own that serve all batches, and the CPU asks only now and
-then which answers have ended.
+Answers that have ended leave the batch, which makes the later passes smaller. On a GPU passes have a few sizes, each
+with tensors of its own that serve all batches.
 """
 
 from __future__ import annotations

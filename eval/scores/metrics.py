@@ -11,9 +11,8 @@ For each other metric the model and the majority answers are scored on the same 
 questions to which it applies, which the references alone decide: closed questions have the reference yes or no, label
 questions have several labels in a reference to the same question text, points and boxes are references of nothing but
 two or four numbers. So every model is scored on the same questions. A figure whose highest value is not 1 on these
-references, such as METEOR, has it beside it. docs/metrics.md describes them. All are computed at once and kept under
-keys of their own, so the keys of the headline never change. The cost is about a second for 9,000 questions of 975
-images, without the text metrics.
+references, such as METEOR, has it beside it. docs/metrics.md describes them. The cost is about a second for 9,000
+questions of 975 images, without the text metrics.
 """
 
 from __future__ import annotations

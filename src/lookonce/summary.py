@@ -68,9 +68,10 @@ class Summary:
 
     def text(self) -> str:
         """One named line per figure."""
+        cache = f"{size(self.cache_bytes)} in {count(self.num_shards, 'shard')}"
         lines = [
             ("images", f"{count(self.num_files, 'file')}, {self.num_distinct:,} distinct"),
-            ("cache", self._cache()),
+            ("cache", f"{cache}, encoded once in {duration(self.encode_seconds)}"),
             ("", self.cache),
             ("training", self._training()),
         ]
@@ -85,10 +86,6 @@ class Summary:
         lines += [("report", self.report)] if self.report else []
         lines += [("adapter", self.adapter), ("try next", self.next_command)]
         return f"\n{self.run}\n\n{rows(lines)}\n"
-
-    def _cache(self) -> str:
-        amount = f"{size(self.cache_bytes)} in {count(self.num_shards, 'shard')}"
-        return f"{amount}, encoded once in {duration(self.encode_seconds)}"
 
     def _training(self) -> str:
         resumed = f" since it was resumed at step {self.first_step:,}" if self.first_step else ""

@@ -10,10 +10,9 @@ fp8        `shared` with the frozen weights' products in fp8
 
 Design: each variant runs its whole pipeline: reading, batches, Trainer's loop, optimizer, logging. Whole epochs are
 timed, so that every variant runs the same samples. Waiting for data is included; the first steps, which warm up, are
-not. The measurement adds no host-device sync between its first and last step. Each sample's tokens are counted as if it
-stood alone, so that a variant that processes fewer tokens does not look slower. The FLOPs of the matrix products
-are a share of those that this GPU reaches in large products. Under torchrun the processes share each step as they do in
-training, and times are of all of them together. Synthetic data have the sizes and questions of Kvasir-VQA's frames.
+not. The measurement adds no host-device sync between its first and last step. Under torchrun the processes share each
+step as they do in training, and times are of all of them together. Synthetic data have the sizes and questions of
+Kvasir-VQA's frames.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from lookonce.run.config import RunFile, read_run_file
 from lookonce.run.open import OpenRun
 from lookonce.run.sections import UNQUANTISED, Frozen
 from lookonce.run.startup import Startup
-from lookonce.text import Notify, count, duration, table
+from lookonce.text import Notify, count, duration, quiet, table
 from lookonce.train.data.batches import CachedFeatures, FeatureSource, Pixels
 from lookonce.train.data.dataset import DataCollatorForRows, VQADataset
 from lookonce.train.data.sampler import Sampler
@@ -303,7 +302,7 @@ def bench_step(
     examples: Sequence[Example],
     variants: Sequence[Variant],
     num_steps: int = 0,
-    notify: Notify = lambda text: None,
+    notify: Notify = quiet,
 ) -> Iterator[StepReport]:
     """Train variants and measure them; nothing is saved. `notify` gets notes.
 

@@ -59,15 +59,10 @@ def draw_sheet(runs: Sequence[Run]) -> dict[str, tuple[int, list[Answered]]]:
     """
     kinds = _kinds(runs)
     random_order = random.Random(SEED)
-    waiting = {title: _spread(random_order.sample(rows, len(rows))) for title, rows in kinds.items()}
-    drawn: dict[str, list[Answered]] = {title: [] for title in kinds}
-    while waiting and sum(map(len, drawn.values())) < NUM_SHOWN:
-        for title in list(waiting)[: NUM_SHOWN - sum(map(len, drawn.values()))]:
-            if waiting[title]:
-                drawn[title].append(waiting[title].pop(0))
-            else:
-                del waiting[title]
-    return {title: (len(kinds[title]), rows) for title, rows in drawn.items()}
+    spread = {title: _spread(random_order.sample(rows, len(rows))) for title, rows in kinds.items()}
+    in_turn = [(title, rows[turn]) for turn in range(NUM_SHOWN) for title, rows in spread.items() if turn < len(rows)]
+    drawn = in_turn[:NUM_SHOWN]
+    return {title: (len(rows), [row for kind, row in drawn if kind == title]) for title, rows in kinds.items()}
 
 
 def _kinds(runs: Sequence[Run]) -> dict[str, list[Answered]]:

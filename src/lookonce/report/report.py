@@ -376,17 +376,15 @@ def settings(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
     known = {run.name: flatten(run.settings.model_dump(mode="json")) for run in runs if run.settings}
     if not known:
         return None
-    defaults = _defaults(next(run.settings for run in runs if run.settings)) if len(known) == 1 else None
+    defaults = None
+    if len(known) == 1:  # those of a run file that names model, records and output, and nothing else
+        [run] = [run.settings for run in runs if run.settings]
+        required = {"model": {"path": run.model.path}, "data": {"train": run.data.train}, "output": run.output}
+        defaults = flatten(RunFile.model_validate(required, context=RECORDED).model_dump(mode="json"))
     compared = [*known.values(), *([defaults] if defaults else [])]
     names = dict.fromkeys(name for values in known.values() for name in values)
     differing = [name for name in names if len({page.setting(values.get(name)) for values in compared}) > 1]
     return {"differing": differing, "settings": known, "defaults": defaults}
-
-
-def _defaults(run: RunFile) -> dict[str, Any]:
-    """The settings of a run file that names model, records and output, and nothing else."""
-    required = {"model": {"path": run.model.path}, "data": {"train": run.data.train}, "output": run.output}
-    return flatten(RunFile.model_validate(required, context=RECORDED).model_dump(mode="json"))
 
 
 def _data(run: ReportedRun) -> dict[str, Any]:

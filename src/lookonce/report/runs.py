@@ -1,10 +1,9 @@
 """The runs of a report, with all that is known of them: answers, scores, records, curves, and what they cost.
 
-Design: everything is read from the files of the run folder, and each file may be absent, because a run may be
-unfinished or of an earlier version. The part that needs a file names what it lacks. Neither torch nor the model is
-loaded. A predictions file outside a run folder has answers only. Image keys come from the plan of the run's cache, so
-no image is read. Without the plan images are compared by their paths, which does not find a copy under another name.
-Of a grouping the groups with most questions are scored, since question texts may all be different.
+Design: everything is read from the files of the run folder, each of which may be absent, because a run may be
+unfinished or of an earlier version. Neither torch nor the model is loaded. A predictions file outside a run folder has
+answers only. Image keys come from the plan of the run's cache, so no image is read. Without the plan images are
+compared by their paths, which does not find a copy under another name.
 
 All cost is recorded by the phases; nothing is estimated. GPU hours count the GPUs that the training could use, since
 their number is recorded and that of its processes is not.
@@ -13,7 +12,7 @@ their number is recorded and that of its processes is not.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from math import isfinite
@@ -34,7 +33,7 @@ from lookonce.eval.answers.files import AnsweringCost
 from lookonce.eval.join import Run, check_splits, find_predictions, folder_at, is_file, read_file, short_names
 from lookonce.eval.scores.metrics import BASELINES, Evaluation, read_metrics
 from lookonce.eval.scores.prediction import GROUPINGS, MAX_GROUPS, Prediction
-from lookonce.eval.statistics import Clusters, Interval, clusters_of, share_interval
+from lookonce.eval.statistics import Interval, clusters_of, share_interval
 from lookonce.files import read_object
 from lookonce.run.config import RunFile
 from lookonce.run.folder import AGAIN, Environment, RunFolder, read_form
@@ -75,7 +74,15 @@ class DataFacts:
         trained_on = {path for record in records["train"] for path in record.images}
         keys = {key_of[path] for path in trained_on if path in key_of}
         return cls(
-            splits={split: _split_facts(some, key_of) for split, some in records.items() if some},
+            splits={
+                split: SplitFacts(
+                    num_records=len(some),
+                    num_questions=sum(len(record.turns) for record in some),
+                    num_images=len({key_of.get(path, path) for record in some for path in record.images}),
+                )
+                for split, some in records.items()
+                if some
+            },
             seen=frozenset(keys | set(map(str, trained_on))),
             has_keys=all(path in key_of for path in trained_on),
             prepared=read_object(run.data.train[0].parent / REPORT),
@@ -97,15 +104,6 @@ class DataFacts:
         return not self.seen.isdisjoint((*prediction.image_keys, *prediction.images))
 
 
-def _split_facts(records: Iterable[Record], key_of: Mapping[Path, str]) -> SplitFacts:
-    records = list(records)
-    return SplitFacts(
-        num_records=len(records),
-        num_questions=sum(len(record.turns) for record in records),
-        num_images=len({key_of.get(path, path) for record in records for path in record.images}),
-    )
-
-
 def overlap(predictions: Sequence[Prediction], facts: DataFacts) -> dict[str, Any]:
     """How many questions and images of a split training has seen, and the exact match of all others."""
     seen = [one for one in predictions if facts.is_seen(one)]
@@ -116,9 +114,6 @@ def overlap(predictions: Sequence[Prediction], facts: DataFacts) -> dict[str, An
         "exact_match_of_others": sum(one.is_right for one in others) / len(others) if others else None,
         "by_content": facts.has_keys and all(one.image_keys or not one.images for one in predictions),
     }
-
-
-Shares = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -157,25 +152,19 @@ def score_run(predictions: Sequence[Prediction]) -> RunScores:
         np.array([getattr(one, name) for one in predictions], dtype=np.float64)
         for name in ("is_right", "is_majority_right")
     )
-    groups: dict[str, dict[str, Scored]] = {}
-    num_groups = {}
+
+    def scored(chosen: NDArray[np.bool_] | slice) -> Scored:
+        right, interval = right_Q[chosen], share_interval(right_Q[chosen], clusters[chosen])
+        return Scored(len(right), float(right.mean()), interval, float(guessed_Q[chosen].mean()))
+
+    groups, num_groups = {}, {}
     for by in GROUPINGS:
         names = [getattr(one, by) for one in predictions]
         sizes = Counter(name for name in names if name is not None)
-        groups[by], num_groups[by] = {}, len(sizes)
-        for largest, _ in sizes.most_common(MAX_GROUPS):
-            is_in_Q = np.array([name == largest for name in names])
-            groups[by][largest] = _scored(right_Q[is_in_Q], guessed_Q[is_in_Q], clusters[is_in_Q])
-    return RunScores(
-        overall=_scored(right_Q, guessed_Q, clusters),
-        num_images=int(clusters.max(initial=-1)) + 1,
-        groups=groups,
-        num_groups=num_groups,
-    )
-
-
-def _scored(right_Q: Shares, guessed_Q: Shares, clusters: Clusters) -> Scored:
-    return Scored(len(right_Q), float(right_Q.mean()), share_interval(right_Q, clusters), float(guessed_Q.mean()))
+        largest = [name for name, _ in sizes.most_common(MAX_GROUPS)]
+        groups[by] = {group: scored(np.array([name == group for name in names])) for group in largest}
+        num_groups[by] = len(sizes)
+    return RunScores(scored(slice(None)), int(clusters.max(initial=-1)) + 1, groups, num_groups)
 
 
 @dataclass(frozen=True)
@@ -312,6 +301,7 @@ class Cost:
         gpus, seconds, samples = run.environment.get("gpus"), trained.get("seconds"), trained.get("num_samples")
         busy = (seconds or 0) + (answering.get("seconds") or 0)
         rates = [line["tokens_per_second"] for line in run.log if line.get("tokens_per_second")]
+        adapter = [*run.folder.adapter.iterdir()] if run.folder and run.folder.adapter.is_dir() else None
         return cls(
             startup_seconds=trained["startup_seconds"],
             cache_seconds=summary.get("encode_seconds"),
@@ -328,12 +318,8 @@ class Cost:
             tokens_per_second=median(rates) if rates else None,
             wait_share=trained.get("wait_share"),
             cache_bytes=summary.get("cache_bytes"),
-            adapter_bytes=_size_of(run.folder.adapter) if run.folder else None,
+            adapter_bytes=None if adapter is None else sum(path.stat().st_size for path in adapter),
         )
-
-
-def _size_of(folder: Path) -> int | None:
-    return sum(path.stat().st_size for path in folder.iterdir()) if folder.is_dir() else None
 
 
 def open_runs(paths: Sequence[Path], split: str | None = None) -> list[ReportedRun]:

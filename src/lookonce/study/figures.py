@@ -4,9 +4,8 @@ Design: scores and differences are those of `lookonce compare`. The cost of a va
 all that it needs: the variants before it in its sequence, or those that it is routed to. What several need counts for
 each of them, since each alone would have to pay it. The cost of answering is that of its own answers.
 
-Each variant of a sequence has answered the questions of all stages, so forgetting is read off its predictions: the best
-exact match after an earlier phase, less that after the last one. The figures are means over the seeds of which all
-phases are complete.
+Each variant of a sequence has answered the questions of all stages, so forgetting is read off its predictions. It is a
+mean over the seeds of which all phases are complete.
 
 As files, tables are CSV with the figures as they are, and LaTeX with the cells as the page shows them. LaTeX needs the
 packages booktabs and adjustbox, which makes a table no wider than the text.

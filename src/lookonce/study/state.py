@@ -132,10 +132,6 @@ class RoutedRun:
     def split(self) -> str:
         return next(iter(self.runs.values())).run.eval.split
 
-    @property
-    def predictions(self) -> Path:
-        return self.folder.predictions(self.split)
-
     def check(self) -> None:
         """Check that there is a run for each question of the split.
 
@@ -149,8 +145,8 @@ class RoutedRun:
         except UsageError as error:
             raise UsageError(f"variant {self.variant}: {error}") from None
 
-    def write(self) -> None:
-        """Write predictions and scores; all of its runs must have answered.
+    def write(self) -> Run:
+        """Write predictions and scores, and return the answers; all of its runs must have answered.
 
         Raises:
             UsageError: questions have a label without a run, or the runs answered different questions.
@@ -162,8 +158,9 @@ class RoutedRun:
                 predictions = read_predictions(find_predictions(one.folder, self.split))
                 answers[value] = Run(one.variant, predictions, one.variant, one.seed)
             evaluation = Evaluation.of(route(answers, self.by))
-            write_predictions(self.predictions, evaluation.predictions)
+            write_predictions(self.folder.predictions(self.split), evaluation.predictions)
             write_json(self.folder.metrics(self.split), evaluation.to_json())
+        return Run(self.variant, evaluation.predictions, self.variant, self.seed)
 
     def score(self) -> Score | None:
         """The score that was written; None if there is none."""
