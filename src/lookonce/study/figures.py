@@ -156,17 +156,13 @@ def figures(comparison: Comparison, study: StudyFile, runs: Mapping[str, Reporte
         found.append(
             VariantFigures(
                 variant=variant,
-                seeds=one.seeds,
-                exact_match=one.exact_match,
                 exact_match_by_seed=[score.overall.exact_match for score in scores if score],
-                interval=one.interval,
-                majority=one.majority,
-                spread=one.spread,
                 difference=pair.difference if pair else None,
                 difference_interval=pair.interval if pair else None,
                 p_holm=pair.p_holm if pair else None,
                 is_distinguishable=bool(pair and pair.better),
                 cost=VariantCost.of(variant, study, one.seeds, costs),
+                **{name: getattr(one, name) for name in ("seeds", "exact_match", "interval", "majority", "spread")},
             )
         )
     return found

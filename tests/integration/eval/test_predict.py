@@ -124,10 +124,6 @@ def in_memory(monkeypatch) -> list[int]:
     return found
 
 
-@pytest.mark.guarantee(
-    "`lookonce predict` and `Answerer` give the tokens of `lookonce eval`, with each engine, all at once or "
-    "one at a time, from the cache or not."
-)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_without_a_cache_each_distinct_image_is_encoded_once_and_the_answers_are_the_same(
     engine, trained, run_file, sample, tmp_path, encoded, in_memory, monkeypatch

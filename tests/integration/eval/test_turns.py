@@ -184,10 +184,6 @@ def test_passes_by_rows_have_the_same_answers(asked, often):
     assert assert_stock_answers(asked, [0, 2, 4], Room(700, 400, NEW_TOKENS), often[0], by_rows=True) > 0
 
 
-@pytest.mark.guarantee(
-    "In a dialogue, each answer has the tokens of stock `generate` after the model's earlier answers, whatever"
-    " ends these and whatever they contain; also through layers of linear attention."
-)
 @settings(max_examples=8, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_whatever_ends_an_answer_and_whatever_is_special(asked, often, data):

@@ -51,13 +51,10 @@ SIZES = [1, 9]
 """Questions an image."""
 
 
-def test_where_questions_are_independent_the_interval_of_a_share_is_wilsons():
+def test_where_questions_are_independent_intervals_are_wilsons_and_that_of_pairs():
     right = (np.arange(900) % 10 != 0).astype(float)
     low, high = share_interval(right, np.arange(900))
     assert (low, high) == (pytest.approx(0.8787, abs=0.0005), pytest.approx(0.9179, abs=0.0005))
-
-
-def test_where_questions_are_independent_the_interval_of_a_difference_is_that_of_pairs():
     difference = np.resize([1.0, 0, 0, 0, 0, -1, 0, 0, 0, 1], 1000)  # standard error 0.0171
     low, high = difference_interval(difference, np.arange(1000))
     assert (low, high) == (pytest.approx(0.1 - 0.0336, abs=0.0005), pytest.approx(0.1 + 0.0336, abs=0.0005))

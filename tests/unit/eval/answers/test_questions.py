@@ -33,9 +33,6 @@ ASKED = [(FIRST, 0), (FIRST, 1), (FIRST, 2), (OTHER, 0)]
 def test_with_own_answers_the_questions_of_a_record_are_one_dialogue():
     assert together(ASKED, "predicted") == [[0, 1, 2], [3]]
     assert together(ASKED, "reference") == [[0], [1], [2], [3]]
-
-
-def test_a_question_that_is_asked_alone_follows_the_answers_of_its_record():
     alone = [(FIRST, 2), (OTHER, 0), (FIRST, 1), (FIRST, 2)]
     assert together(alone, "predicted") == [[0], [1], [2, 3]]
     changed = without_answers(alone, together(alone, "predicted"))
@@ -84,9 +81,6 @@ def test_with_own_answers_a_stage_is_asked_after_the_one_before():
     assert [turn for _, turn in asked] == [0, 1, 0, 0, 0] and not any(one.context for one, _ in asked)
     for staged, form in (("reference", FORM), ("none", FORM), ("predicted", None)):
         assert stages_of(session(form), asked, staged) == [[0, 1, 2, 3, 4]]
-
-
-def test_true_answers_are_those_of_the_records_and_none_are_none():
     true, none = (questions_of(session(), RECORDS, staged) for staged in ("reference", "none"))
     assert [one.known for one, _ in true] == [(Turn("a?", "true"), Turn("b?", "true"))] * 2 + [()] * 3
     assert not any(one.context for one, _ in none)

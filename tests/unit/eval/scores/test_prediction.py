@@ -126,11 +126,8 @@ def predictions(*given: str, question: str = "how many", ended: str | None = Non
     return [Prediction("here:1", (), question, "1", text, "1", ended=ended) for text in given]
 
 
-def test_an_answer_to_another_question_is_outside_the_training_answers():
+def test_empty_cut_different_wrong_and_unknown_answers_are_counted():
     assert Counts.of(predictions("1", " 2 ", "3", "yes", "4"), TRAINING).outside_training == 2
-
-
-def test_empty_cut_and_different_wrong_answers_are_counted():
     counts = Counts.of(
         [*predictions("1", " ", "", ended="stop"), *predictions("7", "7", "8", ended="length")], TRAINING
     )
@@ -150,10 +147,7 @@ ANSWERED = [
 ]
 
 
-def test_each_group_has_its_own_score():
+def test_each_group_has_its_own_score_and_the_same_weight_in_the_mean():
     assert scores_by(ANSWERED, "question") == {"a": Score(2, 1 / 2, 1), "b": Score(2, 1, 1)}
     assert list(scores_by(ANSWERED, "stage")) == ["1", "2"]
-
-
-def test_the_mean_over_groups_gives_each_the_same_weight():
     assert macro([Score(9, 1.0, 0.5), Score(1, 0.0, 0.25)]) == Score(10, 0.5, 0.375)
