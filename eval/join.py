@@ -3,20 +3,18 @@
 Q questions, R runs.
 
 Design: two runs are seeds of one another if all that determines the training is the same but `train.seed`: the run file
-without paths and settings that change no result, and the hashes of what was read. A predictions file outside a run
-folder has neither. Where a training started with the adapter of another run, or has the answers of others in its
-contexts, their trainings count in the same way, so that runs that need others can be seeds of one another too. A part
-of the records that the seed draws (`data.where`, `data.replay`, `data.held_out`) is another one for each seed: in place
-of its hashes the files count, by path.
+without paths and settings that change no result, and the hashes of what was read. Where a training started with the
+adapter of another run, or has the answers of others in its contexts, their trainings count in the same way. A part of
+the records that the seed draws (`data.where`, `data.replay`, `data.held_out`) is another one for each seed: in place of
+its hashes the files count, by path.
 
 A difference between runs that answered different questions may come from the questions, so there is no inner join:
-runs are joined by image key, question and turn, and refused if these are not the same. Where a question is asked twice
-about an image, not the order tells the two apart but their references, the questions before them, and last where their
-records were read from.
+runs are joined by image key, question and turn, and refused if these are not the same. A question that is asked twice
+about an image is told apart by its references, the questions before it, and last by where its record was read from.
 
 To route is to take the answer to each question from one of several runs, such as the adapter that was trained on its
 stage. Each run has answered all questions, so no model is loaded, and what is routed is what each adapter answers
-alone, to the bit. The cost: each adapter also answers the questions of the others, which shows what it does on these.
+alone, to the bit.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from lookonce.datasets.records import Record
 from lookonce.errors import UsageError
@@ -26,7 +26,6 @@ from lookonce.settings import Section
 from lookonce.text import count, listed, nfc, quoted
 
 Challenge = Literal["medico", "medvqa-gi"]
-CHALLENGES = get_args(Challenge)
 NUM_NAMED = 3
 PUBLIC = ("bleu", "rouge1", "rouge2", "rougeL", "meteor")
 

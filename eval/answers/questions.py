@@ -148,6 +148,8 @@ def row_of(
 
     The answer is the model's, or stands in a row of the same question.
     """
+    labels: dict[str, Any] = {name: label(record.metadata.get(name)) for name in ("source", "category", "stage")}
+    figures: dict[str, Any] = {name: getattr(answer, name, None) for name in ("logprob", "num_tokens", "ended")}
     return Prediction(
         origin=record.origin,
         images=tuple(map(str, record.images)),
@@ -158,13 +160,8 @@ def row_of(
         references=record.references,
         image_keys=tuple(image_keys),
         turn=turn,
-        source=label(record.metadata.get("source")),
-        category=label(record.metadata.get("category")),
-        stage=label(record.metadata.get("stage")),
         system=record.system,
-        logprob=answer.logprob if answer else None,
-        num_tokens=answer.num_tokens if answer else None,
-        ended=answer.ended if answer else None,
+        **labels | figures,
     )
 
 

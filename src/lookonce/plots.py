@@ -1,10 +1,9 @@
 """Plots by matplotlib: curves, a forest plot, a histogram, and points; as SVG within a page, as SVG files, and as PDF.
 
 Design: the same numbers give the same bytes. Matplotlib's own defaults are used whatever the user's matplotlibrc says,
-ids come from a fixed salt, and no date is written. Text stays text, so it can be searched and read aloud, and no `$` in
-a name starts a formula. A plot is 520 units wide, so that a phone shows it at three quarters of its size. Within a page
-colours are variables of its style sheet, light or dark as the reader's system asks for; a file has the light ones.
-Matplotlib is imported with the first plot, which takes 0.3 s.
+ids come from a fixed salt, and no date is written. Text stays text, so it can be searched and read aloud. A plot is 520
+units wide, so that a phone shows it at three quarters of its size. Within a page colours are variables of its style
+sheet. Matplotlib is imported with the first plot, which takes 0.3 s.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """The report of one or several runs: their numbers as JSON, and an HTML page of them.
 
 Design: each part gives numbers, which are its JSON, and templates/report.html.jinja shows them. So every number of the
-page is in the JSON. The page has everything in it: style sheet, plots as SVG, thumbnails as data: URLs, no script. A
-part of which nothing is known has no heading.
-
-It costs two seconds for 9,000 questions about 975 images, 0.8 of them to import matplotlib and to draw.
+page is in the JSON. A part of which nothing is known has no heading. It costs two seconds for 9,000 questions about 975
+images, 0.8 of them to import matplotlib and to draw.
 """
 
 from __future__ import annotations

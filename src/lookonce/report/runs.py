@@ -265,6 +265,10 @@ class ReportedRun:
         return DataFacts.read(self.settings, str(self.inputs.get("cache", ""))) if self.settings else DataFacts()
 
 
+OF_TRAINING = ("startup_seconds", "first_step", "num_steps", "num_samples", "wait_share")
+"""Figures of the training that are part of its cost."""
+
+
 @dataclass(frozen=True)
 class Cost:
     """What a run cost; None where it is not recorded."""
@@ -296,29 +300,25 @@ class Cost:
 
     @classmethod
     def of(cls, run: ReportedRun) -> Cost:
-        trained: dict[str, Any] = {"startup_seconds": {}, "first_step": 0} | run.trained
+        trained: dict[str, Any] = dict.fromkeys(OF_TRAINING) | {"startup_seconds": {}, "first_step": 0} | run.trained
         summary, answering = run.summary, run.answering
         gpus, seconds, samples = run.environment.get("gpus"), trained.get("seconds"), trained.get("num_samples")
         busy = (seconds or 0) + (answering.get("seconds") or 0)
         rates = [line["tokens_per_second"] for line in run.log if line.get("tokens_per_second")]
         adapter = [*run.folder.adapter.iterdir()] if run.folder and run.folder.adapter.is_dir() else None
         return cls(
-            startup_seconds=trained["startup_seconds"],
             cache_seconds=summary.get("encode_seconds"),
             training_seconds=seconds,
-            first_step=trained["first_step"],
             answering_seconds=answering.get("seconds") if answering.get("num_answered") else None,
             num_answered=answering.get("num_answered", 0),
             num_gpus=None if gpus is None else len(gpus),
             gpu_hours=len(gpus) * busy / 3600 if gpus and busy else None,
             memory_gb=max((line["memory_gb"] for line in run.log if line.get("memory_gb")), default=None),
-            num_steps=trained.get("num_steps"),
-            num_samples=samples,
             ms_per_sample=1e3 * seconds / samples if seconds and samples and not trained["first_step"] else None,
             tokens_per_second=median(rates) if rates else None,
-            wait_share=trained.get("wait_share"),
             cache_bytes=summary.get("cache_bytes"),
             adapter_bytes=None if adapter is None else sum(path.stat().st_size for path in adapter),
+            **{name: trained[name] for name in OF_TRAINING},
         )
 
 

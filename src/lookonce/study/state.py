@@ -4,9 +4,8 @@ Design: what was done is recorded nowhere else. A run is what its folder records
 and runs that were trained or evaluated by other commands count as well. A run whose record differs from the study file,
 or that needs such a run, is *outdated*: it is never mixed with the others, but refused or trained again.
 
-A variant with a `route` answers each question with the adapter of its stage. The variants that are routed to answer all
-questions, so nothing is trained or answered again, and the answers are theirs to the bit. The predictions are written
-beside the other runs, and made again whenever they are needed: they never lag behind those that they are taken from.
+A variant with a `route` answers each question with the adapter of its stage. Nothing is trained or answered again. Its
+predictions are made again whenever they are needed, so they never lag behind those that they are taken from.
 """
 
 from __future__ import annotations

@@ -49,6 +49,8 @@ def test_the_turns_before_a_question_have_the_answers_that_its_prompt_shows():
     }
     earlier = turns_before(ASKED, together(ASKED, "predicted"), answers, [9])
     assert earlier == {0: (), 1: (Turn("a?", "yes"),), 2: (Turn("a?", "yes"), Turn("b?", NOT_ANSWERED)), 3: ()}
+    special = {0: Answer("yes", (5, 7, 9), -1.0, "stop")}
+    assert turns_before(ASKED, [[0, 1]], answers | special, [7, 9])[1] == (Turn("a?", NOT_ANSWERED),)
     earlier = turns_before(ASKED, together(ASKED, "reference"), answers, [9])
     assert earlier == {0: (), 1: FIRST.turns[:1], 2: FIRST.turns[:2], 3: ()}
 
