@@ -352,11 +352,10 @@ def export(
     with claimed_around(output, "lookonce export"):
         split = split or run.eval.split
         predictions = read_predictions(find_predictions(folder, split))
-        info, expected = SubmissionInfo(), f"a mapping of {', '.join(SubmissionInfo.model_fields)}"
+        what, expected = f"submission info {info_file}", f"a mapping of {', '.join(SubmissionInfo.model_fields)}"
+        info = SubmissionInfo()
         if info_file:
-            info = read_settings(
-                info_file, SubmissionInfo, f"submission info {info_file}", "name another file", expected
-            )
+            info = read_settings(info_file, SubmissionInfo, what, "name another file", expected)
         are_here = all(path.exists() for path in getattr(run.data, split, ()))
         records = [*read_split(run, split)] if split in ("val", "test") and are_here else []
         missing = lacks(predictions, challenge, records)

@@ -326,47 +326,34 @@ def cost(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
 
 def cost_lines(costs: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     """A line for each figure that is known of a run, with a cell for each run."""
-    lines = [[name, *map(show, costs.values())] for name, show in COST_LINES.items()]
+    cells = [_cost_cells(one) for one in costs.values()]
+    lines = [[name, *(of_run[name] for of_run in cells)] for name in (cells[0] if cells else ())]
     return [line for line in lines if any(line[1:])]
 
 
-def _optional(key: str, show: Callable[[Any], str]) -> Callable[[Mapping[str, Any]], str]:
-    return lambda one: "" if one[key] is None else show(one[key])
-
-
-def _training_time(one: Mapping[str, Any]) -> str:
-    since = f" since step {one['first_step']:,}" if one["first_step"] else ""
-    return "" if one["training_seconds"] is None else f"{duration(one['training_seconds'])}{since}"
-
-
-def _answering_time(one: Mapping[str, Any]) -> str:
-    seconds = one["answering_seconds"]
-    return "" if seconds is None else f"{duration(seconds)}, {1e3 * seconds / one['num_answered']:.1f} ms a question"
-
-
-def _gpu_hours(one: Mapping[str, Any]) -> str:
-    if one["num_gpus"] == 0:
-        return "none, on a CPU"
-    return "" if one["gpu_hours"] is None else f"{one['gpu_hours']:.2f} on {one['num_gpus']} GPU"
-
-
-COST_LINES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "encoding the cache": _optional("cache_seconds", duration),
-    "before the first step": lambda one: (
-        duration(sum(one["startup_seconds"].values())) if one["startup_seconds"] else ""
-    ),
-    "training": _training_time,
-    "answering": _answering_time,
-    "GPU hours": _gpu_hours,
-    "memory reserved": _optional("memory_gb", "{:.1f} GB".format),
-    "steps": _optional("num_steps", "{:,}".format),
-    "samples": _optional("num_samples", "{:,}".format),
-    "ms a sample": _optional("ms_per_sample", "{:.2f}".format),
-    "tokens per second": _optional("tokens_per_second", "{:,.0f}".format),
-    "waiting for data": _optional("wait_share", "{:.1%}".format),
-    "cache": _optional("cache_bytes", size),
-    "adapter": _optional("adapter_bytes", size),
-}
+def _cost_cells(one: Mapping[str, Any]) -> dict[str, str]:
+    """Each figure of a run as text, by its name; empty if it is not known."""
+    startup, since = one["startup_seconds"].values(), f" since step {one['first_step']:,}" if one["first_step"] else ""
+    shown: dict[str, tuple[Any, Callable[[Any], str]]] = {
+        "encoding the cache": (one["cache_seconds"], duration),
+        "before the first step": (sum(startup) if startup else None, duration),
+        "training": (one["training_seconds"], lambda seconds: f"{duration(seconds)}{since}"),
+        "answering": (
+            one["answering_seconds"],
+            lambda seconds: f"{duration(seconds)}, {1e3 * seconds / one['num_answered']:.1f} ms a question",
+        ),
+        "GPU hours": (one["gpu_hours"], lambda hours: f"{hours:.2f} on {one['num_gpus']} GPU"),
+        "memory reserved": (one["memory_gb"], "{:.1f} GB".format),
+        "steps": (one["num_steps"], "{:,}".format),
+        "samples": (one["num_samples"], "{:,}".format),
+        "ms a sample": (one["ms_per_sample"], "{:.2f}".format),
+        "tokens per second": (one["tokens_per_second"], "{:,.0f}".format),
+        "waiting for data": (one["wait_share"], "{:.1%}".format),
+        "cache": (one["cache_bytes"], size),
+        "adapter": (one["adapter_bytes"], size),
+    }
+    cells = {name: "" if value is None else show(value) for name, (value, show) in shown.items()}
+    return cells | ({"GPU hours": "none, on a CPU"} if one["num_gpus"] == 0 else {})
 
 
 def settings(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
