@@ -19,17 +19,9 @@ from typing import Any
 import torch
 
 from lookonce.eval.decoding.batches import PADDING, BatchLayout, Branches, Room, Spans
-from lookonce.eval.decoding.buffers import KeyValues, States
+from lookonce.eval.decoding.buffers import KeyValues
 from lookonce.eval.decoding.dialogue import Answer
-from lookonce.eval.decoding.passes import (
-    Prompts,
-    Rows,
-    RowSteps,
-    add_token,
-    dense_mask,
-    inference,
-    rows_of_block,
-)
+from lookonce.eval.decoding.passes import Prompts, Rows, RowSteps, add_token, dense_mask, inference, rows_of_block
 from lookonce.train.data.batches import FeatureSource
 from lookonce.train.data.packing import BLOCK
 from lookonce.train.data.tokenize import ChatTokenizer, Example
@@ -180,12 +172,10 @@ class Decoder:
     def _buffer(self, num_slots: int, num_states: int) -> KeyValues:
         """The buffers of a batch: some of its own, or those of all batches, in whole blocks."""
         if not self._by_rows:
-            return self._allocated(num_slots, num_states)
+            return KeyValues(self.model, num_slots, num_states, self.dtype)
         if self._keys is None or not self._keys.has_room(num_slots, num_states):
             self._steps.clear()  # their tensors are of no use for another buffer
             num_slots = -(-max(num_slots, self.room.num_slots + 1) // BLOCK) * BLOCK
-            self._keys = self._allocated(num_slots, max(num_states, (self.room.num_states or 0) + 1))
+            num_states = max(num_states, (self.room.num_states or 0) + 1)
+            self._keys = KeyValues(self.model, num_slots, num_states, self.dtype)
         return self._keys
-
-    def _allocated(self, num_slots: int, num_states: int) -> KeyValues:
-        return KeyValues(self.model, num_slots, self.dtype, States(self.model, num_states, self.dtype))
