@@ -222,12 +222,7 @@ def find_variants(names: Sequence[str]) -> list[Variant]:
 
 
 def set_up(
-    variant: Variant,
-    opened: OpenRun,
-    examples: Sequence[Example],
-    num_steps: int,
-    folder: Path,
-    notify: Notify,
+    variant: Variant, opened: OpenRun, examples: Sequence[Example], num_steps: int, folder: Path, notify: Notify
 ) -> tuple[Any, Any]:
     """A model with a new adapter, and a trainer of `num_steps` steps that saves nothing; `notify` gets its notes."""
     if variant.name == "liger":
@@ -326,12 +321,7 @@ def bench_step(
 
 
 def _measure(
-    variant: Variant,
-    opened: OpenRun,
-    examples: Sequence[Example],
-    num_steps: int,
-    rate: float | None,
-    notify: Notify,
+    variant: Variant, opened: OpenRun, examples: Sequence[Example], num_steps: int, rate: float | None, notify: Notify
 ) -> Measured:
     _free_memory()
     batch = opened.run.batch

@@ -102,8 +102,7 @@ def test_variants_are_compared_and_nothing_is_left(lookonce, cached, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "message"),
-    [(signal.SIGUSR1, 75, "by SIGUSR1"), (signal.SIGINT, 130, "interrupted")],
+    ("number", "code", "message"), [(signal.SIGUSR1, 75, "by SIGUSR1"), (signal.SIGINT, 130, "interrupted")]
 )
 def test_a_stopped_comparison_shows_the_variants_that_have_ended(lookonce, cached, monkeypatch, number, code, message):
     measure = bench_step._measure

@@ -8,23 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookonce.eval import statistics
-from lookonce.eval.statistics import (
-    Interval,
-    clusters_of,
-    difference_interval,
-    holm,
-    share_interval,
-    sign_flip_p,
-)
+from lookonce.eval.statistics import Interval, clusters_of, difference_interval, holm, share_interval, sign_flip_p
 
 
 @pytest.mark.parametrize(
     ("images", "expected"),
-    [
-        ([], []),
-        (["a", "b", "c", "bc", "ab"], [0, 0, 0, 0, 0]),
-        (["ab", "cd", "ef", "da"], [0, 0, 1, 0]),
-    ],
+    [([], []), (["a", "b", "c", "bc", "ab"], [0, 0, 0, 0, 0]), (["ab", "cd", "ef", "da"], [0, 0, 1, 0])],
 )
 def test_connected_questions_are_one_cluster(images, expected):
     assert clusters_of(images).tolist() == expected
@@ -126,12 +115,7 @@ def test_equal_answers_have_p_1_and_memory_limits_change_nothing(monkeypatch):
 
 @pytest.mark.parametrize(
     ("p_values", "expected"),
-    [
-        ([], []),
-        ([0.04], [0.04]),
-        ([0.01, 0.04, 0.03, 0.005], [0.03, 0.06, 0.06, 0.02]),
-        ([0.5, 0.6], [1.0, 1.0]),
-    ],
+    [([], []), ([0.04], [0.04]), ([0.01, 0.04, 0.03, 0.005], [0.03, 0.06, 0.06, 0.02]), ([0.5, 0.6], [1.0, 1.0])],
 )
 def test_holm(p_values, expected):
     assert holm(p_values) == pytest.approx(expected)

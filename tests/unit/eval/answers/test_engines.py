@@ -99,8 +99,7 @@ def test_a_question_that_does_not_fit_is_named(engine, fits):
 
 
 @pytest.mark.parametrize(
-    ("make", "is_compiled"),
-    [(partial(SharedPrefixes, min_compiled=7), True), (SharedPrefixes, False)],
+    ("make", "is_compiled"), [(partial(SharedPrefixes, min_compiled=7), True), (SharedPrefixes, False)]
 )
 def test_layers_are_compiled_on_a_gpu_for_many_questions_and_in_measurements(
     prompter, fits, monkeypatch, make, is_compiled
@@ -146,11 +145,7 @@ def gpu(monkeypatch):
 
 @pytest.mark.parametrize(
     ("gb", "text", "weight_gb", "tokens"),
-    [
-        (141, LINEAR_9B, 19, 65_536),
-        (24, TEXT_8B, 17.5, 8192),
-        (16, TEXT_8B, 17.5, 4096),
-    ],
+    [(141, LINEAR_9B, 19, 65_536), (24, TEXT_8B, 17.5, 8192), (16, TEXT_8B, 17.5, 4096)],
 )
 def test_batches_grow_with_the_memory_beside_the_weights(gpu, gb, text, weight_gb, tokens):
     gpu(gb)

@@ -11,13 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookonce.eval.decoding.batches import (
-    BatchLayout,
-    Branches,
-    Room,
-    attends,
-    plan_batches,
-)
+from lookonce.eval.decoding.batches import BatchLayout, Branches, Room, attends, plan_batches
 from lookonce.eval.decoding.passes import Rows
 from lookonce.train.data.batches import PackCollator
 from lookonce.train.data.packing import BLOCK, Group, Pack, group_examples
@@ -135,10 +129,7 @@ def group(first: int, num_prefix_tokens: int, *branch_tokens: int) -> Group:
     return Group(examples, num_prefix_tokens, num_prefix_tokens, branch_tokens)
 
 
-PACKS = (
-    Pack((group(0, 500, *[3] * 24), group(24, 0, 9))),
-    Pack((group(25, 130, 1, 300), group(27, 1, *[20] * ROWS))),
-)
+PACKS = (Pack((group(0, 500, *[3] * 24), group(24, 0, 9))), Pack((group(25, 130, 1, 300), group(27, 1, *[20] * ROWS))))
 """One image has more questions than a block has rows; one question has no image."""
 
 

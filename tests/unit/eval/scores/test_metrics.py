@@ -96,12 +96,7 @@ def test_the_keys_of_the_file_are_the_documented_ones(root):
         "majority": 0,
     }
     parts = (value[name] for name in ("overall", "metrics", "counts"))
-    keys = [
-        *value,
-        *NAMES,
-        *value["baselines"]["majority"],
-        *(key for part in parts for key in part),
-    ]
+    keys = [*value, *NAMES, *value["baselines"]["majority"], *(key for part in parts for key in part)]
     assert [key for key in keys if f"`{key}`" not in page] == []
 
 
