@@ -21,7 +21,7 @@ from typing import Any
 from tqdm import tqdm
 
 from lookonce.datasets.images import ImageIndex, index_images
-from lookonce.datasets.records import Turn, check_target
+from lookonce.datasets.records import Turn
 from lookonce.datasets.text_files import write_csv, write_jsonl
 from lookonce.environment import shorten
 from lookonce.errors import LookonceError
@@ -33,6 +33,8 @@ from lookonce.files import atomic_write
 from lookonce.text import Notify, count, duration, listed, quiet, table
 
 Row = dict[str, Any]
+SUFFIXES = (".jsonl", ".csv")
+"""Those of the files that are written."""
 COLUMNS = ("origin", "images", "question", "turn", "predicted", "answer", "right", "logprob", "num_tokens", "ended")
 """The columns of a CSV file."""
 
@@ -43,15 +45,6 @@ def answered(asked: Asked, earlier: tuple[Turn, ...], turns: Turns, image_keys: 
     prediction = replace(row, earlier=earlier, earlier_answers=turns if earlier else None)
     absent = {"majority"} if prediction.answer else {"majority", "answer", "right"}
     return {name: value for name, value in prediction.to_json().items() if name not in absent}
-
-
-def check_output(path: Path, records: Path | None, *, overwrite: bool) -> None:
-    """Check that rows can be written to a file of that name; `records` has the questions.
-
-    Raises:
-        UsageError: it exists, is the records file, or has another suffix.
-    """
-    check_target(path, records, (".jsonl", ".csv"), overwrite=overwrite)
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:

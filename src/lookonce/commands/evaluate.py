@@ -190,14 +190,15 @@ def predict(
             "image of --images or about those of --image together; give the options of one of these"
         )
     with only_results_on_stdout():
+        from lookonce.datasets.records import check_target
         from lookonce.eval.answerer import Answerer, ask_each, match_images, read_questions
-        from lookonce.eval.predict import check_output
+        from lookonce.eval.predict import SUFFIXES
         from lookonce.eval.predict import predict as answer_all
         from lookonce.run.folder import claimed_around
 
     remember_run_file(run_dir)
     if output:
-        check_output(output, records, overwrite=overwrite)
+        check_target(output, records, SUFFIXES, overwrite=overwrite)
     broken: Mapping[str, LookonceError] = {}
     if records:
         asked, broken = read_questions(records, image_root)

@@ -127,7 +127,7 @@ class Report:
 
     def plots(self) -> dict[str, Figure]:
         """The curves of the runs, a plot for each figure."""
-        return {panel.name: plots.curves([panel], "step") for panel in _panels(_logged(self.runs))}
+        return {panel.name: plots.curves(panel, "step") for panel in _panels(_logged(self.runs))}
 
 
 def _tiles(scored: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
