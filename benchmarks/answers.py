@@ -183,7 +183,7 @@ def _limits(engine: SharedPrefixes, opened: OpenRun, model: Any, records: Sequen
     questions = _questions(opened, records)
     batches = [[one.first for one in batch] for batch in _chosen(questions, engine.plan(questions.dialogues))]
     decoder, num_questions = engine.decoder_of(model), len(questions.asked)
-    prompts = _seconds(lambda: [*decoder.first_tokens(batches)])
+    prompts = _seconds(lambda: [branches.token for _, branches, _ in decoder.begun(batches)])
     num_bytes = sum(weight.nbytes for weight in text_model(model).parameters())
     reads = num_bytes * len(batches) * engine.room.max_new_tokens / _bytes_per_second()
     return 1e3 * prompts / num_questions, 1e3 * reads / num_questions

@@ -80,7 +80,7 @@ class Decoder:
         """
         done: list[Grown] = []
         try:
-            for layout, branches, keys in self._begun(batches):
+            for layout, branches, keys in self.begun(batches):
                 if done:
                     yield self._read(done)
                 done = []
@@ -92,13 +92,8 @@ class Decoder:
         if done:
             yield self._read(done)
 
-    def first_tokens(self, batches: Iterable[Sequence[Example]]) -> Iterator[torch.Tensor]:
-        """The first token of each answer, which is known when the prompts have been computed."""
-        for _, branches, _ in self._begun(batches):
-            yield branches.token
-
-    def _begun(self, batches: Iterable[Sequence[Example]]) -> Generator[tuple[BatchLayout, Branches, KeyValues]]:
-        """Compute the prompts of each batch."""
+    def begun(self, batches: Iterable[Sequence[Example]]) -> Generator[tuple[BatchLayout, Branches, KeyValues]]:
+        """Compute the prompts of each batch, which gives the first token of each answer."""
         with contextlib.closing(self._prompts.ahead(batches)) as ahead:
             for layout, packs in ahead:
                 keys = self._buffer(len(layout.segments), PADDING + 1 + len(layout.prompts))

@@ -226,16 +226,6 @@ class StudyStatus:
     def num_complete(self) -> int:
         return sum(map(self.is_current, self.runs))
 
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing is left to do."""
-        return self.num_complete == len(self.runs) and not self._not_asked()
-
-    def _not_asked(self) -> list[tuple[str, str]]:
-        """The complete runs that lack answers beside their own evaluation, and with which context."""
-        absent = {name: state.not_asked for name, state in self.states.items() if self.is_current(name)}
-        return [(name, " and ".join(WORDS[kind] for kind in kinds)) for name, kinds in absent.items() if kinds]
-
     def to_json(self) -> dict[str, Any]:
         values = [
             {"run": name, "variant": one.variant, "seed": one.seed, "folder": one.run.output}
@@ -255,7 +245,9 @@ class StudyStatus:
         routed = [(one.name, "routed", "", *_figures(self._score(one))) for one in self.routed.values()]
         lines = [table(HEADER, [*runs, *routed])]
         lines += [f"{name} is outdated: {reason}" for name, reason in self.outdated.items()]
-        lines += [f"{name} is not asked with {said} earlier answers yet" for name, said in self._not_asked()]
+        absent = {name: one.not_asked for name, one in self.states.items() if one.not_asked and self.is_current(name)}
+        said = {name: " and ".join(WORDS[kind] for kind in kinds) for name, kinds in absent.items()}
+        lines += [f"{name} is not asked with {whose} earlier answers yet" for name, whose in said.items()]
         return "\n".join([*lines, "", f"{self.num_complete} of {count(len(self.runs), 'run')} complete"])
 
 
