@@ -9,8 +9,8 @@ the records that the seed draws (`data.where`, `data.replay`, `data.held_out`) i
 its hashes the files count, by path.
 
 A difference between runs that answered different questions may come from the questions, so there is no inner join:
-runs are joined by image key, question and turn, and refused if these are not the same. A question that is asked twice
-about an image is told apart by its references, the questions before it, and last by where its record was read from.
+runs are joined by image key, question and turn, and refused if these are not the same. References, the questions before
+it, and last where its record was read from identify a question that is asked twice about an image.
 
 To route is to take the answer to each question from one of several runs, such as the adapter that was trained on its
 stage. Each run has answered all questions, so no model is loaded, and what is routed is what each adapter answers
