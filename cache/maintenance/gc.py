@@ -28,6 +28,7 @@ from lookonce.cache.store.claims import (
     claimed_work,
     leftovers,
     owning,
+    remove_leftover,
     scratch_folders,
     uses,
 )
@@ -42,7 +43,7 @@ from lookonce.cache.store.metadata import (
 )
 from lookonce.cache.store.reader import INDEX, INDEX_CHECKSUM, Index
 from lookonce.cache.store.shards import SHARDS
-from lookonce.claim_file import EXPIRY_S, remove_if_dead
+from lookonce.claim_file import EXPIRY_S
 from lookonce.errors import CacheError, UsageError
 from lookonce.files import TEMPORARY_MARK, read_object
 from lookonce.text import count, listed, located, size
@@ -52,7 +53,7 @@ KNOWN = re.compile(
     rf"{re.escape(MANIFEST)}|{re.escape(PLAN)}|plan-\d{{5,}}\.json|{re.escape(QUARANTINE)}"
     rf"|{re.escape(INDEX)}|{re.escape(INDEX_CHECKSUM)}|{USES}/[0-9a-f]{{16}}\.json"
     rf"|({RECEIPTS}|{CLAIMS})/shard-\d{{5,}}\.json|{SHARDS}/shard-\d{{5,}}\.safetensors"
-    rf"|{CLAIMS}/(user-[0-9a-f]{{32}}|owner)\.json"
+    rf"|{CLAIMS}/(user-([0-9a-f]{{32}}|stage)|owner)\.json"
 )
 """Matches the files of a cache by their path in it."""
 NUM_FOREIGN = 10
@@ -272,10 +273,7 @@ def delete_leftovers(cache: CacheInfo, expiry_s: float = EXPIRY_S) -> list[Lefto
             for path, kind in [*leftovers(cache.folder, expiry_s)]:
                 check_owned()
                 num_bytes = path.stat().st_size
-                if kind == "dead claim":
-                    remove_if_dead(path, expiry_s)
-                else:
-                    path.unlink()
+                remove_leftover(path, kind, expiry_s)
                 deleted.append(Leftover(path, kind, num_bytes))
     return deleted
 

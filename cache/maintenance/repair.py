@@ -26,7 +26,7 @@ from lookonce.cache.store.metadata import (
     Shard,
     ensure_manifest,
     finished_shards,
-    plan_path,
+    plan_files,
     read_plan_file,
     read_receipt,
     receipt_path,
@@ -130,14 +130,14 @@ def repair(
 
 def remove_broken_plan(folder: Path) -> tuple[Plan, list[str]]:
     """Remove the first broken plan file and all after it; returns the intact plan and the names of those files."""
-    plan, broken = Plan(), list[str]()
+    plan, files = Plan(), plan_files(folder)
     with contextlib.suppress(CacheCorrupt):
-        while (path := plan_path(folder, plan.num_files)).exists():
+        for path in files:
             plan = plan.extended(*read_plan_file(path))
-    while (path := plan_path(folder, plan.num_files + len(broken))).exists():
+    broken = files[plan.num_files :]
+    for path in reversed(broken):  # the last first, so that an interruption leaves no gap
         path.unlink()
-        broken.append(path.name)
-    return plan, broken
+    return plan, [path.name for path in broken]
 
 
 def images_of_shard(folder: Path, planned: Shard) -> set[str] | None:

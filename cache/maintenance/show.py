@@ -81,7 +81,7 @@ def show(cache: VisionCache, name: str) -> ShowReport:
     key = find(cache, plan, name)
     files = list(dict.fromkeys(file for image in plan.images if image.key == key for file in image.files))
     if key in cache:
-        return _encoded(cache, key, files)
+        return encoded(cache, key, files)
     if failure := cache.failed.get(key):
         return ShowReport(key, "quarantined", files or [failure.file], failure.reason)
     shard = next((shard.name for shard in plan.shards if key in shard.keys), "")
@@ -119,11 +119,11 @@ def find(cache: VisionCache, plan: Plan, name: str) -> str:
     return found.pop()
 
 
-def _encoded(cache: VisionCache, key: str, files: list[str]) -> ShowReport:
+def encoded(cache: VisionCache, key: str, files: list[str]) -> ShowReport:
     shard, entry = cache.entry(key)
+    is_intact = True
     try:
         cache[key]
-        is_intact = True
     except CacheCorrupt:
         is_intact = False
     recorded = read_receipt(cache.folder, shard).images[key]

@@ -17,10 +17,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeVar
+from typing import BinaryIO, Literal, TypeVar
 
 import xxhash
 from tqdm import tqdm
@@ -37,7 +37,7 @@ from lookonce.cache.store.metadata import (
     read_receipt,
 )
 from lookonce.cache.store.reader import INDEX, read_index
-from lookonce.cache.store.shards import FORMAT_NAME, SHARDS, shard_path
+from lookonce.cache.store.shards import FORMAT_NAME, SHARDS, described, shard_path
 from lookonce.errors import CacheCorrupt
 from lookonce.files import parse_json
 from lookonce.text import count, duration, listed, shown, size
@@ -132,8 +132,13 @@ def verify(folder: Path, level: Level = "full") -> VerifyReport:
     start = time.perf_counter()
     fingerprint, problems = check_manifest(folder)
     names = finished_shards(folder)
-    plan, plan_problems = check_plan(folder, names)
-    problems += plan_problems
+    plan = Plan()
+    try:
+        plan = read_plan(folder)
+        if names and not plan.num_files:  # a shard is planned before it is built
+            problems.append(Problem("", "", f"{plan_path(folder, 0)} is missing", "plan"))
+    except CacheCorrupt as error:
+        problems.append(Problem("", "", without_advice(error), "plan"))
     files = {path.stem: path.stat().st_size for path in (folder / SHARDS).glob("*.safetensors")}
     pending = [shard for shard in plan.shards if shard.name not in set(names)]
     unstored = {key for shard in pending for key in shard.keys}
@@ -198,25 +203,8 @@ def check_manifest(folder: Path) -> tuple[Fingerprint | None, list[Problem]]:
         return None, [Problem("", "", without_advice(error), "manifest")]
 
 
-def check_plan(folder: Path, finished: Sequence[str]) -> tuple[Plan, list[Problem]]:
-    """The plan of a cache, empty if it is broken or lost, and its problems.
-
-    `finished` must have been listed before the call: a shard is planned before it is built.
-    """
-    try:
-        plan = read_plan(folder)
-    except CacheCorrupt as error:
-        return Plan(), [Problem("", "", without_advice(error), "plan")]
-    is_lost = finished and not plan.num_files
-    return plan, [Problem("", "", f"{plan_path(folder, 0)} is missing", "plan")] if is_lost else []
-
-
-def ignore(block: memoryview, offset: int) -> None:
-    """Do nothing with a block."""
-
-
 def verify_shard(
-    folder: Path, name: str, fingerprint: Fingerprint | None, level: Level, on_block: OnBlock = ignore
+    folder: Path, name: str, fingerprint: Fingerprint | None, level: Level, on_block: OnBlock
 ) -> tuple[Receipt | None, list[Problem]]:
     """The receipt of a shard, if it is intact, and the problems of both; the fingerprint is None if it is unknown."""
     try:
@@ -255,7 +243,7 @@ class Unreadable(OSError):
     """A block of a shard cannot be read."""
 
 
-def checksum(file: BinaryIO, region: Region, on_block: OnBlock = ignore) -> str:
+def checksum(file: BinaryIO, region: Region, on_block: OnBlock) -> str:
     """The xxh3_64 of the bytes in a region, as far as the file reaches.
 
     Raises:
@@ -266,8 +254,8 @@ def checksum(file: BinaryIO, region: Region, on_block: OnBlock = ignore) -> str:
     while offset < end:
         try:
             block = os.pread(file.fileno(), min(BLOCK_BYTES, end - offset), offset)
-        except (OSError, OverflowError) as error:
-            raise Unreadable(getattr(error, "strerror", error)) from None
+        except OSError as error:
+            raise Unreadable(error.strerror) from None
         if not block:
             break
         digest.update(block)
@@ -325,14 +313,7 @@ def check_header(path: Path, receipt: Receipt, fingerprint: Fingerprint) -> Iter
         return
     if metadata.get("fingerprint") != receipt.fingerprint:
         yield Problem(receipt.shard, "", "the header and the receipt have different fingerprints", "header")
-    expected: dict[str, Any] = {}
-    for key, entry in receipt.images.items():
-        begin = entry.offset - receipt.header_bytes
-        for tensor in fingerprint.tensors:
-            end = begin + entry.num_tokens * tensor.bytes_per_token
-            shape = [entry.num_tokens, *tensor.of_token]
-            expected[key + tensor.suffix] = {"dtype": tensor.code, "shape": shape, "data_offsets": [begin, end]}
-            begin = end
+    expected = described(receipt.images, receipt.header_bytes, fingerprint)
     for name in sorted(found.keys() | expected.keys()):
         if found.get(name) != expected.get(name):
             what = f"the header says {shown(str(found.get(name)))}, the receipt {expected.get(name)}"

@@ -105,13 +105,14 @@ class Claims:
 
     def __init__(self, folder: Path, worker: Process, expiry_s: float = EXPIRY_S) -> None:
         self.folder, self.worker, self.expiry_s = folder / CLAIMS, worker, expiry_s
-        self._held: set[Claim] = set()
+        self.held: dict[str, Claim] = {}
+        """The claims by their shards."""
 
     def __enter__(self) -> Claims:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for claim in tuple(self._held):
+        for claim in tuple(self.held.values()):
             self.release(claim)
 
     def take(self, shard: str, num_images: int) -> Claim | None:
@@ -124,24 +125,27 @@ class Claims:
             claim = Claim(path, work, self.expiry_s)
         except FileExistsError:  # another worker was faster
             return None
-        self._held.add(claim)
+        self.held[shard] = claim
         return claim
 
     def release(self, claim: Claim) -> None:
-        self._held.discard(claim)
+        self.held.pop(claim.work.shard, None)
         claim.release()
 
 
 @contextlib.contextmanager
-def using(folder: Path, command: str, expiry_s: float = EXPIRY_S) -> Iterator[None]:
+def using(folder: Path, command: str, expiry_s: float = EXPIRY_S, *, name: str = "") -> Iterator[None]:
     """Use a cache within the block, beside other users; a folder that cannot be written to needs no claim file.
 
+    Of several processes that use it under one `name`, the first is let in.
+
     Raises:
-        CacheError: another process owns it.
+        CacheError: another process owns it, or uses it under this name.
     """
-    with FolderClaim(folder / CLAIMS / f"user-{uuid.uuid4().hex}.json", command, expiry_s) as claim:
+    with FolderClaim(folder / CLAIMS / f"user-{name or uuid.uuid4().hex}.json", command, expiry_s) as claim:
         with contextlib.suppress(OSError):
-            claim.take()
+            if claim.take():
+                raise _in_use(folder, claim.path, expiry_s)
         owner = folder / CLAIMS / OWNER
         if is_living(owner, expiry_s):
             raise _in_use(folder, owner, expiry_s)
@@ -251,10 +255,16 @@ def scratch_folders(root: Path) -> Iterator[Path]:
 def sweep(folder: Path, expiry_s: float = EXPIRY_S) -> None:
     """Remove the temporary files and claims of dead workers."""
     for path, kind in leftovers(folder, expiry_s):
-        if kind == "temporary file":
-            path.unlink(missing_ok=True)
-        elif kind == "dead claim":
-            remove_if_dead(path, expiry_s)
+        if kind != "unfinished shard":
+            remove_leftover(path, kind, expiry_s)
+
+
+def remove_leftover(path: Path, kind: LeftoverKind, expiry_s: float) -> None:
+    """Remove a leftover, but for a claim that another process has taken over."""
+    if kind == "dead claim":
+        remove_if_dead(path, expiry_s)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _has_ended(writer: str) -> bool:

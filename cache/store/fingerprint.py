@@ -214,16 +214,12 @@ class Source:
     def write_note(self, root: Path, fingerprint: Fingerprint) -> None:
         """Record the fingerprint below `root`, the folder of caches, if that exists and has no such note yet."""
         if self.read_note(root) != fingerprint:
-            self._write(root, {"fingerprint": fingerprint.to_json(), "sha256": fingerprint.sha256})
+            self._write(root, fingerprint.to_json())
 
     def read_note(self, root: Path) -> Fingerprint | None:
         """The fingerprint recorded for exactly this source; None if there is none."""
-        with contextlib.suppress(OSError, *PARSE_ERRORS):
-            if value := self._read(root):
-                found = Fingerprint.from_json(value["fingerprint"])
-                is_whole = found.sha256 == value["sha256"] and found.format_version == FORMAT_VERSION
-                return found if is_whole else None
-        return None
+        value = self._read(root)
+        return Fingerprint.from_json(value) if value else None
 
     def language_model_hash(self, root: Path) -> str:
         """The hash of the model without its tower: as recorded below `root`, else computed, and recorded there.
@@ -232,22 +228,26 @@ class Source:
             ModelError: a file of weights is broken.
         """
         own = replace(self, settings={"hash": "hash_language_model"})
-        with contextlib.suppress(OSError, *PARSE_ERRORS):
-            if (value := own._read(root)) and value["sha256"] == _sha256(value["hash"]):
-                return str(value["hash"])
-        found = hash_language_model(self.folder)
-        own._write(root, {"hash": found, "sha256": _sha256(found)})
+        found: str | None = own._read(root)
+        if not found:
+            found = hash_language_model(self.folder)
+            own._write(root, found)
         return found
 
-    def _read(self, root: Path) -> dict[str, Any] | None:
-        """What was recorded for exactly this source; raises OSError or one of PARSE_ERRORS."""
-        value: dict[str, Any] = read_json(self._path(root))
-        return value if value["source"] == self.to_json() and all(self.stamps.values()) else None
+    def _read(self, root: Path) -> Any:
+        """What was recorded for exactly this source; None if there is nothing, or it is damaged."""
+        with contextlib.suppress(OSError, *PARSE_ERRORS):
+            note = read_json(self._path(root))
+            is_whole = note["sha256"] == _sha256(json.dumps(note["found"]))
+            if is_whole and note["source"] == self.to_json() and all(self.stamps.values()):
+                return note["found"]
+        return None
 
-    def _write(self, root: Path, values: dict[str, Any]) -> None:
+    def _write(self, root: Path, found: Any) -> None:
         with contextlib.suppress(OSError):  # a read-only folder, or one without access
             if root.is_dir() and all(self.stamps.values()):
-                write_json(self._path(root), {"source": self.to_json()} | values)
+                note = {"source": self.to_json(), "found": found, "sha256": _sha256(json.dumps(found))}
+                write_json(self._path(root), note)
 
     @property
     def _real_folder(self) -> str:

@@ -22,13 +22,13 @@ files of images that are planned already, such as those of a moved dataset. The 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import platform
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,7 +61,8 @@ MANIFEST, PLAN, QUARANTINE = "manifest.json", "plan.json", "quarantine.jsonl"
 NUM_DIFFERENCES = 8
 """The most differing fields that a message shows."""
 
-Bytes = Annotated[StrictInt, Field(ge=0, lt=1 << 64)]
+Bytes = Annotated[StrictInt, Field(ge=0, lt=1 << 63)]
+"""What the system takes as an offset."""
 Size = Annotated[StrictInt, Field(ge=0, lt=1 << 32)]
 """A number of tokens or patches, which the index has 32 bits for."""
 ImageKey = Annotated[StrictStr, Field(pattern="^[0-9a-f]{64}$")]
@@ -287,7 +288,9 @@ class Plan:
     def files(self) -> dict[str, tuple[str, Stamp | None]]:
         """The image key and the stamp of each file in which an image was found."""
         return {
-            file: (image.key, stamp) for image in self.images for file, stamp in zip_longest(image.files, image.stamps)
+            file: (image.key, stamp)
+            for image in self.images
+            for file, stamp in itertools.zip_longest(image.files, image.stamps)
         }
 
 
@@ -367,6 +370,11 @@ def plan_path(folder: Path, number: int) -> Path:
     return folder / (f"plan-{number:05d}.json" if number else PLAN)
 
 
+def plan_files(folder: Path) -> list[Path]:
+    """The plan files of a cache, in order."""
+    return list(itertools.takewhile(Path.exists, (plan_path(folder, number) for number in itertools.count())))
+
+
 def read_plan(folder: Path) -> Plan:
     """The plan of a cache from all its plan files; an empty one if there is none yet.
 
@@ -374,7 +382,7 @@ def read_plan(folder: Path) -> Plan:
         CacheCorrupt: a plan file is damaged.
     """
     plan = Plan()
-    while (path := plan_path(folder, plan.num_files)).exists():
+    for path in plan_files(folder):
         plan = plan.extended(*read_plan_file(path))
     return plan
 

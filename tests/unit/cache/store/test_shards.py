@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 
 from lookonce.cache.format import STORAGE, read_header
 from lookonce.cache.store import shards
+from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.metadata import MAX_IMAGES, Failure, has_receipt
 from lookonce.cache.store.reader import VisionCache
 from lookonce.cache.store.shards import (
@@ -149,8 +150,9 @@ def test_noncontiguous_features_are_written_in_order(one_shard, tmp_path):
 def test_the_header_has_space_for_images_with_the_longest_numbers(one_shard, tmp_path):
     """The worst case has a grid for each tensor: with scales two tensors share one."""
     num_images, tensors = 1000, (torch.empty(0, 99, 9_999_999, dtype=torch.bfloat16),)
+    fingerprint = Fingerprint(2, "0" * 64, {"out_hidden_size": 9_999_999}, {}, 99, "bfloat16")
     images = [StoredImage(f"{number:064x}", (99_999, 99_999, 99_999), tensors, (), ()) for number in range(num_images)]
-    with ShardWriter(tmp_path, one_shard.name, one_shard.fingerprint("bfloat16"), num_images) as writer:
+    with ShardWriter(tmp_path, one_shard.name, fingerprint, num_images) as writer:
         writer._end += 10**14
         writer.add(images)
         writer.commit()
@@ -449,7 +451,9 @@ def test_features_in_whole_pages_bypass_the_page_cache(one_shard, tmp_path, monk
         tensors[key] = (features, torch.rand(2, one_shard.levels)) if storage.is_scaled else (features,)
     monkeypatch.setattr(os, "open", open_and_note)
     monkeypatch.setattr(os, "pwrite", write_and_note)
-    with one_shard.open_writer(tmp_path, dtype) as writer:
+    config = {"out_hidden_size": 1024 // storage.stored.itemsize}
+    fingerprint = Fingerprint(2, "0" * 64, config, {}, one_shard.levels, dtype)
+    with ShardWriter(tmp_path, one_shard.name, fingerprint, 2) as writer:
         writer.add(one_shard.stored(tensors))
         writer.commit()
     if not opened:
