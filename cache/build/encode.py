@@ -311,11 +311,6 @@ class ImageFeatures:
         return cls(fingerprint.storage.dequantize(*tensors).cpu(), grid)
 
 
-def encode_patches(patches: torch.Tensor, grid: Grid, tower: Tower, fingerprint: Fingerprint) -> ImageFeatures:
-    """The features of one image from its patches."""
-    return ImageFeatures.of(fingerprint.storage.quantize(tower.encode(patches, [grid])), grid, fingerprint)
-
-
 @functools.cache
 def _copy_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -275,9 +275,7 @@ class _Build:
         for shard in self._unfinished():
             if self._stop.name:
                 return
-            if has_receipt(self.folder, shard.name):
-                continue
-            if self._claims.take(shard.name, len(shard.images)) is None:
+            if has_receipt(self.folder, shard.name) or not self._claims.take(shard.name, len(shard.images)):
                 continue
             if has_receipt(self.folder, shard.name):  # finished since we checked
                 self._release(shard)

@@ -1,11 +1,10 @@
 """List caches, the runs that use them and what killed processes left; delete leftovers or a whole cache (`cache gc`).
 
 Design: nothing is deleted without `--delete`, and a whole cache only by its name. A leftover is a file that no reader
-and no build can ever need (../store/claims.py); features of images outside one's dataset are not leftovers. Our files
-are recognised by name alone, which also works for caches that are damaged or of another version. Files that lookonce
-did not write are listed and never touched: a cache is deleted one known file after another, and its folder only once it
-is empty. Receipts are deleted first and the manifest last, so an interrupted deletion leaves no shard that looks
-finished, and can be resumed.
+and no build can ever need (../store/claims.py). Our files are recognised by name alone, which also works for caches
+that are damaged or of another version. Other files are listed and never touched: a cache is deleted one known file
+after another, and its folder only once it is empty. Receipts are deleted first and the manifest last, so an interrupted
+deletion leaves no shard that looks finished, and can be resumed.
 """
 
 from __future__ import annotations

@@ -114,7 +114,9 @@ def repair(
             shard = planned.get(name, Shard(name, ()))
             needed = images_of_shard(folder, shard)
             files = find_files({*(needed or ()), *shard.keys}, shard, images)
-            lost = without_other_shards(folder, set(needed or ()) - files.keys(), intact)
+            lost = set(needed or ()) - files.keys()
+            for other in intact if lost else ():
+                lost -= read_receipt(folder, other).images.keys()
             if not drop and (reason := reason_to_keep(needed, lost)):
                 report.left[name] = reason
                 continue
@@ -164,13 +166,6 @@ def find_files(keys: set[str], planned: Shard, images: ImageIndex) -> ImageFiles
             if not isinstance(data, ImageError) and (key := bytes_key(data)) in keys:
                 found.setdefault(key, (path, image_size(data)))
     return found
-
-
-def without_other_shards(folder: Path, keys: set[str], shards: list[str]) -> set[str]:
-    """Those of some images that none of these shards has."""
-    for name in shards if keys else ():
-        keys = keys - read_receipt(folder, name).images.keys()
-    return keys
 
 
 def reason_to_keep(needed: set[str] | None, lost: set[str]) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lookonce.cache.format import BUILD_COMMAND, REPAIR_COMMAND
-from lookonce.cache.maintenance.verify import OnBlock, Problem, Reading, check_shard, verify_shard
+from lookonce.cache.maintenance.verify import NUM_NAMED, OnBlock, Problem, Reading, check_shard, verify_shard
 from lookonce.cache.store.claims import sweep, using
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.metadata import (
@@ -36,8 +36,6 @@ from lookonce.text import Notify, count, duration, first_line, quiet, size
 
 COMMAND = "lookonce cache stage"
 """What a claim of this module names."""
-NUM_NAMED = 20
-"""How many problems the text of a report shows."""
 
 
 @dataclass(frozen=True)

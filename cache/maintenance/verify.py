@@ -1,15 +1,11 @@
 """Compare a cache with its checksums: the report behind `cache verify`, and the checks of shards for repair and stage.
 
-Design: everything in a cache folder that features depend on has a checksum. Each receipt and each plan file carries its
-own, the manifest has that of the fingerprint, and receipts have those of every byte of every shard: a shard is a header
-followed by images without gaps, each with its checksum, so a flipped bit is traced to its image. `quick` reads
-receipts, headers and file sizes: it finds lost, truncated and swapped files, in seconds for 10,000 shards. `full` reads
-every byte, as fast as the disk allows. All problems are reported, not only the first. Files are read with `pread` in
-blocks, on several threads: memory is bounded whatever the size of an image, and network filesystems are fastest with
-large requests.
-
-No feature depends on these, so they have no checksum: the manifest's provenance, the summary in `quarantine.jsonl`,
-claims and notes of use. A broken index is not damage: readers use the receipts instead.
+Design: everything in a cache folder that features depend on has a checksum (../FORMAT.md): a shard is a header followed
+by images without gaps, each with its checksum, so a flipped bit is traced to its image. `quick` reads receipts, headers
+and file sizes: it finds lost, truncated and swapped files, in seconds for 10,000 shards. `full` reads every byte, as
+fast as the disk allows. All problems are reported, not only the first. Files are read with `pread` in blocks, on
+several threads: memory is bounded whatever the size of an image, and network filesystems are fastest with large
+requests. A broken index is not damage: readers use the receipts instead.
 """
 
 from __future__ import annotations

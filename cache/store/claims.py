@@ -9,16 +9,8 @@ or reads for long *uses* it, together with any number of others. Both write thei
 those of the other kind, in the same folder, so of two that start at once at least one sees the other and is refused.
 
 Garbage collection keeps what a run needs: training writes a note when it opens the cache. The note counts while the run
-folder exists and is not empty; deleting or moving that folder ends the use. So a killed run has nothing to clean up. A
-run folder noted by another machine may be on that machine's own disk; if it is not visible here, the note counts for
-30 days.
-
-Of what killed processes leave, this may be removed:
-
-- a temporary file whose process has ended on this machine, or that was not written to for longer than a claim lasts;
-- a claim whose worker is dead;
-- a shard without a receipt that no living worker has claimed;
-- the scratch folder of a measurement, beside the caches, whose process has ended, or wrote nothing for an hour.
+folder exists and is not empty, so a killed run has nothing to clean up. A run folder noted by another machine may be on
+that machine's own disk; if it is not visible here, the note counts for 30 days.
 """
 
 from __future__ import annotations
@@ -199,12 +191,9 @@ class Use:
 def note_use(folder: Path, run_folder: Path) -> None:
     """Note in a cache folder that a run reads it; does nothing if the folder is read-only."""
     use = Use(str(run_folder.absolute()), socket.gethostname(), round(time.time(), 3))
+    name = hashlib.sha256(use.run.encode()).hexdigest()[:16]
     with contextlib.suppress(OSError):
-        write_json(use_path(folder, run_folder), asdict(use))
-
-
-def use_path(folder: Path, run_folder: Path) -> Path:
-    return folder / USES / f"{hashlib.sha256(str(run_folder.absolute()).encode()).hexdigest()[:16]}.json"
+        write_json(folder / USES / f"{name}.json", asdict(use))
 
 
 def uses(folder: Path) -> list[Use]:
@@ -222,7 +211,11 @@ def uses(folder: Path) -> list[Use]:
 
 
 def leftovers(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[tuple[Path, LeftoverKind]]:
-    """What killed processes left in a cache."""
+    """What killed processes left in a cache.
+
+    A temporary file whose process has ended on this machine, or that was not written to for longer than a claim lasts;
+    a claim whose worker is dead; a shard without a receipt that no living worker has claimed.
+    """
     claimed = {work.shard for work, _, alive in claimed_work(folder, expiry_s) if alive}
     for path in sorted(folder.rglob(f"*{TEMPORARY_MARK}*")):
         name, _, writer = path.name.partition(TEMPORARY_MARK)

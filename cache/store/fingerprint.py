@@ -7,15 +7,14 @@ of the tower is hashed as transformers resolves it, with defaults filled in; a r
 default needs a new cache, which is the safe side.
 
 Computing a fingerprint reads the whole tower (1.2 GB for 8B) and imports torch and transformers (6 s of CPU time, more
-from a network filesystem). If all files of a model have the sizes and times of a recorded computation, and settings,
-libraries and code are the same, the fingerprint is the same too. The code is identified by a checksum of its files,
-because a version number would have to be raised by hand. Files of the model are compared by their stamps, as images are
-(datasets/stamps.py). Builds compute the fingerprint from the tower all the same. There is one small file for each model
-and settings, beside the caches; anyone may delete it. Reading it takes 5 ms.
+from a network filesystem). So it is recorded in a small file beside the caches, which is read in 5 ms and which anyone
+may delete. It counts if all files of the model have the same stamps, and settings, libraries and code are the same. The
+code is identified by a checksum of its files, because a version number would have to be raised by hand. Builds compute
+the fingerprint from the tower all the same.
 
 A run recognises the model that it was trained on by a hash of the language model: of all but the tower, whose tensors
-training never reads. Computing it reads all weights (16 GB for 8B), several files at a time, once for each training of
-a study; loading them afterwards is served from the page cache. It is recorded in the same way.
+training never reads. Computing it reads all weights (16 GB for 8B), several files at a time. It is recorded in the same
+way.
 """
 
 from __future__ import annotations

@@ -1,22 +1,16 @@
 """The JSON files of a cache: receipts, plan, manifest and quarantine. ../FORMAT.md specifies them.
 
-A receipt says what a finished shard holds, and proves that it is finished. The plan says which images belong to which
-shard. The manifest has the fingerprint; the quarantine is a summary of the receipts for people.
-
 Design: JSON that people can read and that two processes never change: each file is created once, whole, by the first
 process that tries. Receipts and plan files begin with a checksum of all that follows, so a flipped byte in them is
 detected as surely as one in a shard; the manifest has that of its fingerprint.
 
-A receipt is written last, so a shard without one was never finished and does not count. It has what reading needs
-(offset, size, grid and checksum of each image), so opening a cache opens no shard, and the failures of images that
-could not be encoded, so workers share no file for them.
+A receipt is written last, so a shard without one does not count. It has what reading needs, so opening a cache opens no
+shard, and the failures of images that could not be encoded, so workers share no file for them.
 
 The plan is written before the first image is encoded and only ever appended to, so any number of workers, restarted any
-number of times, divide the images in the same way. Images are cut into shards by planned size, in the order in which
-they are fastest to read. A cache that is asked for more images gets more shards; existing ones do not change. For each
-image the plan has the number of tokens, from the image's header, and the files in which it was found, so workers and
-trainings can begin without hashing files; the stamps show which files may have changed. An extension also records other
-files of images that are planned already, such as those of a moved dataset. The cost is about 150 bytes per image.
+number of times, divide the images in the same way. A cache that is asked for more images gets more shards; existing
+ones do not change. The plan has the files of each image with their stamps, so workers and trainings can begin without
+hashing files. The cost is about 150 bytes per image.
 """
 
 from __future__ import annotations
@@ -121,15 +115,6 @@ _RECEIPT, _KEY, _ENTRY = TypeAdapter(Receipt), TypeAdapter(ImageKey), TypeAdapte
 _FAILURE = TypeAdapter(Failure)
 
 
-def receipt_of(value: dict[str, Any]) -> Receipt:
-    """The receipt of a JSON object; one of PARSE_ERRORS if a field is missing or is not what it should be.
-
-    Images are checked one by one: a file of a million mistakes costs no more than its first one.
-    """
-    images = {_KEY.validate_python(key): _ENTRY.validate_python(entry) for key, entry in value["images"].items()}
-    return _RECEIPT.validate_python({**value, "images": images, "failed": failures_of(value.get("failed", {}))})
-
-
 def failures_of(value: dict[str, Any]) -> dict[str, Failure]:
     """The failures of a JSON object, by image key; one of PARSE_ERRORS if it is something else."""
     return {key: _FAILURE.validate_python(failure) for key, failure in value.items()}
@@ -200,7 +185,10 @@ def read_receipt(folder: Path, shard: str) -> Receipt:
     """
     path = receipt_path(folder, shard)
     try:
-        receipt = receipt_of(_read_checked(path))
+        value = _read_checked(path)  # its images one by one, so that many mistakes cost no more than the first one
+        images = {_KEY.validate_python(key): _ENTRY.validate_python(entry) for key, entry in value["images"].items()}
+        value |= {"images": images, "failed": failures_of(value.get("failed", {}))}
+        receipt = _RECEIPT.validate_python(value)
     except PARSE_ERRORS as error:
         raise broken(path, error) from None
     if receipt.shard != shard:

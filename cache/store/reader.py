@@ -7,9 +7,8 @@ Opening reads the manifest and the index, or the receipts, and lists the sizes o
 
 The index has columns in one safetensors file, sorted by key and memory-mapped; all processes share the memory. A
 look-up is a binary search over the first 8 bytes of the keys. It is derived from the receipts and records the size and
-modification time of each; an index that does not match the receipts is ignored, and anyone may delete it. It takes 84
-bytes per image on disk, which are read once at opening to verify the checksum. A cache without an index file works too:
-its receipts are read instead.
+modification time of each; without an index that matches them, they are read instead. It takes 84 bytes per image on
+disk, which are read once at opening to verify the checksum.
 """
 
 from __future__ import annotations

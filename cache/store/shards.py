@@ -7,11 +7,9 @@ Features begin at a multiple of 4,096 bytes. The checksum of an image (xxh3, 64 
 writing, so reading detects any damage on the way to the disk and back.
 
 Features are written once and read hours later, often by another machine, so writes bypass the page cache where the
-filesystem supports it: copying them there costs memory bandwidth, evicts what other processes have in it, and leaves
-the disk idle until the flush at the end. On the local disk of an H200 machine one file was written and flushed at
-2.2 GB/s directly and at 1.5 GB/s through the page cache. Direct writes need addresses, offsets and lengths that are
-multiples of 4,096. Features of real models have these (a token has 16 or 32 kB); everything else is written through the
-page cache.
+filesystem supports it: on the local disk of an H200 machine one file was written and flushed at 2.2 GB/s directly and
+at 1.5 GB/s through the page cache. Direct writes need addresses, offsets and lengths that are multiples of 4,096.
+Features of real models have these (a token has 16 or 32 kB); everything else is written through the page cache.
 
 The seconds of a build are always measured: two clock readings per image or tower batch. GPU operations are timed by
 events that are read only when the sums are asked for, so measuring causes no host-device sync.

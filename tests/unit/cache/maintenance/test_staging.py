@@ -61,14 +61,6 @@ def test_a_staged_cache_equals_its_source_which_is_not_changed(site, source, tmp
     json.dumps(asdict(report), default=str)
 
 
-def test_staging_again_copies_nothing(source, tmp_path):
-    folder = stage(source, tmp_path / "local").folder
-    before = stamps(folder)
-    report = stage(source, tmp_path / "local")
-    assert (report.num_copied, report.num_reused) == (0, report.num_shards) and "nothing copied" in report.text()
-    assert stamps(folder) == before
-
-
 @pytest.mark.parametrize(
     "damage",
     [

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import json
 import mmap
 import os
 import threading
-from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -63,37 +61,6 @@ def test_the_safetensors_library_reads_the_same_tensors(one_shard, tmp_path, dty
                 assert one_shard.bits(found) == one_shard.bits(tensor)
 
 
-@pytest.mark.parametrize("dtype", STORAGE)
-def test_a_shard_describes_itself(one_shard, tmp_path, dtype):
-    one_shard.write_cache(tmp_path, dtype)
-    with safe_open(shard_path(tmp_path, one_shard.name), framework="pt") as file:
-        metadata = file.metadata()
-    assert {key: tuple(grid) for key, grid in json.loads(metadata.pop("grid_thw")).items()} == one_shard.grids
-    assert metadata == {
-        "format": "lookonce-features",
-        "format_version": "2",
-        "fingerprint": one_shard.fingerprint(dtype).sha256,
-    }
-
-
-@pytest.mark.parametrize("dtype", STORAGE)
-def test_images_are_contiguous_from_a_page_boundary_to_the_end_of_the_file(one_shard, tmp_path, dtype):
-    written = one_shard.write_cache(tmp_path, dtype)
-    content, receipt = shard_path(tmp_path, one_shard.name).read_bytes(), one_shard.assert_whole(tmp_path)
-    header, start = read_header(shard_path(tmp_path, one_shard.name))
-    assert start == receipt.header_bytes and start % ALIGNMENT == 0
-    offset = start
-    for key, tensors in written.items():
-        entry = receipt.images[key]
-        assert (entry.offset, entry.size_bytes) == (offset, len(one_shard.bits(*tensors)))
-        assert entry.size_bytes == entry.num_tokens * one_shard.fingerprint(dtype).bytes_per_token  # as planned
-        assert content[offset : offset + entry.size_bytes] == one_shard.bits(*tensors)
-        for name, part in one_shard.named({key: tensors}).items():
-            assert header[name]["data_offsets"] == [offset - start, offset - start + part.nbytes]
-            offset += part.nbytes
-    assert offset == len(content) == receipt.size_bytes
-
-
 @pytest.mark.parametrize(
     ("dtype", "golden"),
     [
@@ -111,17 +78,6 @@ def test_the_bytes_of_a_shard_do_not_drift(one_shard, tmp_path, dtype, golden):
             writer.add([StoredImage(key, (t, h, w), storage.quantize(values.to(storage.compute)), (), ())])
         writer.commit()
     assert sha256(shard_path(tmp_path, one_shard.name).read_bytes()).hexdigest() == golden
-
-
-def test_a_receipt_describes_what_was_written(one_shard, tmp_path):
-    written = one_shard.write_cache(tmp_path)
-    receipt = one_shard.assert_whole(tmp_path)
-    assert (receipt.shard, receipt.fingerprint) == (one_shard.name, one_shard.fingerprint("float32").sha256)
-    assert 0 <= receipt.seconds < 60
-    assert list(receipt.images) == sorted(one_shard.grids)
-    for key, entry in receipt.images.items():
-        assert (entry.num_tokens, entry.grid_thw) == (len(written[key][0]), one_shard.grids[key])
-        assert (entry.norms, entry.peaks) == ((1.0,) * one_shard.levels, (2.0,) * one_shard.levels)
 
 
 def test_a_receipt_has_the_failed_images_and_their_reasons(one_shard, tmp_path):
@@ -169,9 +125,8 @@ LARGEST = 448.0
 TOKENS, LEVELS, HIDDEN = 40, 4, 256
 
 
-def normal(tokens: int = TOKENS, *, hidden: int = HIDDEN, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(tokens, LEVELS, hidden, generator=generator).bfloat16()
+def normal(*, hidden: int = HIDDEN) -> torch.Tensor:
+    return torch.randn(TOKENS, LEVELS, hidden, generator=torch.Generator().manual_seed(0)).bfloat16()
 
 
 def through(features: torch.Tensor) -> torch.Tensor:
@@ -193,10 +148,9 @@ def test_eight_bits_have_a_scale_for_each_token_and_level():
     assert (back.dtype, back.shape) == (torch.bfloat16, (TOKENS, LEVELS, HIDDEN))
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("magnitude", [1e-30, 1e-3, 1.0, 1e6, 1e30])
-def test_the_error_is_a_few_percent_of_a_vector_whatever_its_length(magnitude, seed):
-    relative = errors(normal(hidden=2048, seed=seed) * magnitude)
+@pytest.mark.parametrize("magnitude", [1e-30, 1.0, 1e30])
+def test_the_error_is_a_few_percent_of_a_vector_whatever_its_length(magnitude):
+    relative = errors(normal(hidden=2048) * magnitude)
     assert 0.01 < relative.min() and relative.max() < 0.04
     assert relative.mean() == pytest.approx(0.026, abs=0.002)
 
@@ -235,13 +189,6 @@ def test_every_finite_bfloat16_stays_finite_and_near():
     assert (difference <= largest.double().abs().unsqueeze(-1) * 2**-8).all()
 
 
-@pytest.fixture
-def umask() -> Iterator[None]:
-    before = os.umask(0o022)
-    yield
-    os.umask(before)
-
-
 @pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
 def test_a_writer_that_does_not_commit_leaves_nothing(one_shard, tmp_path, error):
     with contextlib.suppress(*([error] if error else [])), one_shard.open_writer(tmp_path) as writer:
@@ -250,25 +197,6 @@ def test_a_writer_that_does_not_commit_leaves_nothing(one_shard, tmp_path, error
         if error:
             raise error
     assert one_shard.files(tmp_path) == []
-
-
-@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002], ids=oct)
-def test_writing_leaves_no_temporary_file_and_file_modes_follow_the_umask(one_shard, tmp_path, umask, mask):
-    os.umask(mask)
-    one_shard.write_cache(tmp_path)
-    files = ["manifest.json", f"receipts/{one_shard.name}.json", f"shards/{one_shard.name}.safetensors"]
-    modes = {name: (tmp_path / name).stat().st_mode & 0o777 for name in one_shard.files(tmp_path)}
-    assert modes == dict.fromkeys(files, 0o666 & ~mask)
-    assert os.umask(mask) == mask
-
-
-def test_a_finished_shard_is_not_replaced(one_shard, tmp_path):
-    one_shard.write_cache(tmp_path)
-    before = {name: (tmp_path / name).read_bytes() for name in one_shard.files(tmp_path)}
-    with one_shard.open_writer(tmp_path) as writer:
-        writer.add(one_shard.stored(one_shard.random_tensors("float32", seed=1)))
-        assert not writer.commit()
-    assert {name: (tmp_path / name).read_bytes() for name in one_shard.files(tmp_path)} == before
 
 
 class Turns:
@@ -409,22 +337,6 @@ def test_a_filesystem_that_refuses_direct_writes_gets_ordinary_ones(tmp_path, mo
     file.close()
     assert (tmp_path / "a").read_bytes() == bytes(content)
     assert refused == ([0] if file._direct is not None else [])
-
-
-def test_a_full_disk_is_an_error_and_not_retried(tmp_path, monkeypatch):
-    file, calls = DirectFile(tmp_path / "a"), []
-    monkeypatch.setattr(os, "pwrite", lambda *_: (calls.append(1), fail_to_write()))
-    with pytest.raises(OSError, match="No space left"):
-        file.write(aligned(ALIGNMENT), 0)
-    assert len(calls) == 1
-    file.close()
-
-
-def test_an_existing_file_is_never_overwritten(tmp_path):
-    (tmp_path / "a").write_text("mine")
-    with pytest.raises(FileExistsError):
-        DirectFile(tmp_path / "a")
-    assert (tmp_path / "a").read_text() == "mine"
 
 
 @pytest.mark.parametrize(("dtype", "num_direct"), [("bfloat16", 2), ("fp8_e4m3", 1)])
