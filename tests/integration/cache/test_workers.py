@@ -151,17 +151,18 @@ def largest(shards: tuple[Shard, ...]) -> int:
 )
 def test_four_workers_killed_twenty_times_build_what_one_builds_alone(workers, alone):
     choice, moment = random.Random(0), random.Random()
-    seconds = 0.12  # for an image, so that the cache is not finished before the last kill
+    seconds = 0.2  # for an image, so that the cache is not finished before the last kill
 
     def start(number: int) -> Worker:
         return workers.start("killed", (number, 4), seconds)
 
     running, killed = [start(number) for number in range(4)], []
     while len(killed) < NUM_KILLS:
-        time.sleep(moment.uniform(0.03, 0.17))
+        time.sleep(moment.uniform(0.05, 0.25))
         number = choice.randrange(4)
         assert running[number].process.poll() is None, f"the cache was finished after {len(killed)} kills"
         os.kill(running[number].process.pid, signal.SIGKILL)
+        running[number].process.wait()  # until the system does not list it any more
         killed.append(running[number])
         running[number] = start(number)
     reports = [worker.report() for worker in running]
