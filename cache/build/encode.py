@@ -39,6 +39,7 @@ from lookonce.cache.store.shards import Stopwatch, StoredImage
 from lookonce.datasets.archives import by_archive
 from lookonce.datasets.images import bytes_key, decode, read_bytes, read_many
 from lookonce.errors import BadImage, ImageError
+from lookonce.signals import workers_without_signals
 
 MAX_WORKERS = 8
 MAX_ON_DEVICE = 2
@@ -155,7 +156,8 @@ class DecodeAhead:
     def run(self, requests: Iterable[Request]) -> Iterator[DecodedBatch]:
         """Decode requests in order; a request is drawn when a process is free for it."""
         self._requests = requests
-        return iter(self._loader)
+        with workers_without_signals():  # for a signal to the process group this process ends them
+            return iter(self._loader)
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests)

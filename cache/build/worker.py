@@ -53,10 +53,6 @@ NUM_NAMED = 5
 """How many failed images the text of a report names."""
 POLL_S = 5
 """How often a worker with nothing to claim checks whether others have finished or died."""
-SIGNAL_DELAY_S = 0.2
-"""A signal to the process group may reach this process at most this long after a decoding process."""
-DEAD_PROCESS = (RuntimeError, EOFError, ConnectionError, FileNotFoundError)
-"""What torch raises when a decoding process has ended: the last three while it hands over pixels."""
 
 
 class StopSignals(contextlib.ExitStack):
@@ -254,21 +250,12 @@ class _Build:
                     if not self.options.wait:
                         return
                     time.sleep(min(POLL_S, self.options.expiry_s / 4))
-        except DEAD_PROCESS as error:
-            # A signal to the process group ends the decoding processes too, and torch then raises in this one, at any
-            # point, even while a writer cleans up.
-            time.sleep(SIGNAL_DELAY_S)
-            for name, claim in self._claims.held.items():
-                if claim.is_held():  # else its new holder is writing there
-                    remove_leftovers(self.folder, name)
-            self._raise_if_stopped()
-            if isinstance(error, EOFError | ConnectionError):
-                error.add_note("a worker process that decodes images was killed")
+        except (EOFError, ConnectionError) as error:  # while it handed over pixels
+            error.add_note("a worker process that decodes images was killed")
             raise
         finally:
             if encoder:
-                with contextlib.suppress(*DEAD_PROCESS):  # which would hide a signal that is already named
-                    encoder.close()
+                encoder.close()
 
     def _claim(self) -> Iterator[Shard]:
         """Claim the shards that no other worker has, each when it is drawn."""

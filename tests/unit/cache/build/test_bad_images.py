@@ -393,6 +393,3 @@ def test_a_lost_disk_stops_the_build_instead_of_quarantining_all_images(site, to
     for path in paths:
         path.write_bytes(content[path])
     assert site.build(images, tower, shard_bytes=10**9).num_encoded == len(paths)
-
-
-# The summary in quarantine.jsonl.

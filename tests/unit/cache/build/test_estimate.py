@@ -87,9 +87,6 @@ def test_an_epoch_reads_an_image_for_each_question(site, images):
     assert report.epoch_bytes == (3 * tokens[first] + tokens[second]) * site.fingerprint.bytes_per_token
 
 
-# The pilot.
-
-
 def test_a_pilot_encodes_some_images_of_all_sizes_and_leaves_nothing_behind(site, images):
     seen = []
     tower = site.Tower()
@@ -122,9 +119,6 @@ def test_times_are_those_of_the_pilot_scaled_by_tokens(site, images, monkeypatch
     # Encoding all once takes 0.5 s a token, running the tower for all 5 questions an image 0.2 s a token and question.
     assert report.break_even_epochs == pytest.approx(0.5 / (5 * 0.2))
     assert make_estimate(site, images, [], site.Tower, num_pilot=2).break_even_epochs is None
-
-
-# The text of the report.
 
 
 def test_not_enough_is_printed_exactly_when_a_build_would_refuse(site, images, monkeypatch):

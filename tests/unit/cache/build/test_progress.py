@@ -156,9 +156,6 @@ def test_a_shard_that_is_finished_while_another_plans_is_not_planned_again(cache
     assert cache.plan_for(pictures("abcdef")) == ["ab", "cd", "ef"]
 
 
-# An index from the plan, without hashing.
-
-
 @pytest.fixture
 def stamped(monkeypatch):
     """Gives files the stamp `STAMP`, or another one by name."""

@@ -39,10 +39,6 @@ def noise(mode: str = "RGB", size: tuple[int, int] = (90, 60), seed: int = 0) ->
 
 
 STOCK_PATCHES = pytest.mark.guarantee("Patches made from 8-bit pixels have the bits of the stock processor's patches.")
-TOKEN_SIDE = 32
-"""Width and height of a token in pixels."""
-MAX_TOKENS = 25
-"""The most tokens of an image under the sample's pixel limits."""
 
 
 @pytest.mark.skipif(find_spec("torchvision") is not None, reason="torchvision is installed")
@@ -103,9 +99,6 @@ def test_settings_without_limits_are_refused(sample, tmp_path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(value | {"size": {"height": 64, "width": 64}}))
     with pytest.raises(ModelError, match="preprocessor_config.json has no limits"):
         ImageProcessor(tmp_path)
-
-
-# PIL warns at its limit and fails at twice that; only the failure matters here.
 
 
 CPU, DTYPES = torch.device("cpu"), [torch.float32, torch.bfloat16, torch.float16]

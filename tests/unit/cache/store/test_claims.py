@@ -36,9 +36,6 @@ SHARD = "shard-00003"
 ME = Process.this("1/4")
 
 
-# Taking a claim.
-
-
 def test_a_released_claim_can_be_taken_again(tmp_path, claim_file):
     with Claims(tmp_path, ME) as mine:
         claim = mine.take(SHARD, 1)
@@ -61,9 +58,6 @@ def test_a_claim_names_worker_shard_and_progress(take, claim_file, monkeypatch):
     assert (found.shard, found.phase, found.num_done, found.num_images) == (SHARD, "encoding", 3, 5)
     assert (found.worker.name, found.worker.job, found.worker.pid) == ("4/16", "77_4 (restart 1)", os.getpid())
     assert abs(found.started - time.time()) < 60
-
-
-# Losing a claim.
 
 
 def test_a_worker_whose_claim_was_taken_over_notices_and_leaves_the_others_alone(take, claim_file, backdate):
@@ -110,9 +104,6 @@ def test_a_living_claim_with_the_inode_of_a_dead_one_is_not_removed(tmp_path, ta
     assert living[-1].is_held()
 
 
-# Unreadable claims.
-
-
 @pytest.mark.parametrize("content", ["", "[]", '{"shard": "a", "worker": 7}'])
 def test_an_unreadable_claim_counts_until_it_expires(tmp_path, take, claim_file, content, backdate):
     claim_file.parent.mkdir()
@@ -156,9 +147,6 @@ def test_a_claim_always_names_its_holder(take, claim_file, monkeypatch):
     assert len(seen) >= 8 and not any(seen)
 
 
-# Processes.
-
-
 def test_a_reused_process_id_does_not_keep_a_claim_alive(take):
     before = take(replace(ME, born=ME.born - 60))
     after = take()
@@ -180,9 +168,6 @@ def test_setting_the_clock_of_a_machine_does_not_kill_its_workers(monkeypatch):
     monkeypatch.setattr("psutil._pslinux.boot_time", lambda: boot_time + 3600)
     assert psutil.boot_time() == boot_time + 3600
     assert not worker.is_gone()
-
-
-# Ages are by the clock of the disk.
 
 
 @pytest.mark.parametrize(("silent_s", "is_taken"), [(-1000, False), (EXPIRY_S - 5, False), (EXPIRY_S + 1, True)])
@@ -335,9 +320,6 @@ def test_a_build_removes_what_dead_processes_left(site, images, gone):
     write(folder / "shards" / "shard-00002.safetensors")  # renamed, and then the power went
     assert site.build(images).num_missing == 0
     assert not site.leftovers()
-
-
-# Uses: a note counts while the run folder exists and is not empty.
 
 
 @pytest.fixture

@@ -193,9 +193,6 @@ def test_a_plan_is_read_as_it_was_extended(tmp_path_factory, batches, limit):
         assert read_plan(folder) == plan
 
 
-# Python 3.12 warns when a process with threads forks; torch has some, and the children only write.
-
-
 @pytest.fixture
 def plan_files(tmp_path):
     """The files of a plan that was extended once."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import mmap
 import os
 import threading
+from collections.abc import Callable
 from hashlib import sha256
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -118,8 +117,6 @@ def test_the_header_has_space_for_images_with_the_longest_numbers(one_shard, tmp
     assert start / num_images * MAX_IMAGES < MAX_HEADER_BYTES
 
 
-# Storage dtypes: 8 bits stay within an error bound that outliers do not break.
-
 FP8 = STORAGE["fp8_e4m3"]
 LARGEST = 448.0
 TOKENS, LEVELS, HIDDEN = 40, 4, 256
@@ -202,31 +199,32 @@ def test_a_writer_that_does_not_commit_leaves_nothing(one_shard, tmp_path, error
 class Turns:
     """Lets two threads run step by step in a given order: a thread runs until it asks for its next turn."""
 
-    def __init__(self, order: str) -> None:
-        self._order, self._changed, self._ended = list(order), threading.Condition(), set[str]()
-        self._running: str | None = None
+    def __init__(self) -> None:
+        self.go, self.paused = {name: threading.Semaphore(0) for name in "AB"}, threading.Semaphore(0)
+        self.running = set("AB")
 
     def step(self) -> None:
-        name = threading.current_thread().name
-        if name not in "AB":
-            return
-        with self._changed:
-            self._leave(name)
-            self._changed.wait_for(lambda: self._running is None and self._order[0] == name, timeout=30)
-            self._running = self._order.pop(0)
+        if go := self.go.get(threading.current_thread().name):
+            self.paused.release()
+            assert go.acquire(timeout=30)
 
-    def end(self) -> None:
-        name = threading.current_thread().name
-        with self._changed:
-            self._ended.add(name)
-            self._leave(name)
+    def run(self, order: str, work: Callable[[str], object]) -> None:
+        """Call `work` with each name in a thread of its own; it takes its next step when `order` names it."""
 
-    def _leave(self, name: str) -> None:
-        if self._running == name:
-            self._running = None
-        while self._order and self._order[0] in self._ended:
-            self._order.pop(0)
-        self._changed.notify_all()
+        def run_one(name: str) -> None:
+            try:
+                work(name)
+            finally:
+                self.running.discard(name)
+                self.paused.release()
+
+        for name in "AB":
+            threading.Thread(target=run_one, args=(name,), name=name).start()
+            assert self.paused.acquire(timeout=30)
+        for name in order:
+            if name in self.running:
+                self.go[name].release()
+                assert self.paused.acquire(timeout=30)
 
 
 ORDERS = sorted({"".join(order) for order in itertools.permutations("AAABBB")})
@@ -235,7 +233,7 @@ ORDERS = sorted({"".join(order) for order in itertools.permutations("AAABBB")})
 @pytest.mark.parametrize("order", ORDERS)
 def test_two_writers_of_one_shard_leave_one_receipt_that_matches_the_file(one_shard, tmp_path, monkeypatch, order):
     """Each checks for a receipt, renames its file and writes its receipt; all orders of these steps are tried."""
-    turns = Turns(order)
+    turns = Turns()
 
     def in_turn(function):
         def wait(*arguments):
@@ -253,22 +251,12 @@ def test_two_writers_of_one_shard_leave_one_receipt_that_matches_the_file(one_sh
     tensors = {name: one_shard.random_tensors("float32", seed) for seed, name in enumerate("AB")}
     won = {}
 
-    def commit(name: str) -> None:
-        try:
-            won[name] = writers[name].commit()
-        finally:
-            turns.end()
-
     with contextlib.ExitStack() as stack:
         writers = {name: stack.enter_context(one_shard.open_writer(tmp_path)) for name in "AB"}
         for name, writer in writers.items():
             writer.add(one_shard.stored(tensors[name]))
             writer.wait()
-        threads = [threading.Thread(target=commit, args=(name,), name=name) for name in "AB"]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(timeout=60)
+        turns.run(order, lambda name: won.update({name: writers[name].commit()}))
     assert sorted(won.values()) == [False, True]
     one_shard.assert_whole(tmp_path)
     cache = VisionCache.open(tmp_path)
@@ -337,45 +325,6 @@ def test_a_filesystem_that_refuses_direct_writes_gets_ordinary_ones(tmp_path, mo
     file.close()
     assert (tmp_path / "a").read_bytes() == bytes(content)
     assert refused == ([0] if file._direct is not None else [])
-
-
-@pytest.mark.parametrize(("dtype", "num_direct"), [("bfloat16", 2), ("fp8_e4m3", 1)])
-def test_features_in_whole_pages_bypass_the_page_cache(one_shard, tmp_path, monkeypatch, dtype, num_direct):
-    """Scales do not fill a page, so with them the second image begins in the middle of one."""
-    direct, opened, pwrite, open_file = [], set(), os.pwrite, os.open
-
-    def open_and_note(path: Path, flags: int, mode: int = 0o777) -> int:
-        descriptor = open_file(path, flags, mode)
-        if flags & os.O_DIRECT:
-            opened.add(descriptor)
-        return descriptor
-
-    def write_and_note(descriptor: int, content: memoryview, offset: int) -> int:
-        if descriptor in opened:
-            direct.append(offset)
-        return pwrite(descriptor, content, offset)
-
-    storage, tensors = STORAGE[dtype], {}
-    for key in one_shard.keys[:2]:
-        page = torch.frombuffer(mmap.mmap(-1, 2 * ALIGNMENT), dtype=torch.uint8)  # begins at a page
-        page.copy_(torch.randint(0, 120, page.shape))
-        features = page.view(storage.stored).view(2, one_shard.levels, -1)
-        tensors[key] = (features, torch.rand(2, one_shard.levels)) if storage.is_scaled else (features,)
-    monkeypatch.setattr(os, "open", open_and_note)
-    monkeypatch.setattr(os, "pwrite", write_and_note)
-    config = {"out_hidden_size": 1024 // storage.stored.itemsize}
-    fingerprint = Fingerprint(2, "0" * 64, config, {}, one_shard.levels, dtype)
-    with ShardWriter(tmp_path, one_shard.name, fingerprint, 2) as writer:
-        writer.add(one_shard.stored(tensors))
-        writer.commit()
-    if not opened:
-        pytest.skip(f"the filesystem of {tmp_path} has no direct writes")
-    assert len(direct) == num_direct
-    one_shard.assert_whole(tmp_path)
-    loaded, expected = load_file(shard_path(tmp_path, one_shard.name)), one_shard.named(tensors)
-    assert {name: one_shard.bits(tensor) for name, tensor in loaded.items()} == {
-        name: one_shard.bits(t) for name, t in expected.items()
-    }
 
 
 @pytest.mark.parametrize("most", [1, 7, 1000])
