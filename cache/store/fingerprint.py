@@ -207,8 +207,8 @@ class Source:
         return cls(folder, settings, stamps, library_versions(), code.hexdigest())
 
     def to_json(self) -> dict[str, Any]:
-        stamps = {name: list(one) if one else None for name, one in self.stamps.items()}  # as JSON has them
-        return asdict(self) | {"folder": self._real_folder, "stamps": stamps}
+        value: dict[str, Any] = json.loads(json.dumps(asdict(self) | {"folder": self._real_folder}))  # as it is read
+        return value
 
     def write_note(self, root: Path, fingerprint: Fingerprint) -> None:
         """Record the fingerprint below `root`, the folder of caches, if that exists and has no such note yet."""
@@ -217,8 +217,9 @@ class Source:
 
     def read_note(self, root: Path) -> Fingerprint | None:
         """The fingerprint recorded for exactly this source; None if there is none."""
-        value = self._read(root)
-        return Fingerprint.from_json(value) if value else None
+        with contextlib.suppress(*PARSE_ERRORS):
+            return Fingerprint.from_json(self._read(root))
+        return None
 
     def language_model_hash(self, root: Path) -> str:
         """The hash of the model without its tower: as recorded below `root`, else computed, and recorded there.
@@ -227,8 +228,8 @@ class Source:
             ModelError: a file of weights is broken.
         """
         own = replace(self, settings={"hash": "hash_language_model"})
-        found: str | None = own._read(root)
-        if not found:
+        found = own._read(root)
+        if not isinstance(found, str):
             found = hash_language_model(self.folder)
             own._write(root, found)
         return found

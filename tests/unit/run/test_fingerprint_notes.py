@@ -8,6 +8,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,14 @@ def a_digit(run: RunFile) -> RunFile:
     return edit(run, lambda value: value["found"].update(tower_sha256="0" * 64))
 
 
+def without_a_field(run: RunFile) -> RunFile:
+    def change(value: dict[str, Any]) -> None:
+        del value["found"]["dtype"]
+        value["sha256"] = sha256(json.dumps(value["found"]).encode()).hexdigest()
+
+    return edit(run, change)
+
+
 def edit(run: RunFile, change: Callable[[dict[str, Any]], None]) -> RunFile:
     value = json.loads(note(run).read_text())
     change(value)
@@ -131,6 +140,7 @@ CASES = {
     another_release: False,
     other_code: False,
     a_digit: False,
+    without_a_field: False,
 }
 
 
