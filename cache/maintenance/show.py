@@ -120,25 +120,21 @@ def find(cache: VisionCache, plan: Plan, name: str) -> str:
 
 
 def encoded(cache: VisionCache, key: str, files: list[str]) -> ShowReport:
-    shard, entry = cache.entry(key)
+    shard, _ = cache.entry(key)
     is_intact = True
     try:
         cache[key]
     except CacheCorrupt:
         is_intact = False
-    recorded = read_receipt(cache.folder, shard).images[key]
+    recorded = dict(vars(read_receipt(cache.folder, shard).images[key]))
+    del recorded["xxh3_64"]
     return ShowReport(
         key=key,
         state="encoded",
         files=files,
         shard=shard,
         path=str(shard_path(cache.folder, shard)),
-        offset=entry.offset,
-        size_bytes=entry.size_bytes,
         dtype=cache.fingerprint.dtype,
-        grid_thw=entry.grid_thw,
-        num_tokens=entry.num_tokens,
         checksum_ok=is_intact,
-        norms=recorded.norms,
-        peaks=recorded.peaks,
+        **recorded,
     )

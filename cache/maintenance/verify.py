@@ -24,6 +24,7 @@ from tqdm import tqdm
 from lookonce.cache.format import PARSE_ERRORS, REPAIR_COMMAND, read_header
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.metadata import (
+    Entry,
     Plan,
     Receipt,
     finished_shards,
@@ -217,29 +218,17 @@ def verify_shard(
     return receipt, problems
 
 
-@dataclass(frozen=True)
-class Region:
-    """Bytes of a shard with their own checksum: the header or an image."""
-
-    key: str
-    """The image's key; empty for the header."""
-    offset: int
-    size_bytes: int
-    xxh3_64: str
-
-
-def regions(receipt: Receipt) -> list[Region]:
-    """The header and then the images, in their order in the file; gaps between these would be in the header too."""
-    entries = sorted(receipt.images.items(), key=lambda item: item[1].offset)
-    images = [Region(key, entry.offset, entry.size_bytes, entry.xxh3_64) for key, entry in entries]
-    return [Region("", 0, receipt.header_bytes, receipt.header_xxh3_64), *images]
+def regions(receipt: Receipt) -> list[tuple[str, Entry]]:
+    """The header, without a key, and then the images, in their order in the file; gaps would be in the header too."""
+    header = Entry(0, receipt.header_bytes, 0, (0, 0, 0), receipt.header_xxh3_64)
+    return [("", header), *sorted(receipt.images.items(), key=lambda item: item[1].offset)]
 
 
 class Unreadable(OSError):
     """A block of a shard cannot be read."""
 
 
-def checksum(file: BinaryIO, region: Region, on_block: OnBlock) -> str:
+def checksum(file: BinaryIO, region: Entry, on_block: OnBlock) -> str:
     """The xxh3_64 of the bytes in a region, as far as the file reaches.
 
     Raises:
@@ -282,16 +271,16 @@ def check_shard(
             yield Problem(name, "", what, "shard")
         header, *images = regions(receipt)
         is_whole = True
-        for region in [header, *images] if every_byte else [header]:
+        for key, region in [header, *images] if every_byte else [header]:
             try:
                 if checksum(file, region, on_block) == region.xxh3_64:
                     continue
                 what = "do not have the checksum of the receipt"
             except Unreadable as error:  # not OSError, which `on_block` may raise
                 what = f"cannot be read: {error}"
-            bytes_of = "its bytes" if region.key else "the bytes of its header"
-            yield Problem(name, region.key, f"{bytes_of} {what}", "image" if region.key else "header")
-            is_whole &= region != header
+            bytes_of = "its bytes" if key else "the bytes of its header"
+            yield Problem(name, key, f"{bytes_of} {what}", "image" if key else "header")
+            is_whole &= bool(key)
         if every_byte and fingerprint and is_whole:
             yield from check_header(path, receipt, fingerprint)
 

@@ -106,7 +106,7 @@ def test_a_lost_cut_lengthened_zeroed_or_swapped_shard_is_found(folder, damage, 
 
 def test_all_problems_are_reported_at_once(folder, flip, found):
     [first, second, third, *_] = finished_shards(folder)
-    for region in regions(read_receipt(folder, first))[1:]:
+    for _, region in regions(read_receipt(folder, first))[1:]:
         flip(shard_path(folder, first), region.offset)
     shard_path(folder, second).unlink()
     receipt_path(folder, third).write_text("{")
@@ -149,18 +149,18 @@ def test_a_valid_receipt_that_does_not_match_its_shard_is_found(folder, change, 
 
 def test_a_read_error_is_a_problem_like_others(folder, monkeypatch):
     name = "shard-00001"
-    regions_ = regions(read_receipt(folder, name))
+    _, (key, first), *_ = regions(read_receipt(folder, name))
     pread = os.pread
 
     def fail(descriptor: int, num_bytes: int, offset: int) -> bytes:
-        if os.fstat(descriptor).st_ino == inode and offset == regions_[1].offset:
+        if os.fstat(descriptor).st_ino == inode and offset == first.offset:
             raise OSError(errno.EIO, "Input/output error")
         return pread(descriptor, num_bytes, offset)
 
     inode = shard_path(folder, name).stat().st_ino
     monkeypatch.setattr(os, "pread", fail)
     [problem] = verify(folder).problems
-    assert (problem.shard, problem.image) == (name, regions_[1].key) and "Input/output error" in problem.what
+    assert (problem.shard, problem.image) == (name, key) and "Input/output error" in problem.what
 
 
 def test_after_a_failure_the_other_threads_end_at_their_next_block():
@@ -185,9 +185,9 @@ def test_scales_and_features_of_every_dtype_have_checksums(site, images, dtype, 
     folder = site.folder()
     assert verify(folder).problems == []
     path = shard_path(folder, "shard-00000")
-    last = regions(read_receipt(folder, "shard-00000"))[-1]
+    *_, (last, _) = regions(read_receipt(folder, "shard-00000"))
     flip(path)
-    assert found(verify(folder)) == [("shard-00000", last.key, "image")]
+    assert found(verify(folder)) == [("shard-00000", last, "image")]
 
 
 def test_every_flipped_bit_of_the_fingerprint_in_the_manifest_is_found(folder, flip, found):
@@ -243,13 +243,13 @@ def test_each_of_200_flipped_bits_is_found_and_traced_to_its_shard_and_image(fol
     for _ in range(200):
         name, bit = rng.choice(names), rng.randrange(8)
         at = rng.randrange(shard_path(folder, name).stat().st_size)
-        [region] = [part for part in regions_of[name] if part.offset <= at < part.offset + part.size_bytes]
+        [key] = [key for key, part in regions_of[name] if part.offset <= at < part.offset + part.size_bytes]
         flip(shard_path(folder, name), at, bit)
         [problem] = verify(folder).problems
-        assert (problem.shard, problem.image) == (name, region.key)
-        assert problem.part == "image" if region.key else "header" in problem.what
-        assert bool(problem.file) == bool(region.key)
+        assert (problem.shard, problem.image) == (name, key)
+        assert problem.part == "image" if key else "header" in problem.what
+        assert bool(problem.file) == bool(key)
         flip(shard_path(folder, name), at, bit)
-        seen.add((name, region.key))
+        seen.add((name, key))
     assert verify(folder).problems == []
     assert {name for name, _ in seen} == set(names) and any(not key for _, key in seen)
