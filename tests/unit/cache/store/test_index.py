@@ -181,27 +181,11 @@ def test_receipts_of_another_cache_are_refused_by_name(folder):
         Index.open(folder, FINGERPRINT)
 
 
-class Indexed:
-    """A cache of two shards with an index file."""
-
-    def __init__(self, folder: Path, fingerprint: str) -> None:
-        self.folder, self.fingerprint = folder, fingerprint
-        write_index(folder, fingerprint)
-        self.content = self.from_receipts()
-
-    def open(self) -> Content:
-        return content(Index.open(self.folder, self.fingerprint))
-
-    def from_receipts(self) -> Content:
-        return content(Index.from_receipts(self.folder, self.fingerprint))
-
-    def read(self) -> Index | None:
-        return read_index(self.folder, self.fingerprint)
-
-
 @pytest.fixture
-def indexed(small) -> Indexed:
-    return Indexed(small.folder, small.fingerprint.sha256)
+def indexed(folder: Path) -> Path:
+    """The same with an index file."""
+    write_index(folder, FINGERPRINT)
+    return folder
 
 
 def other_images(receipt: Receipt) -> dict[str, Entry]:
@@ -210,7 +194,7 @@ def other_images(receipt: Receipt) -> dict[str, Entry]:
 
 def add(folder: Path) -> None:
     receipt = read_receipt(folder, "shard-00001")
-    write(folder, replace(receipt, shard="shard-00002", images=other_images(receipt)))
+    write(folder, replace(receipt, shard="shard-00099", images=other_images(receipt)))
 
 
 def rewrite(folder: Path) -> None:
@@ -245,9 +229,9 @@ STALE: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("change", STALE.values(), ids=STALE)
 def test_an_index_that_does_not_match_the_receipts_is_not_used(indexed, change):
-    assert indexed.read() is not None
-    change(indexed.folder)
-    assert indexed.read() is None
+    assert read_index(indexed, FINGERPRINT) is not None
+    change(indexed)
+    assert read_index(indexed, FINGERPRINT) is None
 
 
 def test_a_receipt_that_is_replaced_while_the_index_is_made_makes_it_stale(indexed, monkeypatch):
@@ -258,29 +242,29 @@ def test_a_receipt_that_is_replaced_while_the_index_is_made_makes_it_stale(index
         return receipt
 
     monkeypatch.setattr(metadata, "read_receipt", read_and_replace)
-    write_index(indexed.folder, indexed.fingerprint)
-    assert indexed.read() is None
+    write_index(indexed, FINGERPRINT)
+    assert read_index(indexed, FINGERPRINT) is None
 
 
 @pytest.mark.parametrize("file", [INDEX, INDEX_CHECKSUM])
 def test_an_index_with_a_flipped_bit_is_not_used(indexed, file):
-    path = indexed.folder / file
+    path = indexed / file
     whole = path.read_bytes()
     used = []
     for position in range(0, len(whole), 1 + len(whole) // 400):
         damaged = bytearray(whole)
         damaged[position] ^= 1 << position % 8
         path.write_bytes(damaged)
-        if (index := indexed.read()) and content(index) != indexed.content:
+        if (index := read_index(indexed, FINGERPRINT)) and content(index) != EXPECTED:
             used.append(position)
     assert used == []
     path.write_bytes(whole)
-    assert content(indexed.read()) == indexed.content
+    assert content(read_index(indexed, FINGERPRINT)) == EXPECTED
 
 
 def test_the_index_of_another_cache_or_format_version_is_not_used(indexed, monkeypatch):
-    assert read_index(indexed.folder, "cd" * 32) is None
+    assert read_index(indexed, "cd" * 32) is None
     with monkeypatch.context() as other:
         other.setattr("lookonce.cache.store.reader.FORMAT_VERSION", 99)
-        write_index(indexed.folder, indexed.fingerprint)
-    assert indexed.read() is None
+        write_index(indexed, FINGERPRINT)
+    assert read_index(indexed, FINGERPRINT) is None
