@@ -8,10 +8,8 @@ from dataclasses import asdict
 from itertools import accumulate
 
 import pytest
-from support.processes import NOTICE, WARNING, send
 
 from lookonce.cache.build.encode import MAX_ON_DEVICE
-from lookonce.cache.build.worker import StopSignals
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.metadata import read_plan
 from lookonce.cache.store.reader import VisionCache
@@ -100,25 +98,3 @@ def test_the_index_is_written_only_if_it_is_missing_or_outdated(site, images):
     index.unlink()
     site.build(images, site.no_tower)
     assert index.exists()
-
-
-pytestmark = pytest.mark.usefixtures("restored_handlers")
-
-
-@pytest.mark.parametrize(
-    ("signals", "now", "name"),
-    [
-        ([NOTICE], False, "SIGUSR1"),
-        ([WARNING], True, "SIGTERM"),
-        ([NOTICE, WARNING], True, "SIGUSR1"),
-        ([WARNING, NOTICE], True, "SIGTERM"),
-        ([NOTICE, NOTICE, NOTICE], True, "SIGUSR1"),
-        ([], False, ""),
-    ],
-)
-def test_only_a_single_notice_leaves_time_to_finish_the_shard(signals, now, name):
-    with StopSignals() as stop:
-        send(*signals)
-        assert (stop.now, stop.name) == (now, name)
-    send(NOTICE)  # not handled any more
-    assert stop.name == name
