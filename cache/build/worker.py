@@ -300,7 +300,7 @@ class _Build:
             writer.add(batch.images)
             writer.failed |= batch.failed
             num_done += len(batch.images) + len(batch.failed)
-            self._claims.held[batch.shard.name].update("encoding", num_done)
+            self._claims.held[batch.shard.name].update(num_done)
             self._bar.update(len(batch.images) + len(batch.failed))
 
     def _release(self, shard: Shard) -> None:

@@ -80,10 +80,10 @@ class Claim(ClaimFile):
         self._progressed = time.monotonic()
         super().__init__(path, asdict(work), expiry_s)
 
-    def update(self, phase: str, num_done: int) -> None:
+    def update(self, num_done: int) -> None:
         """Record progress, which also shows that this worker does not hang."""
         self._progressed = time.monotonic()
-        self.work = replace(self.work, phase=phase, num_done=num_done)
+        self.work = replace(self.work, phase="encoding", num_done=num_done)
 
     def beat(self) -> None:
         """Rewrite the claim file, unless this worker hangs."""

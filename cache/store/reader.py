@@ -155,7 +155,7 @@ class Index:
         )
 
 
-def write_index(folder: Path, fingerprint: str) -> Index:
+def write_index(folder: Path, fingerprint: str) -> None:
     """Write the index file of a cache from its receipts."""
     index = Index.from_receipts(folder, fingerprint)
     texts = {"shards": index.shards, "failed": {key: asdict(why) for key, why in index.failed.items()}}
@@ -166,7 +166,6 @@ def write_index(folder: Path, fingerprint: str) -> Index:
         temporary.write_bytes(save(columns, _metadata(fingerprint)))  # `save_file` hides a full disk
         checksum = hash_file(temporary)
     write_text(folder / INDEX_CHECKSUM, checksum + "\n")
-    return index
 
 
 def read_index(folder: Path, fingerprint: str) -> Index | None:

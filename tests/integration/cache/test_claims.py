@@ -81,7 +81,7 @@ def test_a_heartbeat_rewrites_the_claim_with_its_progress(tmp_path, claim_file, 
     with Claims(tmp_path, ME, expiry_s=0.45) as mine:  # beats every 0.05 s
         claim = mine.take(SHARD, 5)
         assert claim
-        claim.update("encoding", 4)
+        claim.update(4)
         backdate(claim_file, 100)
         wait_until(lambda: age(claim_file) < 1)
         assert (found := read_process_file(claim_file, Work)) and (found.phase, found.num_done) == ("encoding", 4)
@@ -95,7 +95,7 @@ def test_a_worker_without_progress_sends_no_heartbeat(tmp_path, claim_file, monk
         claim = mine.take(SHARD, 5)
         assert claim
         wait_until(lambda: is_dead(claim_file, 0.45))
-        claim.update("encoding", 1)  # progress again
+        claim.update(1)  # progress again
         wait_until(lambda: not is_dead(claim_file, 0.45))
 
 

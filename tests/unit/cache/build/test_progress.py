@@ -255,7 +255,7 @@ def test_workers_are_reported_with_their_current_shards(site, images):
     interrupt(site, images)
     with Claims(site.folder(), ME) as mine, Claims(site.folder(), replace(ME, name="2/4", born=0.0)) as dead:
         claim = mine.take("shard-00003", 2)
-        claim.update("encoding", 1)
+        claim.update(1)
         claim.beat()
         dead.take("shard-00002", 5)
         report = status_of(site, images)

@@ -61,7 +61,9 @@ def test_quick_repairs_what_quick_finds(site, images, folder, before, run_repair
     assert run_repair(images, level="quick").removed == [DAMAGED]
 
 
-def test_a_damaged_shard_is_kept_if_the_file_of_an_image_is_gone(site, images, folder, run_repair, flip):
+def test_a_damaged_shard_is_kept_if_the_file_of_an_image_is_gone_unless_it_is_dropped(
+    site, images, folder, run_repair, flip
+):
     keys = sorted(read_receipt(folder, DAMAGED).images)
     images.path_of[keys[0]].unlink()
     flip(shard_path(folder, DAMAGED))
@@ -72,13 +74,6 @@ def test_a_damaged_shard_is_kept_if_the_file_of_an_image_is_gone(site, images, f
         f"files of 1 of its {len(keys)} images were not found: {keys[0]}" in report.text() and "--drop" in report.text()
     )
     assert site.stamps() == stamps
-    assert {key for key in images.path_of if key in VisionCache.open(folder)} == set(images.path_of)
-
-
-def test_drop_removes_such_a_shard_and_names_the_lost_images(site, images, folder, run_repair, flip):
-    keys = sorted(read_receipt(folder, DAMAGED).images)
-    images.path_of[keys[0]].unlink()
-    flip(shard_path(folder, DAMAGED))
     report = run_repair(images, drop=True)
     assert (report.removed, report.lost, report.num_again) == ([DAMAGED], [keys[0]], len(keys) - 1)
     assert f"lost 1 image, whose files were not found: {keys[0]}" in report.text()

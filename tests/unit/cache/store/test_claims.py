@@ -50,7 +50,7 @@ def test_a_claim_names_worker_shard_and_progress(take, claim_file, monkeypatch):
         monkeypatch.setenv(f"SLURM_{name}", value)
     claim = take(Process.this("4/16"))
     assert claim
-    claim.update("encoding", 3)
+    claim.update(3)
     claim.beat()
     found = read_process_file(claim_file, Work)
     assert found == claim.work
@@ -64,7 +64,7 @@ def test_a_worker_whose_claim_was_taken_over_notices_and_leaves_the_others_alone
     backdate(claim_file, EXPIRY_S + 1)
     other = take(replace(ME, name="other"))
     assert asleep and other and not asleep.is_held()
-    asleep.update("encoding", 4)
+    asleep.update(4)
     asleep.beat()
     os.utime(claim_file, (1, 1))
     asleep.beat()
