@@ -43,7 +43,7 @@ OUTSIDE_GB = 1.75
 """Memory of a limited card that is left to CUDA itself and its graphs."""
 NUM_PROFILED = 3
 """Steps of a turn that is profiled."""
-COLUMNS = "training | ms a sample | | tokens/s | of matmul rate | GB reserved | start, s | turns, ms a sample".split("|")
+COLUMNS = "training | ms a sample | | tokens/s | of matmul rate | GB reserved | start, s | ms of each turn".split("|")
 
 
 @dataclass(frozen=True)
