@@ -246,10 +246,10 @@ def age(path: Path) -> float:
     pulse = temporary_name(path.parent / "pulse")
     try:
         pulse.touch()
-        found = pulse.stat().st_mtime - path.stat().st_mtime
-        if found < -TICK_S:
+        seconds = pulse.stat().st_mtime - path.stat().st_mtime
+        if seconds < -TICK_S:
             os.utime(path)
-        return max(found, 0.0)
+        return max(seconds, 0.0)
     except FileNotFoundError:
         raise
     except OSError:  # a read-only folder or a full disk

@@ -148,8 +148,8 @@ def system_code(error: BaseException) -> int | None:
     """The number of the system's error, also of one that a library wraps; None if it is of another kind."""
     if isinstance(error, OSError):
         return error.errno
-    found = CODE_IN_TEXT.search(str(error))
-    return int(found[1]) if found else None
+    match = CODE_IN_TEXT.search(str(error))
+    return int(match[1]) if match else None
 
 
 def full_disk_code(error: BaseException) -> int | None:

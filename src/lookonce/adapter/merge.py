@@ -100,7 +100,7 @@ def other_files(folder: Path) -> tuple[list[Path], list[Path]]:
     """The files of a model beside its weights, and those that are left out; paths relative to the folder."""
     weights = {INDEX, *(path.name for path in weight_files(folder))}
     copied, left_out = [], []
-    for path in sorted(one.relative_to(folder) for one in folder.rglob("*") if one.is_file()):
+    for path in sorted(file.relative_to(folder) for file in folder.rglob("*") if file.is_file()):
         if NOT_OF_MODEL & {*path.parts}:
             left_out += [path] if path.parts[0] == "original" else []
         elif path.name.endswith(OTHER_WEIGHTS):
@@ -152,7 +152,7 @@ def _configured(config: dict[str, Any], dtype: str | None, *, is_untied: bool) -
 
 def _indexed(index: dict[str, Any], plan: Plan) -> dict[str, Any]:
     """The index of the result, in the order of the model's own."""
-    file_of = {one.stored.name: file for file, tensors in plan.files.items() for one in tensors}
+    file_of = {tensor.stored.name: file for file, tensors in plan.files.items() for tensor in tensors}
     names = [name for name in dict.fromkeys((*index["weight_map"], *sorted(file_of))) if name in file_of]
     metadata = {**(index.get("metadata") or {}), "total_size": plan.num_bytes}
     return index | {"metadata": metadata, "weight_map": {name: file_of[name] for name in names}}
@@ -224,12 +224,12 @@ def _merge(opened: OpenRun, target: Path, dtype: Dtype) -> Merged:
         "adapter_config": hashes["adapter_config.json"],
         "dtype": dtype,
     }
-    parent, (others, left_out) = target.absolute().parent, other_files(model)
+    parent, (copied, left_out) = target.absolute().parent, other_files(model)
     parent.mkdir(parents=True, exist_ok=True)
     for left in scratch_folders(parent):
         if left.name.startswith(SCRATCH + PURPOSE):
             shutil.rmtree(left)
-    cost, other_bytes = Cost(), sum((model / path).stat().st_size for path in others)
+    cost, other_bytes = Cost(), sum((model / path).stat().st_size for path in copied)
     check_room(parent, plan.num_bytes + other_bytes, f"{target}", ADVICE)
     with scratch_folder(parent, PURPOSE) as scratch:
         folder = scratch / target.name

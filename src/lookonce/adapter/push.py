@@ -61,10 +61,10 @@ def check_files(texts: Mapping[str, str], folders: Iterable[Path]) -> None:
         UsageError: one does; names the file.
     """
     private = [str(path) for path in folders if len(path.parts) > 2] + [str(Path.home())]
-    patterns = {one: re.compile(rf"(?<![\w.-]){re.escape(one)}(?![\w.-])") for one in private if one != os.sep}
+    patterns = {path: re.compile(rf"(?<![\w.-]){re.escape(path)}(?![\w.-])") for path in private if path != os.sep}
     for name, text in texts.items():
-        if found := next((one for one, pattern in patterns.items() if pattern.search(text)), ""):
-            raise UsageError(f"{name} names a folder of this machine, {found}; remove it there, then push again")
+        if folder := next((path for path, pattern in patterns.items() if pattern.search(text)), ""):
+            raise UsageError(f"{name} names a folder of this machine, {folder}; remove it there, then push again")
         if TOKEN.search(text):
             raise UsageError(f"{name} has an access token of the Hub; remove it there, then push again")
 
@@ -202,7 +202,7 @@ class Upload:
     def sizes(self) -> dict[str, int]:
         """The bytes of each file."""
         files = self.files.items()
-        return {name: len(one) if isinstance(one, bytes) else one.stat().st_size for name, one in files}
+        return {name: len(content) if isinstance(content, bytes) else content.stat().st_size for name, content in files}
 
     @property
     def notes(self) -> list[str]:

@@ -117,8 +117,8 @@ def rules_for(config: Mapping[str, Any], names: Sequence[str], family: Family) -
 
 def serve_command(run: RunFile, adapter: Path, rank: int, size: Mapping[str, int] | None = None) -> str:
     """The command that serves the adapter beside its model; `size` are the limits of the run's images."""
-    most = next((one for one in RANKS if one >= rank), RANKS[-1])
-    words = ["vllm", "serve", run.model.path, "--enable-lora", "--max-lora-rank", str(most)]
+    limit = next((max_rank for max_rank in RANKS if max_rank >= rank), RANKS[-1])
+    words = ["vllm", "serve", run.model.path, "--enable-lora", "--max-lora-rank", str(limit)]
     words += ["--revision", run.model.revision] if run.model.revision else []
     words += ["--lora-modules", f"{adapter.absolute().parent.name}={adapter}"]
     words += ["--mm-processor-kwargs", json.dumps({"size": size})] if size else []
@@ -133,9 +133,9 @@ def _notes(names: Sequence[str], family: Family, run: RunFile) -> list[str]:
     if any(EXPERTS in name for name in names):
         ignored["the LoRA weights of experts"] = EXPERT_WEIGHTS
     notes = [
-        f"warning: vLLM was reported to ignore {what}, without a message ({source}); compare some answers with those "
-        "of `lookonce predict`, or merge the adapter"
-        for what, source in ignored.items()
+        f"warning: vLLM was reported to ignore {weights}, without a message ({source}); compare some answers with "
+        "those of `lookonce predict`, or merge the adapter"
+        for weights, source in ignored.items()
     ]
     if run.train.frozen in ("int8", "nf4"):
         notes.append(

@@ -96,13 +96,13 @@ def read_existing(path: Path, assignments: tuple[str, ...]) -> RunFile:
 def remember_run_file(path: Path, assignments: tuple[str, ...] = ()) -> None:
     """Note the run file of this command, if the path is one, and the keys that it replaces, for `with_run_file`."""
     if path.is_file() and (context := click.get_current_context(silent=True)):
-        context.meta[META] = shell(path, *(word for one in assignments for word in ("--set", one)))
+        context.meta[META] = shell(path, *(word for assignment in assignments for word in ("--set", assignment)))
 
 
 def with_run_file(message: str) -> str:
     """Name the run file of this command, with its --set, in advice such as "lookonce cache build RUN.yaml"."""
     context = click.get_current_context(silent=True)
-    return PLACEHOLDER.sub(lambda found: context.meta.get(META, found[0]) if context else found[0], message)
+    return PLACEHOLDER.sub(lambda match: context.meta.get(META, match[0]) if context else match[0], message)
 
 
 def cache_folder(place: Path, assignments: tuple[str, ...]) -> Path:

@@ -132,16 +132,16 @@ class RunFile(Section):
 @cache
 def keys(section: type[BaseModel] = RunFile, prefix: str = "") -> dict[str, OnResume]:
     """What each key says of a resumed training, by its name: {"model.path": ..., "train.epochs": ...}."""
-    found: dict[str, OnResume] = {}
+    on_resume: dict[str, OnResume] = {}
     for name, field in section.model_fields.items():
-        stated = [one for one in field.metadata if isinstance(one, OnResume)]
+        stated = [note for note in field.metadata if isinstance(note, OnResume)]
         if stated:
-            [found[prefix + name]] = stated
+            [on_resume[prefix + name]] = stated
             continue
         kinds = (kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type))
         [inner] = (kind for kind in kinds if issubclass(kind, Section))
-        found |= keys(inner, f"{prefix}{name}.")
-    return found
+        on_resume |= keys(inner, f"{prefix}{name}.")
+    return on_resume
 
 
 def read_run_file(path: Path, assignments: Iterable[str] = ()) -> RunFile:
@@ -150,8 +150,8 @@ def read_run_file(path: Path, assignments: Iterable[str] = ()) -> RunFile:
     Raises:
         UsageError: the file is missing or not YAML, or keys or values are wrong; all mistakes are named at once.
     """
-    expected = f"a mapping of sections ({', '.join(RunFile.model_fields)})"
-    values = load_values(path, f"run file {path}", "try experiments/sample.yaml", expected)
+    form = f"a mapping of sections ({', '.join(RunFile.model_fields)})"
+    values = load_values(path, f"run file {path}", "try experiments/sample.yaml", form)
     for assignment in assignments:
         set_key(values, assignment)
     return checked(values, RunFile, f"run file {path}")

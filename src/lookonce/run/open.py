@@ -200,13 +200,13 @@ class OpenRun:
 
         batch = self.run.batch
         order = batch.stage_order if split == "train" else None
-        found = self.chat_tokenizer, self.records[split], self.key_of, self.cache.grid_thw
-        return make_examples(*found, batch.longest_record, split, batch.limiting_key, order)
+        inputs = self.chat_tokenizer, self.records[split], self.key_of, self.cache.grid_thw
+        return make_examples(*inputs, batch.longest_record, split, batch.limiting_key, order)
 
-    def prompts(self, asked: Sequence[tuple[Record, int]]) -> list[Example]:
+    def prompts(self, questions: Sequence[tuple[Record, int]]) -> list[Example]:
         """The prompts of some turns of records, without their answers."""
         prompts = []
-        for record, turn in asked:
+        for record, turn in questions:
             keys = [self.key_of(path) for path in record.images]
             grids = [self.cache.grid_thw(key) for key in keys]
             prompts.append(self.chat_tokenizer.question(record, turn, keys, grids))
@@ -265,8 +265,8 @@ class OpenRun:
 
         with using(self.cache_folder, "lookonce cache plan", self.run.cache.claim_s):
             ensure_manifest(self.cache_folder, self.fingerprint, self._provenance())
-            wanted = planned_images(self.images, self.processor)
-            ensure_plan(self.cache_folder, wanted, self.fingerprint, self.shard_bytes)
+            planned = planned_images(self.images, self.processor)
+            ensure_plan(self.cache_folder, planned, self.fingerprint, self.shard_bytes)
         self.source.write_note(self.run.cache.dir, self.fingerprint)  # its folder may not have existed before
 
     def load_tower(self, *, fast: bool | None = None) -> Tower:
@@ -456,17 +456,17 @@ def records_identity(
 ) -> dict[str, Any]:
     """The entries that do not need the model; every image must have a key."""
     order, context, train, val = run.batch.stage_order, run.data.context, records["train"], records["val"]
-    found: dict[str, Any] = {
+    identity: dict[str, Any] = {
         "cache": fingerprint.sha256,
         "records": {"train": hash_records(train, key_of), "val": hash_records(val, key_of)},
     }
     if order:
         stages = repr([order.stage_of(record) for record in train])
-        found["stages"] = hashlib.sha256(stages.encode()).hexdigest()
+        identity["stages"] = hashlib.sha256(stages.encode()).hexdigest()
     if context:
         stages = repr([context.stage_of(record) for record in [*train, *val]])
-        found["context"] = hashlib.sha256(stages.encode()).hexdigest()
-    return found | answers_identity(context)
+        identity["context"] = hashlib.sha256(stages.encode()).hexdigest()
+    return identity | answers_identity(context)
 
 
 def hash_records(records: Iterable[Record], key_of: Callable[[Path], str]) -> str:
@@ -480,5 +480,5 @@ def hash_records(records: Iterable[Record], key_of: Callable[[Path], str]) -> st
 
 def answers_identity(context: ContextSection | None) -> dict[str, list[str] | None]:
     """The recorded input of the predictions that contexts have: the hash of each file that exists; None without any."""
-    files = context.given if context else []
+    files = context.prediction_files if context else []
     return {"answers": [hash_file(path) for path in files if path.exists()] or None}

@@ -144,8 +144,8 @@ def cached_images(
     _refuse([path for path in unknown if is_gone(path)], everything, folder, GONE_ADVICE)
     images = index_images(everything, known)
     keys = {key for key, _ in plan.files().values()}
-    others = [path for path in unknown if images.key_of.get(path) not in keys | {None}]
-    _refuse(others, everything, folder, f"run: {BUILD_COMMAND}")
+    unplanned = [path for path in unknown if images.key_of.get(path) not in keys | {None}]
+    _refuse(unplanned, everything, folder, f"run: {BUILD_COMMAND}")
     if unknown:
         notify(
             f"{count(len(unknown), 'image')} hashed, because the cache's plan does not name the files or they have "
@@ -180,14 +180,15 @@ def with_contexts(
     if form is None:
         return records
     form.check(chain.from_iterable(records.values()))
-    found = with_given({split: records[split] for split in ("train", "val")}, form, form.given, images.keys_of)
-    for split, some in found.items():
-        if some:
-            notify(counted(some, split))
-    for path in form.given:
-        if note := trained_on(path, found["train"], images):
+    trained = {split: records[split] for split in ("train", "val")}
+    trained = with_given(trained, form, form.prediction_files, images.keys_of)
+    for split, of_split in trained.items():
+        if of_split:
+            notify(counted(of_split, split))
+    for path in form.prediction_files:
+        if note := trained_on(path, trained["train"], images):
             notify(note)
-    return records | found
+    return records | trained
 
 
 def trained_on(path: Path, records: Iterable[Record], images: ImageIndex) -> str:

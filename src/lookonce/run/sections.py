@@ -71,7 +71,7 @@ def expand(path: str) -> str:
     """
     if secret := next((name for name in map(_name, VARIABLE.finditer(path)) if SECRET.search(name)), None):
         raise ValueError(f"the environment variable {secret} is a secret, which messages about the path would show")
-    expanded = os.path.expanduser(VARIABLE.sub(lambda found: os.environ.get(_name(found)) or found[0], path))
+    expanded = os.path.expanduser(VARIABLE.sub(lambda variable: os.environ.get(_name(variable)) or variable[0], path))
     if expanded.startswith("~"):
         raise ValueError(f"there is no home folder of {expanded.partition('/')[0]}; write the path in full")
     return expanded
@@ -86,9 +86,9 @@ def _expand_all(path: str, info: ValidationInfo) -> str:
     return expand(path)
 
 
-def _name(found: re.Match[str]) -> str:
+def _name(match: re.Match[str]) -> str:
     """The name of a variable that was found in a path."""
-    return found[1] or found[2]
+    return match[1] or match[2]
 
 
 UserPath = Annotated[Path, AfterValidator(lambda path, info: Path(_expand_all(str(path), info)))]
@@ -147,7 +147,7 @@ class ContextSection(ContextForm):
     predictions files, one path or a list, with a model's answers to the same questions."""
 
     @property
-    def given(self) -> list[Path]:
+    def prediction_files(self) -> list[Path]:
         """The predictions files; none if the answers are those of the records."""
         return [] if self.answers == "reference" else self.answers
 
@@ -359,8 +359,8 @@ class HubAdapter(NamedTuple):
 
 def hub_adapter(start: Path | str | None) -> HubAdapter | None:
     """The adapter on the Hub that a value of `train.start_from` names; None for a path."""
-    found = FORM.fullmatch(start) if isinstance(start, str) else None
-    return HubAdapter(found["name"], found["revision"]) if found else None
+    match = FORM.fullmatch(start) if isinstance(start, str) else None
+    return HubAdapter(match["name"], match["revision"]) if match else None
 
 
 def _either(value: Any, as_path: ValidatorFunctionWrapHandler) -> Any:
