@@ -62,8 +62,8 @@ class Process:
 
     @classmethod
     def this(cls, name: str = "") -> Process:
-        pid = os.getpid()
-        return cls(name or f"{socket.gethostname()}:{pid}", socket.gethostname(), pid, machine(), _born(pid), _job())
+        pid, host = os.getpid(), socket.gethostname()
+        return cls(name or f"{host}:{pid}", host, pid, machine(), _start_time(pid), _job())
 
     def is_gone(self) -> bool:
         """Whether the process has ended: its own machine knows, and this job if Slurm has started it again since."""
@@ -73,7 +73,7 @@ class Process:
             return False
         try:
             is_zombie = psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE
-            return bool(is_zombie or abs(_born(self.pid) - self.born) > 1)
+            return bool(is_zombie or abs(_start_time(self.pid) - self.born) > 1)
         except psutil.NoSuchProcess:
             return True
 
@@ -259,7 +259,7 @@ def age(path: Path) -> float:
             pulse.unlink()
 
 
-def _born(pid: int) -> float:
+def _start_time(pid: int) -> float:
     boot_time = psutil.boot_time()
     return float(psutil.Process(pid).create_time() - boot_time)
 

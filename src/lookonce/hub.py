@@ -217,9 +217,9 @@ def download_model(name: str, revision: str | None) -> Download:
     try:
         files: Any = snapshot_download(**arguments, dry_run=True)
         num_bytes = sum(file.file_size for file in files if file.will_download)
-        place = Path(constants.HF_HUB_CACHE)
+        hub_cache = Path(constants.HF_HUB_CACHE)
         advice = "Make room, or set HF_HOME to a folder on another disk"
-        check_room(place, num_bytes, f"model {name!r} in {place}", advice)
+        check_room(hub_cache, num_bytes, f"model {name!r} in {hub_cache}", advice)
         folder = Path(snapshot_download(**arguments))
     except (DryRunError, LocalEntryNotFoundError) as error:  # the Hub cannot be reached
         try:

@@ -158,7 +158,7 @@ def facts_of(folder: RunFolder, base: BaseModel, dataset: str | None = None) -> 
             if metrics
         },
         splits=reported.data.splits,
-        systems=_systems(run),
+        systems=_system_texts(run),
         trained=reported.trained,
         libraries={name: version for name, version in libraries.items() if version},
         commit=commit if isinstance(commit, str) and COMMIT.fullmatch(commit) else None,
@@ -180,7 +180,7 @@ def find_dataset(name: str | None, prepared: Mapping[str, Any]) -> Dataset:
     )
 
 
-def _systems(run: RunFile) -> list[str] | None:
+def _system_texts(run: RunFile) -> list[str] | None:
     try:
         return list(dict.fromkeys(record.system for record in read_split(run, "train") if record.system))
     except (LookonceError, OSError):
@@ -200,7 +200,7 @@ def card(
     facts: CardFacts, repository: str, *, is_merged: bool, licence: str | None = None, revision: str | None = None
 ) -> str:
     """The card, as Markdown below a block of YAML; `licence` is a licence's identifier on the Hub, such as mit."""
-    uploaded = _in_python(repository, revision)
+    uploaded = _python_arguments(repository, revision)
     figures = [
         (split, figure)
         for split, scores in facts.scores.items()
@@ -218,7 +218,7 @@ def card(
         licence=licence,
         figures=figures,
         uploaded=uploaded,
-        loaded=uploaded if is_merged else _in_python(facts.base.name, facts.base.commit),
+        loaded=uploaded if is_merged else _python_arguments(facts.base.name, facts.base.commit),
         dtype=DTYPES[facts.run.train.precision],
         count=count,
         duration=duration,
@@ -228,7 +228,7 @@ def card(
     return f"{str(written).strip()}\n"
 
 
-def _in_python(name: str, revision: str | None) -> str:
+def _python_arguments(name: str, revision: str | None) -> str:
     """A repository as arguments of `from_pretrained`."""
     return json.dumps(name) + (f", revision={json.dumps(revision)}" if revision else "")
 

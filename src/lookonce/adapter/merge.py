@@ -110,7 +110,7 @@ def other_files(folder: Path) -> tuple[list[Path], list[Path]]:
     return copied, left_out
 
 
-def copy_others(source: Path, folder: Path, plan: Plan, dtype: str | None) -> None:
+def copy_other_files(source: Path, folder: Path, plan: Plan, dtype: str | None) -> None:
     """Copy what is beside the weights of a model; with `dtype`, the configuration gets this type."""
     changed = {CONFIG: _configured(_read_json(source / CONFIG), dtype, is_untied=plan.is_untied)}
     if (source / INDEX).exists():
@@ -193,7 +193,7 @@ class Merged:
         )
 
 
-def merge(place: Path, target: Path, dtype: Dtype = "bf16", *, onto_unquantised: bool = False) -> Merged:
+def merge(run_path: Path, target: Path, dtype: Dtype = "bf16", *, onto_unquantised: bool = False) -> Merged:
     """Merge the adapter of a trained run, by its folder or run file, into a new model folder.
 
     Raises:
@@ -202,8 +202,8 @@ def merge(place: Path, target: Path, dtype: Dtype = "bf16", *, onto_unquantised:
     check_target(target)
     command = shell(*COMMAND)
     needs = Needs(command, adapter=True, recorded=True, model="open")
-    with claimed_around(target, command), open_run(place, needs) as opened:
-        check_frozen(opened.run, shell(*COMMAND, place, target), allows_unquantised=onto_unquantised)
+    with claimed_around(target, command), open_run(run_path, needs) as opened:
+        check_frozen(opened.run, shell(*COMMAND, run_path, target), allows_unquantised=onto_unquantised)
         return _merge(opened, target, dtype)
 
 
@@ -237,7 +237,7 @@ def _merge(opened: OpenRun, target: Path, dtype: Dtype) -> Merged:
         with tqdm(total=plan.num_bytes, desc="merge", unit="B", unit_scale=True, leave=False, disable=None) as bar:
             for file, planned in plan.files.items():
                 write_file(model / file, folder / file, planned, cost, bar.update)
-        copy_others(model, folder, plan, "float32" if dtype == "fp32" else None)
+        copy_other_files(model, folder, plan, "float32" if dtype == "fp32" else None)
         write_json(folder / RECORD, {"made_from": made_from})
         flush_files(folder)
         check_target(target)

@@ -30,7 +30,7 @@ from lookonce.adapter.card import UNKNOWN, BaseModel, CardFacts, card, facts_of,
 from lookonce.errors import UploadError, UsageError
 from lookonce.files import read_json, read_object
 from lookonce.hub import CARD, is_hub_name
-from lookonce.run.config import RunFile, changed
+from lookonce.run.config import RunFile, with_changes
 from lookonce.run.folder import RECORD, RunFolder
 from lookonce.text import count, first_line, rows, shell, size, table
 
@@ -42,7 +42,7 @@ TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{30,}\b")
 
 def reduced_run(run: RunFile, base: BaseModel) -> RunFile:
     """The run with the name of its base model on the Hub, and each path as its last part."""
-    return changed(run, lambda path: Path(path.name), {"path": base.name, "revision": base.commit})
+    return with_changes(run, lambda path: Path(path.name), {"path": base.name, "revision": base.commit})
 
 
 def without_folders(value: Any) -> Any:

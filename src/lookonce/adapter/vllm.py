@@ -77,7 +77,7 @@ class Check:
         return "\n".join([*lines, *self.notes, *ways])
 
 
-def check_for_vllm(place: Path) -> Check:
+def check_for_vllm(run_path: Path) -> Check:
     """Compare the adapter of a trained run with vLLM's rules.
 
     Raises:
@@ -87,7 +87,7 @@ def check_for_vllm(place: Path) -> Check:
     from lookonce.families.lookup import family_in
     from lookonce.hub import locate
 
-    opened = open_run(place, Needs("lookonce adapter check", adapter=True, recorded=True))
+    opened = open_run(run_path, Needs("lookonce adapter check", adapter=True, recorded=True))
     run, adapter = opened.run, opened.folder.adapter
     config, header = read_json(adapter / "adapter_config.json"), read_header(adapter / "adapter_model.safetensors")[0]
     names, model = sorted(header.keys() - {"__metadata__"}), locate(run.model.path, run.model.revision, is_local=True)

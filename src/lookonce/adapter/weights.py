@@ -170,7 +170,7 @@ def matrices(shape: Shape) -> tuple[int, int, int]:
     return num_matrices, num_rows, math.prod(columns)
 
 
-def placed(change: Change, name: str, shape: Shape, parameter: str, whole: Shape) -> Change:
+def tensor_change(change: Change, name: str, shape: Shape, parameter: str, whole: Shape) -> Change:
     """The change of a checkpoint's tensor, given that of the model's parameter, whose shape is `whole`.
 
     Raises:
@@ -332,7 +332,7 @@ def plan_merge(config: Any, files: Sequence[Path], adapter: Path, dtype: torch.d
                 "vLLM"
             )
         stored = Stored(name, code, source.shape, math.prod(source.shape) * dtype.itemsize)
-        return Planned(stored, source, placed(change, source.name, source.shape, parameter, shapes[parameter]))
+        return Planned(stored, source, tensor_change(change, source.name, source.shape, parameter, shapes[parameter]))
 
     plan: dict[str, list[Planned]] = {file: [] for file in tensors}
     for file, file_tensors in tensors.items():

@@ -255,11 +255,11 @@ def check_output(run: RunFile, images: CheckedImages) -> Iterator[Result]:
     """The run folder, and the folder of caches if features are to be written."""
     folders = {"output": run.output} | ({"cache.dir": run.cache.dir} if images.to_encode else {})
     for key, path in folders.items():
-        place = existing(path)
-        if not place.is_dir():
-            yield Result("error", "output", f"`{key}`: {place} is a file", f"choose another `{key}`")
-        elif not os.access(place, os.W_OK | os.X_OK):
-            problem = f"`{key}`: {place} may not be written to"
+        nearest = existing(path)
+        if not nearest.is_dir():
+            yield Result("error", "output", f"`{key}`: {nearest} is a file", f"choose another `{key}`")
+        elif not os.access(nearest, os.W_OK | os.X_OK):
+            problem = f"`{key}`: {nearest} may not be written to"
             yield Result("error", "output", problem, f"chmod u+w, or another `{key}`")
     folder = RunFolder(run.output)
     if is_living(run.output / CLAIM, run.cache.claim_s):
@@ -289,9 +289,12 @@ FIRST_RECORDS = 1000
 
 
 def check(
-    path: Path, assignments: Sequence[str] = (), most: int | None = FIRST_RECORDS, gpu_memory_gb: float | None = None
+    path: Path,
+    assignments: Sequence[str] = (),
+    max_records: int | None = FIRST_RECORDS,
+    gpu_memory_gb: float | None = None,
 ) -> CheckReport:
-    """Check the run file at `path`; reads at most `most` records of each file, or all of them for None.
+    """Check the run file at `path`; reads at most `max_records` records of each file, or all of them for None.
 
     `gpu_memory_gb` is the memory of the GPU that will train; by default that of this machine.
     """
@@ -308,7 +311,7 @@ def check(
         count_records,
     )
 
-    records, of_records = check_records(run, most)
+    records, of_records = check_records(run, max_records)
     model, of_model = check_model(run)
     images, of_images = check_images(run, records, model)
     results += [*check_settings(run), *count_records(records, images.keys), *of_records, *of_model, *of_images]

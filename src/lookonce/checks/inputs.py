@@ -102,17 +102,17 @@ class CheckedRecords:
         return origin_of
 
 
-def check_records(run: RunFile, most: int | None) -> tuple[CheckedRecords, list[Result]]:
-    """Read the records of all splits, at most `most` of each file; None for all."""
+def check_records(run: RunFile, max_records: int | None) -> tuple[CheckedRecords, list[Result]]:
+    """Read the records of all splits, at most `max_records` of each file; None for all."""
     records = CheckedRecords()
     results: list[Result] = []
     data = run.data
     is_selective = bool(data.stage_map or data.where or data.held_out or data.context or run.batch.stage_order)
-    most = None if is_selective else most
+    max_records = None if is_selective else max_records
     for split in SPLITS:
         problems: list[Result] = []
         for path in getattr(data, split):
-            problems += _read(run, path, split, records, most, results)
+            problems += _read(run, path, split, records, max_records, results)
         results += problems
         if records.by_split[split] and not problems:
             records.readable[split] = records.by_split[split]
@@ -149,15 +149,15 @@ def count_records(records: CheckedRecords, keys: Mapping[Path, str]) -> Iterator
 
 
 def _read(
-    run: RunFile, path: Path, split: str, records: CheckedRecords, most: int | None, notes: list[Result]
+    run: RunFile, path: Path, split: str, records: CheckedRecords, max_records: int | None, notes: list[Result]
 ) -> list[Result]:
     """Read a file; returns what is wrong with it, and adds what is left out to `notes`."""
     broken: list[str] = []
     file = RecordsFile(path, run.data.image_root, broken=lambda origin, error: broken.append(str(error)))
     try:
         readable = iter(file)
-        records.by_split[split] += islice(readable, most)
-        records.is_complete &= most is None or next(readable, None) is None
+        records.by_split[split] += islice(readable, max_records)
+        records.is_complete &= max_records is None or next(readable, None) is None
     except RecordsError as error:
         broken.append(str(error))
     notes += [Result("ok", "records", note)] if (note := file.note()) else []

@@ -105,21 +105,21 @@ def with_run_file(message: str) -> str:
     return PLACEHOLDER.sub(lambda match: context.meta.get(META, match[0]) if context else match[0], message)
 
 
-def cache_folder(place: Path, assignments: tuple[str, ...]) -> Path:
+def cache_folder(path: Path, assignments: tuple[str, ...]) -> Path:
     """The cache folder itself, or that of a run file, which need not exist. Hashes no image."""
-    if place.is_dir():
+    if path.is_dir():
         if assignments:
-            raise nothing_to_set(place)
-        return place
-    run = read_run(place, assignments, RUN_OR_CACHE)
+            raise nothing_to_set(path)
+        return path
+    run = read_run(path, assignments, RUN_OR_CACHE)
     from lookonce.run.open import Needs, open_run
 
     return open_run(run, Needs("lookonce cache", model="fingerprint")).cache_folder
 
 
-def nothing_to_set(place: Path) -> UsageError:
+def nothing_to_set(path: Path) -> UsageError:
     """The error for --set without a run file."""
-    return UsageError(f"--set replaces keys of a run file, and {place} is a folder; leave it out or name a run file")
+    return UsageError(f"--set replaces keys of a run file, and {path} is a folder; leave it out or name a run file")
 
 
 @contextlib.contextmanager

@@ -83,7 +83,7 @@ class RunFile(Section):
         return values
 
     @model_validator(mode="after")
-    def _starts_elsewhere_and_measures_what_it_needs(self) -> RunFile:
+    def _start_and_best_are_consistent(self) -> RunFile:
         start = self.train.start_from
         if isinstance(start, Path) and start.absolute() == self.output.absolute():
             raise ValueError(f"train.start_from is the run's own output, {self.output}; name another run")
@@ -160,10 +160,10 @@ def read_run_file(path: Path, assignments: Iterable[str] = ()) -> RunFile:
 def with_absolute_paths(run: RunFile) -> RunFile:
     """The same run, with paths that do not depend on the working directory."""
     model = {"path": str(Path(run.model.path).absolute())} if Path(run.model.path).is_dir() else {}
-    return changed(run, lambda path: path if VARIABLE.search(str(path)) else path.absolute(), model)
+    return with_changes(run, lambda path: path if VARIABLE.search(str(path)) else path.absolute(), model)
 
 
-def changed(run: RunFile, change: Callable[[Path], Path], model: dict[str, Any]) -> RunFile:
+def with_changes(run: RunFile, change: Callable[[Path], Path], model: dict[str, Any]) -> RunFile:
     """The run with each path changed, and with other values in its section `model`."""
 
     def inside(value: Any) -> Any:

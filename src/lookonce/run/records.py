@@ -186,12 +186,12 @@ def with_contexts(
         if of_split:
             notify(counted(of_split, split))
     for path in form.prediction_files:
-        if note := trained_on(path, trained["train"], images):
+        if note := overlap_note(path, trained["train"], images):
             notify(note)
     return records | trained
 
 
-def trained_on(path: Path, records: Iterable[Record], images: ImageIndex) -> str:
+def overlap_note(path: Path, records: Iterable[Record], images: ImageIndex) -> str:
     """How many images whose answers a predictions file has for these records its model was trained on, as text.
 
     Empty if it has no answers for them.

@@ -117,7 +117,7 @@ FORMER = {"own": "predicted", "true": "reference", True: "reference"}
 """What earlier versions called the answers in prompts, as YAML reads it."""
 
 
-def _as_called_now(value: Any, info: ValidationInfo) -> Any:
+def _current_name(value: Any, info: ValidationInfo) -> Any:
     """A former name in a recorded run as it is called now; elsewhere it is refused."""
     if not isinstance(value, str | bool) or value not in FORMER:
         return value
@@ -126,7 +126,7 @@ def _as_called_now(value: Any, info: ValidationInfo) -> Any:
     return FORMER[value]
 
 
-CALLED_NOW = BeforeValidator(_as_called_now)
+FORMER_NAMES = BeforeValidator(_current_name)
 
 
 def _kind_of_answers(value: Any) -> str:
@@ -134,7 +134,7 @@ def _kind_of_answers(value: Any) -> str:
 
 
 Answers = Annotated[
-    Annotated[Literal["reference"], BeforeValidator(_as_called_now), Tag("reference")] | Annotated[Paths, Tag("files")],
+    Annotated[Literal["reference"], BeforeValidator(_current_name), Tag("reference")] | Annotated[Paths, Tag("files")],
     Discriminator(_kind_of_answers),
 ]
 
@@ -363,7 +363,7 @@ def hub_adapter(start: Path | str | None) -> HubAdapter | None:
     return HubAdapter(match["name"], match["revision"]) if match else None
 
 
-def _either(value: Any, as_path: ValidatorFunctionWrapHandler) -> Any:
+def _path_or_hub_adapter(value: Any, as_path: ValidatorFunctionWrapHandler) -> Any:
     if not (isinstance(value, str) and value.startswith(SCHEME)):
         return as_path(value)
     if hub_adapter(value) is None:
@@ -374,7 +374,7 @@ def _either(value: Any, as_path: ValidatorFunctionWrapHandler) -> Any:
 if TYPE_CHECKING:
     StartFrom = Path | str
 else:
-    StartFrom = Annotated[UserPath, WrapValidator(_either), PlainSerializer(str, when_used="json")]
+    StartFrom = Annotated[UserPath, WrapValidator(_path_or_hub_adapter), PlainSerializer(str, when_used="json")]
 
 
 Argument = Annotated[int | float, Field(ge=-MAX_COUNT, le=MAX_COUNT)]
@@ -475,11 +475,11 @@ class EvalSection(Section):
     all of `data.val`."""
     split: Free[Literal["val", "test"]] = "val"
     """Split whose questions are answered after training; `lookonce eval --split` chooses another."""
-    turns: FreeUnlessAnswersDecide[Annotated[Literal["predicted", "reference"], CALLED_NOW]] = "predicted"
+    turns: FreeUnlessAnswersDecide[Annotated[Literal["predicted", "reference"], FORMER_NAMES]] = "predicted"
     """In records of several turns, which answers a later question follows: those that the model `predicted`, as when it
     is used, or those of the record, its `reference`. A predicted answer that is empty or cut off is shown as
     "(not answered)"."""
-    staged: FreeUnlessAnswersDecide[Annotated[Literal["predicted", "reference", "none"], CALLED_NOW]] = "predicted"
+    staged: FreeUnlessAnswersDecide[Annotated[Literal["predicted", "reference", "none"], FORMER_NAMES]] = "predicted"
     """With `data.context`, which answers to earlier questions are in the prompts: those that the model `predicted`, for
     which the questions are answered stage by stage; those of the records, the `reference`; or `none`."""
     max_new_tokens: FreeUnlessAnswersDecide[Annotated[int, Field(ge=1, le=100_000)]] = 32
