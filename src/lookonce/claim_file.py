@@ -193,7 +193,9 @@ def holder(path: Path, expiry_s: float) -> str:
     text = f"`{content.get('command', 'lookonce')}`: process {process.pid} on {process.host}{job}, since {since}"
     if process.machine == machine():
         return text
-    return f"{text} (its heartbeat is {silent_s:.0f} s old; if it was killed, its claim ends after {expiry_s:g} s)"
+    return (
+        f"{text} (last sign of life {silent_s:.0f} s ago; if it was killed, others may take over after {expiry_s:g} s)"
+    )
 
 
 def remove_if_dead(path: Path, expiry_s: float) -> bool:

@@ -94,7 +94,7 @@ class FetchReport:
         ]
         problems = [f"Not ready: {problem}" for problem in self.problems]
         exports = "\n".join(f"  export {name}={shell(value)}" for name, value in self.environment.items())
-        return "\n\n".join([rows(lines), *problems, f"In jobs without internet:\n{exports}"])
+        return "\n\n".join([rows(lines), *problems, f"For jobs without internet, set:\n{exports}"])
 
 
 def fetch(run: RunFile) -> FetchReport:

@@ -128,10 +128,14 @@ def _memory(facts: Facts) -> Iterator[Proposal]:
     fit = next((fit for fit in fits(name, gpu_gb) if fit.num_tokens >= LEAST_TOKENS), None)
     if fit:
         value = min(fit.num_tokens, MOST_TOKENS)
-        most = f", and the benchmarks have {value:,}" if fit.num_tokens > value else ""
+        most = f", and the benchmarks use {value:,}" if fit.num_tokens > value else ""
         how = f" with {keys}" if (keys := fit.text(UNQUANTISED, False)) else ""
-        yield Proposal(key, value, f"{name}{how} fits {fit.num_tokens:,} in {gpu_gb:.0f} GB ({MEMORY}){most}")
-        yield from _sparing(fit, f"without it, {name} fits no packs of {LEAST_TOKENS:,} in {gpu_gb:.0f} GB; {MEMORY}")
+        yield Proposal(
+            key, value, f"{name}{how} fits packs of {fit.num_tokens:,} tokens in {gpu_gb:.0f} GB ({MEMORY}){most}"
+        )
+        yield from _sparing(
+            fit, f"without it, {name} fits no packs of {LEAST_TOKENS:,} tokens in {gpu_gb:.0f} GB; {MEMORY}"
+        )
         return
     fit = Fit("nf4", True, LEAST_TOKENS)
     need = f"{name} needs about {peak_gb(name, fit.num_tokens, fit.checkpointing, fit.frozen):.0f} GB and some to spare"
@@ -155,7 +159,7 @@ def _samples_per_step(facts: Facts) -> Proposal:
         value, reason = SHARED_STEP, f"with {shown}, steps larger than usual; {STEPS}"
     while value > LEAST_STEP and facts.num_records < value * MIN_STEPS:
         value //= 2
-        reason = f"more, and an epoch of {facts.num_records:,} records would have less than {MIN_STEPS} steps"
+        reason = f"with more, an epoch of {facts.num_records:,} records would have fewer than {MIN_STEPS} steps"
     return Proposal(key, value, reason)
 
 

@@ -64,9 +64,11 @@ def check_files(texts: Mapping[str, str], folders: Iterable[Path]) -> None:
     patterns = {path: re.compile(rf"(?<![\w.-]){re.escape(path)}(?![\w.-])") for path in private if path != os.sep}
     for name, text in texts.items():
         if folder := next((path for path, pattern in patterns.items() if pattern.search(text)), ""):
-            raise UsageError(f"{name} names a folder of this machine, {folder}; remove it there, then push again")
+            raise UsageError(
+                f"{name} names a folder of this machine, {folder}; remove it from that file, then push again"
+            )
         if TOKEN.search(text):
-            raise UsageError(f"{name} has an access token of the Hub; remove it there, then push again")
+            raise UsageError(f"{name} has an access token of the Hub; remove it from that file, then push again")
 
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"

@@ -154,7 +154,7 @@ def _check_options(adapter: Path, config: LoraConfig, saved_config: LoraConfig) 
     unknown += ["init_lora_weights"] if config.init_lora_weights not in NEW_WEIGHTS else []
     if unknown:
         named = listed([f"{name}={shown(repr(getattr(config, name, theirs[name])), 60)}" for name in unknown])
-        raise _refusal(adapter, f"a run has no {named}")
+        raise _refusal(adapter, f"a run file cannot express {named}")
 
 
 def _check_shapes(adapter: Path, shapes: Mapping[str, Shape], saved_config: LoraConfig, model: ModelFolder) -> None:
@@ -170,8 +170,8 @@ def _check_shapes(adapter: Path, shapes: Mapping[str, Shape], saved_config: Lora
         actual, required = ([*by_name[name]] if name in by_name else "none" for by_name in (shapes, model_shapes))
         raise _refusal(
             adapter,
-            f"the shapes of {count(len(wrong), 'tensor')} are not those on {model.folder}, first of all {name}: "
-            f"{actual} in the adapter, {required} on this model (`model.path`)",
+            f"{count(len(wrong), 'tensor')} would have another shape on {model.folder} (`model.path`), the first being "
+            f"{name}: {actual} in the adapter, {required} on this model",
         )
 
 
@@ -180,7 +180,10 @@ def _check_model(adapter: Path, config: LoraConfig, opened: OpenRun) -> None:
     named, mine, caches = str(config.base_model_name_or_path or ""), opened.run.model.path, opened.run.cache.dir
     if not named or named == mine:
         return
-    why = f"it was trained on {shown(named)}, which is not here, so it cannot be compared with `model.path`, {mine}"
+    why = (
+        f"it was trained on {shown(named)}, which is not on this machine, so it cannot be compared with `model.path`, "
+        f"{mine}"
+    )
     with contextlib.suppress(ModelError):
         folder = locate(named, config.revision, is_local=True)
         if folder.resolve() == opened.model_folder.folder.resolve():

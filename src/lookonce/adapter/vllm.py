@@ -66,7 +66,7 @@ class Check:
     def text(self) -> str:
         """For people."""
         width = max(len(rule.name) for rule in self.rules)
-        lines = [f"{self.adapter} and vLLM, by the code of the releases and commits named here:"]
+        lines = [f"vLLM's rules for {self.adapter}, each with the code of the release or commit that it was read in:"]
         for rule in self.rules:
             mark = "pass" if rule.passed else "FAIL"
             lines += [f"  {mark}  {rule.name:<{width}}  {rule.found}", f"        {rule.source}"]
@@ -110,7 +110,7 @@ def rules_for(config: Mapping[str, Any], names: Sequence[str], family: Family) -
         Rule("model", bool(family.vllm_lora), family.name, family.vllm_lora or VLLM_LORA),
         Rule("modules trained as a whole", not saved, listed(saved) or "none", WHOLE_MODULES),
         Rule("rank", rank <= RANKS[-1], f"{rank} (at most {RANKS[-1]})", LORA_CONFIG),
-        Rule("names of tensors", not strange, listed(strange, 2) or f"{len(names)} tensors of LoRA", LORA_UTILS),
+        Rule("names of tensors", not strange, listed(strange, 2) or f"{len(names)} LoRA tensors", LORA_UTILS),
         Rule("modules", not unknown, listed(unknown or sorted(modules), 8) or "none", LORA_UTILS),
     ]
 
@@ -139,7 +139,7 @@ def _notes(names: Sequence[str], family: Family, run: RunFile) -> list[str]:
     ]
     if run.train.frozen in ("int8", "nf4"):
         notes.append(
-            f"note: it was trained on weights quantised to {run.train.frozen}; on the unquantised weights it gives "
-            "other answers"
+            f"note: the adapter was trained on weights quantised to {run.train.frozen}; on the unquantised weights it "
+            "gives other answers"
         )
     return notes

@@ -167,6 +167,7 @@ def _training(run: RunFile) -> Iterator[Result]:
 
 
 PAGE = "docs/training.md#memory"
+LONGEST = "the longest pack (images with their questions)"
 USUAL_TOKENS = 2048
 """Shorter packs hold a few images, and their steps are slow."""
 
@@ -177,14 +178,18 @@ def check_memory(run: RunFile, model: CheckedModel, gpu_gb: float | None) -> lis
     name, checkpointing = measured_name(run.model.path, config), run.train.gradient_checkpointing
     frozen = run.train.frozen
     if name is None or not run.batch.has_packs:
-        unmeasured = "such a model" if name is None else f"batch.mode: {run.batch.mode}"
-        return [Result("ok", "GPU memory", f"not measured for {unmeasured}; training tries the longest pack first")]
+        unmeasured = "this model" if name is None else f"batch.mode: {run.batch.mode}"
+        return [Result("ok", "GPU memory", f"not measured for {unmeasured}; training tries {LONGEST} first")]
     tokens = run.batch.tokens_per_pack
     needed = peak_gb(name, tokens, checkpointing, frozen)
     basis = "" if BYTES[frozen] == BYTES[UNQUANTISED] else f", computed for {frozen} weights and not measured"
     need = f"{name}, packs of {tokens:,} tokens: about {needed:.0f} GB"
     if gpu_gb is None:
-        return [Result("ok", "GPU memory", f"{need}{basis}; this machine has no GPU (--gpu-memory names one)")]
+        return [
+            Result(
+                "ok", "GPU memory", f"{need}{basis}; this machine has no GPU; --gpu-memory GB checks for another one"
+            )
+        ]
     comparison = f"{need} of {gpu_gb:.0f} GB{basis}"
     if needed <= usable_gb(gpu_gb):
         return [Result("ok", "GPU memory", comparison)]
@@ -248,7 +253,7 @@ def check_start(run: RunFile) -> Iterator[Result]:
         yield Result("error", "start", str(error), "train that run, or correct `train.start_from`")
         return
     if start:
-        yield Result("ok", "start", f"the adapter of {start.folder}")
+        yield Result("ok", "start", f"from the adapter of {start.folder}")
 
 
 def check_output(run: RunFile, images: CheckedImages) -> Iterator[Result]:
@@ -259,7 +264,7 @@ def check_output(run: RunFile, images: CheckedImages) -> Iterator[Result]:
         if not nearest.is_dir():
             yield Result("error", "output", f"`{key}`: {nearest} is a file", f"choose another `{key}`")
         elif not os.access(nearest, os.W_OK | os.X_OK):
-            problem = f"`{key}`: {nearest} may not be written to"
+            problem = f"`{key}`: {nearest} is not writable"
             yield Result("error", "output", problem, f"chmod u+w, or another `{key}`")
     folder = RunFolder(run.output)
     if is_living(run.output / CLAIM, run.cache.claim_s):

@@ -345,9 +345,9 @@ def _open_cache(run: RunFile, model: CheckedModel, images: CheckedImages) -> tup
     """The cache of the run if there is one, and what is to be said of it; notes the fingerprint if it is known."""
     root = run.cache.dir
     if not any(root.glob(f"*/{MANIFEST}")):
-        return None, Result("ok", "cache", f"there is none yet in {located(root)}")
+        return None, Result("ok", "cache", f"no cache yet in {located(root)}")
     if model.model_folder is None or model.processor is None:
-        return None, Result("ok", "cache", "not checked")
+        return None, Result("ok", "cache", "not checked, because the model cannot be opened")
     try:
         images.fingerprint = fingerprint_of(source_of(run, is_local=True), root)
         cache = find_cache(root, images.fingerprint)
@@ -410,7 +410,7 @@ def _too_long(batch: BatchSection, split: str, lengths: list[tuple[int, str]]) -
     distribution = Distribution.of(Counter(number for number, _ in lengths))
     if not long:
         usual = f"{distribution.median:,} tokens in the median, {distribution.max:,} at most"
-        summary = f"{split}: {usual}; {limit:,} fit ({key})"
+        summary = f"{split}: {usual}; the limit is {limit:,} ({key})"
         return Result("ok", "lengths", summary)
     named = [f"{origin} with {number:,}" for number, origin in long]
     problem = (

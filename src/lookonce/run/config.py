@@ -151,7 +151,7 @@ def read_run_file(path: Path, assignments: Iterable[str] = ()) -> RunFile:
         UsageError: the file is missing or not YAML, or keys or values are wrong; all mistakes are named at once.
     """
     form = f"a mapping of sections ({', '.join(RunFile.model_fields)})"
-    values = load_values(path, f"run file {path}", "try experiments/sample.yaml", form)
+    values = load_values(path, f"run file {path}", "lookonce init writes one", form)
     for assignment in assignments:
         set_key(values, assignment)
     return checked(values, RunFile, f"run file {path}")

@@ -39,7 +39,7 @@ def test_the_file_says_why_and_passes_the_check(init, sample):
     assert run.output == Path("runs/a: b") and run.data.val == [sample / "val.jsonl"] and run.data.test == []
     assert run.batch.samples_per_step == 16 and run.cache.max_pixels is None
     assert "# Proposed from 439 training records about 46 images (9.5 each), for a GPU of 24 GB." in text
-    assert "# samples_per_step: more, and an epoch of 439 records would have less than 20 steps\n" in text
+    assert "# samples_per_step: with more, an epoch of 439 records would have fewer than 20 steps\n" in text
     checked = CliRunner().invoke(main, ["check", "run.yaml"])
     assert checked.exit_code == 0 and "\n0 errors, 1 warning; 508 records; " in checked.stdout, checked.stdout
     assert "-> lookonce cache build run.yaml" in checked.stdout
