@@ -47,7 +47,7 @@ class Split:
 
     def text(self) -> str:
         gone = f", {len(self.missing):,} of them missing" if self.missing else ""
-        return f"{count(self.num_records, 'record')} about {count(self.num_images, 'image file')}{gone}"
+        return f"{count(self.num_records, 'record')} with {count(self.num_images, 'image file')}{gone}"
 
 
 @dataclass(frozen=True)

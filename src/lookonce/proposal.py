@@ -123,7 +123,9 @@ def _memory(facts: Facts) -> Iterator[Proposal]:
         yield Proposal(key, default, f"the default: no GPU is on this machine and --gpu-memory was not given; {MEMORY}")
         return
     if name is None:
-        yield Proposal(key, default, f"the default: the memory of this model was not measured; {MEMORY} has others")
+        yield Proposal(
+            key, default, f"the default: the memory of this model was not measured; {MEMORY} lists the models that were"
+        )
         return
     fit = next((fit for fit in fits(name, gpu_gb) if fit.num_tokens >= LEAST_TOKENS), None)
     if fit:
@@ -172,13 +174,17 @@ NO_VAL = (
 def run_file_text(chosen: Mapping[str, Any], facts: Facts, proposals: Sequence[Proposal]) -> str:
     """The run file. `chosen` are the user's values by key ("data.train"), without those that are None."""
     machine = f"a GPU of {facts.gpu_gb:.0f} GB" if facts.gpu_gb else "a machine without a GPU"
-    records = f"{count(facts.num_records, 'training record')} about {count(facts.num_images, 'image')}"
+    records = f"{count(facts.num_records, 'training record')} with {count(facts.num_images, 'image')}"
     lines = [
         "# Written by `lookonce init`. Check it with `lookonce check`; docs/run-file.md has all keys.",
         *_comment(f"Proposed from {records} ({facts.samples_per_image:.1f} each), for {machine}."),
     ]
     for section in ("model", "data", "cache", "lora", "batch", "train"):
-        lines += _comment(f"data.val is not set: {NO_VAL}") if section == "data" and "data.val" not in chosen else []
+        lines += (
+            _comment(f"data.val is not set, so there are {NO_VAL}")
+            if section == "data" and "data.val" not in chosen
+            else []
+        )
         here = f"{section}."
         keys = [f"{key.removeprefix(here)}: {in_yaml(value)}" for key, value in chosen.items() if key.startswith(here)]
         for proposal in (proposal for proposal in proposals if proposal.key.startswith(here)):

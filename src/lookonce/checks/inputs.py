@@ -144,7 +144,7 @@ def count_records(records: CheckedRecords, keys: Mapping[Path, str]) -> Iterator
     for split, split_records in records.readable.items():
         num_images = len({keys.get(path, str(path)) for record in split_records for path in record.images})
         yield Result(
-            "ok", "records", f"{split}: {count(len(split_records), 'record')} about {count(num_images, 'image')}"
+            "ok", "records", f"{split}: {count(len(split_records), 'record')} with {count(num_images, 'image')}"
         )
 
 
