@@ -17,6 +17,8 @@ from lookonce.files import write_json
 from lookonce.run.folder import CLAIM, RunFolder
 from lookonce.run.open import TO_BUILD, open_run
 
+pytestmark = pytest.mark.usefixtures("one_model_check")
+
 
 @pytest.fixture
 def own(sample, tmp_path) -> Path:
