@@ -1,4 +1,4 @@
-"""Claim files: a living process says by one that it uses a shard or a folder, and other processes keep away.
+"""Claim files: a running process reserves a shard or a folder with one, and other processes keep away.
 
 Design: a claim file is created exclusively, so only one of several processes gets it. Its holder rewrites it every few
 seconds (the heartbeat). A claim without a heartbeat for `expiry_s` seconds is dead, and so is one whose process has

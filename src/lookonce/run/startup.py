@@ -1,4 +1,4 @@
-"""What a training does before its first step: each piece of work is named, timed and said as it happens.
+"""What a training does before its first step: each piece of work is timed, and reported when it ends.
 
 Design: a line when a piece of work ends, with its seconds, so that a fast start is a few lines. One that takes longer
 is also named before it ends, so that a slow start is never silent. It costs a sleeping thread each. At the first step
