@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from support.chat_tokenizers import ROLE
 from transformers import AutoConfig, AutoTokenizer
 
 from lookonce.cache.model.pixels import ImageProcessor
@@ -216,3 +217,30 @@ def test_a_context_has_the_tokens_of_a_record_written_by_hand_and_only_own_answe
         assert chat_tokenizer.tokenizer.decode(ids[supervised]) == "left<|im_end|>"
         prompt, expected = chat_tokenizer.prompt(record, 0), chat_tokenizer.prompt(written, turn)
         assert prompt[0].tolist() == expected[0].tolist() and not prompt[1].any()
+
+
+@pytest.mark.parametrize("rendered", [None, 20])
+def test_a_conversation_of_many_turns_takes_linear_time_and_has_the_targets_of_all_prompts(
+    chat_tokenizer, monkeypatch, rendered
+):
+    """The prompts of the turns between the first and the last are not rendered, unless a question hides its place."""
+    render, num_rendered = chat_tokenizer.render, []
+    monkeypatch.setattr(
+        chat_tokenizer, "render", lambda *args, **named: num_rendered.append(1) or render(*args, **named)
+    )
+    turns = [Turn(f"Is it {number}?", f"no {number}") for number in range(200)]
+    if rendered:
+        turns[rendered] = Turn("user", "yes")
+    example = chat_tokenizer.example(Record((), tuple(turns)), [], [])
+    assert len(num_rendered) <= 20
+    assert supervised_text(chat_tokenizer, example) == [f"{turn.answer}<|im_end|>" for turn in turns]
+
+
+def test_a_middle_turn_that_is_written_otherwise_is_rendered_and_refused(own_chat_tokenizer):
+    template = own_chat_tokenizer.tokenizer.chat_template
+    own_chat_tokenizer.tokenizer.chat_template = template.replace(
+        ROLE, f"{ROLE} + ('Hm. ' if loop.index == 42 else '')"
+    )
+    record = Record((), tuple(Turn(f"Is it {number}?", f"no {number}") for number in range(40)))
+    with pytest.raises(RecordsError, match="does not render answer 'no 20' unchanged after its prompt"):
+        own_chat_tokenizer.example(record, [], [])
