@@ -70,13 +70,11 @@ class Training:
         """Record the run in its folder; `restart` first moves the run in it away."""
         self.ranks.first_decides(lambda: begin(self.opened, self.identity, restart))
 
-    @contextlib.contextmanager
-    def heartbeat(self) -> Iterator[Heartbeat]:
-        """Keep `progress.json` up to date within the block."""
+    def heartbeat(self) -> Heartbeat:
+        """Keeps `progress.json` up to date within its block."""
         samples_per_step = self.opened.run.batch.samples_per_step
         progress, is_lost = self.opened.folder.progress, self.opened.owner.is_lost
-        with Heartbeat(progress, samples_per_step, self.ranks.is_first, is_lost=is_lost) as heartbeat:
-            yield heartbeat
+        return Heartbeat(progress, samples_per_step, self.ranks.is_first, is_lost=is_lost)
 
     def run(self, heartbeat: Heartbeat, answer: Answer | None = None) -> Any:
         """Train and save the adapter; `answer` lets the model answer questions while it is trained.
@@ -104,7 +102,7 @@ class Training:
         log.attach(trainer)
         trainer.evaluations = evaluations
         with stop.recording_signals():
-            result = self._fit(trainer)
+            result = trainer.train(resume_from_checkpoint=str(self.start.checkpoint) if self.start.checkpoint else None)
             self.ranks.disband()
             if not self.ranks.is_first:
                 return model
@@ -159,11 +157,6 @@ class Training:
         for path in (folder.checkpoints, folder.adapter):
             follow_umask(path)
         flush_files(folder.adapter)  # before trained.json says that it is there
-
-    def _fit(self, trainer: Any) -> Any:
-        checkpoint = self.start.checkpoint
-        with self._weights_fit():
-            return trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
 
 def open_training(

@@ -190,7 +190,6 @@ def test_without_the_library_datasets_it_is_named(dataset, monkeypatch):
     [
         ({"dataset_kwargs": None}, "cannot prepare a dataset that uses `Dataset.with_transform"),
         ({"packing": True}, "custom data collator is not supported when using padding-free"),
-        ({"padding_free": True, "max_length": None}, "custom data collator is not supported when using padding-free"),
         ({"assistant_only_loss": True}, "the dataset is not conversational"),
     ],
 )
@@ -257,13 +256,15 @@ def test_packs_are_not_divided_twice(dataset):
     assert all(map(torch.equal, alone, prepared)) and len(alone) == len(prepared)
 
 
-def test_gradients_that_nothing_averages_are_refused(sample, dataset, monkeypatch):
+def test_packs_of_one_process_and_gradients_that_nothing_averages_are_refused(sample, dataset, monkeypatch):
     """As Accelerator() leaves a model on CPUs, although it joins a process group."""
     model = get_peft_model(without_tower(sample), LORA)
     monkeypatch.setattr("lookonce.train.model.packs._num_processes", lambda: 2)
     pack = next(iter(packs(dataset, rank=1, num_ranks=2)))
     with pytest.raises(UsageError, match=r"nothing averages the gradients of PeftModel.*; write model ="):
         pack_loss(model, pack)
+    with pytest.raises(UsageError, match=r"for 1 of 2 processes .*; make PackBatchSampler\(dataset\) after"):
+        pack_loss(model, next(iter(packs(dataset, rank=0, num_ranks=1))))
 
 
 def test_packs_are_those_of_the_process_that_torchrun_started(dataset, monkeypatch):

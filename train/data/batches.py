@@ -376,27 +376,14 @@ class Prefetcher(Generic[T]):
 
     def _run(self) -> None:
         try:
-            for batches in map(self._batches, self._steps):
-                for item in batches:
-                    self._queue.put(item)
+            stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
+            for step in self._steps:
+                for number, micro_batch in enumerate(step, start=1):
+                    with torch.cuda.stream(stream):  # of None does nothing
+                        batch, ready = self._make(micro_batch), stream.record_event() if stream else None
+                    self._queue.put((batch, ready, number == len(step)))
                     if self._closed.is_set():
                         return
             self._queue.put(None)
         except Exception as error:  # raised by `step`, where the batch is asked for
             self._queue.put(error)
-
-    def _batches(self, step: list[T]) -> Iterator[Item]:
-        for number, micro_batch in enumerate(step, start=1):
-            yield *self._on_device(micro_batch), number == len(step)
-
-    def _on_device(self, micro_batch: T) -> tuple[Batch, torch.cuda.Event | None]:
-        if self._device.type != "cuda":
-            return self._make(micro_batch), None
-        stream = self._stream()
-        with torch.cuda.stream(stream):
-            return self._make(micro_batch), stream.record_event()
-
-    def _stream(self) -> torch.cuda.Stream:
-        if not hasattr(self, "_own_stream"):
-            self._own_stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        return self._own_stream

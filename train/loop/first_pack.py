@@ -307,9 +307,7 @@ def _rounding_once_more(model: Any, eps: float) -> Iterator[None]:
         noise = torch.empty_like(result, dtype=torch.float32).uniform_(-half, half)
         return (result * (1 + noise)).to(result.dtype)
 
-    hooks = [layer.register_forward_hook(rounded) for layer in text_model(model).layers]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for layer in text_model(model).layers:
+            hooks.enter_context(layer.register_forward_hook(rounded))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

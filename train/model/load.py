@@ -55,6 +55,7 @@ from lookonce.train.model.lora import (
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 """The dtype of the frozen weights for each `train.precision` of a run file."""
 NUM_NAMED = 4
+_ABSENT = object()
 
 
 class CachedVisionTower(nn.Module):
@@ -274,6 +275,23 @@ def without_adapter(model: PeftModel) -> Iterator[PeftModel]:
     """The model, whose adapter has no effect within the block."""
     with model.disable_adapter():
         yield model
+
+
+@contextlib.contextmanager
+def replaced(attributes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Give objects attributes of their own within the block: each an object, a name and a value."""
+    before: list[tuple[Any, str, Any]] = []
+    try:
+        for owner, name, value in attributes:
+            before.append((owner, name, vars(owner).get(name, _ABSENT)))
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, outer in reversed(before):
+            if outer is _ABSENT:
+                delattr(owner, name)
+            else:  # within another block
+                setattr(owner, name, outer)
 
 
 def text_model(model: Any) -> Any:

@@ -46,6 +46,7 @@ from torch.library import triton_op
 from torch.nn.functional import pad, silu
 from transformers.activations import SiLUActivation
 
+from lookonce.train.model.load import replaced
 from lookonce.train.model.lora import is_plain, scaled_forward
 
 if find_spec("triton"):  # PyTorch looks for kernels among the globals, so that compiled code depends on their source
@@ -240,15 +241,11 @@ def joined_layers(text: Any, layers: Iterable[Any]) -> Iterator[None]:
     weights = JoinedWeights(_groups(text, [layer for layer in layers if _can_join(layer)]))
     torch.cuda.empty_cache()  # of the former weights, whose places are too small for joined ones; other runs may wait
     mlps = [module for module in text.modules() if is_gated(module) and weights.have_all(module)]
-    for mlp in mlps:
-        mlp.forward = MethodType(mlp_forward, mlp)
-    updates = text.register_forward_pre_hook(weights.update)
+    forwards = replaced((mlp, "forward", MethodType(mlp_forward, mlp)) for mlp in mlps)
     try:
-        yield
+        with forwards, text.register_forward_pre_hook(weights.update):
+            yield
     finally:
-        updates.remove()
-        for mlp in mlps:
-            del mlp.forward
         weights.separate()
         torch.cuda.empty_cache()
 

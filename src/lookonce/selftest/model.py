@@ -45,7 +45,8 @@ from lookonce.train.data.dataset import (
 )
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.first_pack import STOCK_KERNELS, Outcome
-from lookonce.train.model.load import replace_tower, text_model
+from lookonce.train.model.compile import as_loaded
+from lookonce.train.model.load import replace_tower
 from lookonce.train.model.lora import lora_config
 from lookonce.train.model.packs import packed_attention, share_of_loss
 
@@ -214,7 +215,7 @@ class Passes:
     def stock(self, rows: Iterable[Batch], attention: str = "sdpa") -> Outcome:
         """The outcome of stock training on some rows, with one of transformers' attentions."""
         total = torch.zeros((), device=self.device)
-        with self._attention(attention):
+        with as_loaded(self.model, attention), sdpa_kernel(STOCK_KERNELS):
             for batch in rows:
                 with self._autocast():
                     loss: torch.Tensor = self.model(**batch, use_cache=False).loss
@@ -228,16 +229,6 @@ class Passes:
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
-
-    @contextlib.contextmanager
-    def _attention(self, name: str) -> Iterator[None]:
-        config = text_model(self.model).config
-        before, config._attn_implementation = config._attn_implementation, name
-        try:
-            with sdpa_kernel(STOCK_KERNELS):
-                yield
-        finally:
-            config._attn_implementation = before
 
 
 @contextlib.contextmanager

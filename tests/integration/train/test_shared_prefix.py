@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,14 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from support.batches import BatchMaker
 
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.run.config import RunFile
 from lookonce.run.open import FROM_CACHE, TO_BUILD, OpenRun, open_run
 from lookonce.run.sections import BatchSection
-from lookonce.train.data.packing import BLOCK
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.loss import forward_loss
@@ -86,28 +82,14 @@ def make_session(
     folder = tmp_path_factory.mktemp("shared")
     write_records(folder / "records.jsonl", records(sample), image_root=sample)
 
-    def make(model: Path = sample / "model", **changes: Any) -> OpenRun:
+    def make(**changes: Any) -> OpenRun:
         data = {"train": str(folder / "records.jsonl"), "val": [], "test": [], "image_root": str(sample)} | changes
         lora = {"modules_to_save": ["embed_tokens"]}
-        inputs = open_run(make_run_in(folder, model={"path": str(model)}, data=data, cache=SIZES, lora=lora), TO_BUILD)
+        inputs = open_run(make_run_in(folder, data=data, cache=SIZES, lora=lora), TO_BUILD)
         inputs.build()
         return open_run(inputs.run, FROM_CACHE)
 
     return make
-
-
-@pytest.fixture(scope="module")
-def model_without_deepstack(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sample's model without DeepStack, as in Qwen3.5."""
-    folder = tmp_path_factory.mktemp("flat") / "model"
-    shutil.copytree(sample / "model", folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["vision_config"]["deepstack_visual_indexes"] = []
-    (folder / "config.json").write_text(json.dumps(config))
-    for path in folder.glob("*.safetensors"):
-        tensors = {name: value for name, value in load_file(path).items() if "deepstack" not in name}
-        save_file(tensors, path, metadata={"format": "pt"})
-    return folder
 
 
 class Bench:
@@ -117,9 +99,9 @@ class Bench:
         self.session, self.model, self.examples = session, model, session.examples("train")[0]
         self.expected = cache(self.separate)
 
-    def batch_maker(self, *, pads: bool = False, **batch: Any) -> BatchMaker:
+    def batch_maker(self, **batch: Any) -> BatchMaker:
         session, options = self.session, BatchSection(**batch)
-        return BatchMaker.of(self.examples, session.chat_tokenizer, session.features, options, CPU, seed=3, pads=pads)
+        return BatchMaker.of(self.examples, session.chat_tokenizer, session.features, options, CPU, seed=3)
 
     def separate(self, **batch: Any) -> list[Step]:
         """Steps in which every question is a padded row."""
@@ -152,6 +134,7 @@ def bench(make_session: Callable[..., OpenRun], random_lora: Callable[..., Any])
     return Bench(session, random_lora(session))
 
 
+@pytest.mark.guarantee("A step that is cut into several forward passes has the gradient of the whole step.")
 @pytest.mark.parametrize("loss", ["token", "sample"])
 @pytest.mark.parametrize(
     "batch",
@@ -182,14 +165,6 @@ def test_all_modes_train_on_the_same_steps(bench, questions_per_image):
             assert_same(step, expected_step)
 
 
-def test_sharing_is_exact_without_deepstack(make_session, random_lora, model_without_deepstack):
-    session = make_session(model_without_deepstack)
-    bench = Bench(session, random_lora(session))
-    assert bench.session.cache.fingerprint.num_levels == 1
-    [found] = bench.steps(bench.batch_maker(samples_per_step=ALL))
-    assert_same(found, bench.expected(samples_per_step=ALL)[0])
-
-
 @pytest.mark.parametrize("form", ["summary", "turns"])
 def test_prefixes_of_several_levels_are_exact(make_session, random_lora, form):
     """An image, then answers of stage 0, then of stage 1, then a question of stage 2."""
@@ -201,33 +176,6 @@ def test_prefixes_of_several_levels_are_exact(make_session, random_lora, form):
     assert sum(batch_maker.sampler.pack_lengths(0)) < 0.3 * sum(example.num_tokens for example in bench.examples)
     [found] = bench.steps(batch_maker)
     assert_same(found, bench.expected(samples_per_step=ALL, loss="token")[0])
-
-
-def test_a_pack_may_be_full_to_the_last_token(bench):
-    [length] = bench.batch_maker(samples_per_step=ALL).sampler.pack_lengths(0)
-    [found] = bench.steps(bench.batch_maker(samples_per_step=ALL, tokens_per_pack=length))
-    assert found.num_micro_batches == 1
-    assert_same(found, bench.expected(samples_per_step=ALL, loss="token")[0])
-    [step] = bench.batch_maker(samples_per_step=ALL, tokens_per_pack=length - 1).sampler.epoch(0)
-    assert len(step) == 2
-
-
-def test_padding_a_pack_changes_nothing(bench):
-    batch_maker = bench.batch_maker(samples_per_step=ALL, tokens_per_pack=1000)
-    padded = bench.batch_maker(pads=True, samples_per_step=ALL, tokens_per_pack=1000)
-    [step] = batch_maker.sampler.epoch(0)
-    lengths = [padded.batch(micro_batch)["input_ids"].shape[1] for micro_batch in step]
-    assert all(length % BLOCK == 0 for length in lengths) and lengths != batch_maker.sampler.pack_lengths(0)
-    assert_same(bench.steps(padded)[0], bench.expected(samples_per_step=ALL, loss="token")[0])
-
-
-def test_a_pack_has_each_image_once_per_system_text(bench):
-    [[micro_batch]] = bench.batch_maker(samples_per_step=ALL).sampler.epoch(0)
-    batch = bench.batch_maker(samples_per_step=ALL).batch(micro_batch)
-    key_of = bench.session.key_of
-    prefixes = {(tuple(map(key_of, record.images)), record.system) for record in bench.session.records["train"]}
-    assert len(batch["image_grid_thw"]) == sum(len(keys) for keys, _ in prefixes)
-    assert batch["input_ids"].shape[1] < 0.5 * sum(example.num_tokens for example in bench.examples)
 
 
 def test_padded_rows_do_not_use_the_attention_of_packs(make_cached_run, monkeypatch):

@@ -69,18 +69,6 @@ def test_a_pack_has_each_prefix_followed_by_its_branches():
     assert width == [0, 1, 2, 1, 2, 3, 4, 5, 5, 5, 6, 0, 1] + [0] * 7
 
 
-def test_what_branches_share_is_there_once():
-    """A question without earlier answers, two with the same, and one that continues these."""
-    examples = [example("a", (question, [9])) for question in ([1], [2, 3, 4], [2, 3, 5, 6], [2, 3, 5, 7])]
-    batch, groups = pack_of(examples)
-    assert groups[0].shared_tokens == (0, 0, 2, 3)
-    found = as_lists(batch)
-    assert found["input_ids"] == [[START, *[IMAGE] * 4, END, 1, 9, 2, 3, 4, 9, 5, 6, 9, 7, 9]]
-    assert found["seen_until"] == [17] * 6 + [8, 8] + [17, 17] + [12, 12] + [17] + [15, 15] + [17, 17]
-    assert found["logits_to_keep"] == [6, 10, 13, 15]
-    assert found["position_ids"][0][0][6:] == [4, 5, 4, 5, 6, 7, 6, 7, 8, 7, 8]
-
-
 WORDS = st.lists(st.integers(1, 3), min_size=1, max_size=3)
 EXAMPLES = st.lists(
     st.builds(
@@ -156,8 +144,3 @@ def test_padding_attends_to_itself_and_has_no_targets(examples, num_padding):
     assert (padded["input_ids"][0, length:] == PAD).all()
     assert (padded["seen_until"][length:] == length + num_padding).all()
     assert whole["seen_until"].max() <= length
-
-
-def test_a_pack_longer_than_its_padded_length_fails_an_assertion():
-    with pytest.raises(AssertionError):
-        pack_of([example("a", ([5], [6]))], 7)

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import count
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.groups import groups_of
 
 from lookonce.train.data.packing import Group, Pack, pack_step, row_batches
 
 LIMIT = 100
 LENGTHS = st.tuples(st.integers(0, 60), st.lists(st.integers(1, 40), min_size=1, max_size=8))
-STEPS = st.lists(LENGTHS, min_size=1, max_size=10).map(lambda lengths: groups_of(lengths))
+STEPS = st.lists(LENGTHS, min_size=1, max_size=10).map(groups_of)
 RANKS = st.integers(1, 5)
-
-
-def groups_of(lengths: list[tuple[int, list[int]]]) -> list[Group]:
-    """Groups with a prefix and branches of these lengths; examples are numbered consecutively."""
-    numbers = count()
-    return [
-        Group(tuple(next(numbers) for _ in branches), n, prefix, tuple(branches))
-        for n, (prefix, branches) in enumerate(lengths)
-    ]
 
 
 def packs_of(ranks: list[list[Pack]]) -> list[Pack]:
@@ -88,28 +79,20 @@ def test_one_rank_needs_no_filler_and_splits_only_groups_longer_than_a_pack(step
 @pytest.mark.parametrize(
     ("lengths", "num_ranks", "expected"),
     [
-        ([(10, [5])], 1, [[[15]]]),
-        ([(10, [40]), (20, [30])], 1, [[[50, 50]]]),
-        ([(10, [50]), (20, [40]), (0, [80])], 1, [[[80], [60], [60]]]),
         ([(0, [30]), (0, [50]), (0, [20]), (0, [40])], 1, [[[50, 20], [30, 40]]]),
         ([(40, [20, 20, 20, 20])], 1, [[[80], [80]]]),
         ([(40, [30, 30, 30])], 1, [[[100], [70]]]),
         ([(0, [60]), (0, [60]), (0, [60])], 2, [[[60], [60]], [[60], [60]]]),
         ([(10, [5, 5, 5, 5])], 2, [[[20]], [[20]]]),
         ([(10, [5, 5, 5]), (0, [30])], 4, [[[30]], [[15]], [[15]], [[15]]]),
-        ([(10, [5])], 3, [[[15]], [[15]], [[15]]]),
     ],
     ids=[
-        "one",
-        "all in one pack",
-        "no two fit one pack",
         "packs of equal length",
         "longer than a pack",
         "split as evenly as possible",
         "a filler",
         "split for an idle rank",
         "the group with the most branches is split",
-        "nothing to split",
     ],
 )
 def test_packs_in_typical_cases(lengths, num_ranks, expected):
@@ -146,21 +129,3 @@ def test_batches_of_rows_are_even_and_need_fillers_only_if_each_has_one_row(num_
     sizes = [pack.num_samples for pack in packs]
     assert max(sizes) - min(sizes) <= 1
     assert max(sizes) == 1 or not any(pack.is_filler for pack in packs)
-
-
-@pytest.mark.parametrize(
-    ("num_rows", "at_most", "num_ranks", "expected"),
-    [
-        (5, 2, 1, [[1, 2, 2]]),
-        (8, 8, 2, [[4], [4]]),
-        (16, 4, 2, [[4, 4], [4, 4]]),
-        (18, 8, 2, [[4, 4], [5, 5]]),
-        (2, 8, 3, [[1], [1], [-1]]),
-    ],
-    ids=["one rank", "no rank is idle", "as many as allowed", "even ranks", "fewer rows than ranks"],
-)
-def test_batches_of_rows_in_typical_cases(num_rows, at_most, num_ranks, expected):
-    """The expected sizes of fillers are negative."""
-    ranks = row_batches(rows_of(num_rows), at_most, num_ranks)
-    found = [[-pack.num_samples if pack.is_filler else pack.num_samples for pack in packs] for packs in ranks]
-    assert found == expected

@@ -150,15 +150,6 @@ def test_target_weights_average_over_targets_or_over_samples(loss, expected):
         assert [found[number] for number in range(3)] == pytest.approx(expected)
 
 
-def test_questions_share_their_image_in_shared_mode_only():
-    examples = examples_of([("a", 2)] * 4)
-    tokens = {}
-    for mode in MODES:
-        [sampler] = samplers(examples, mode=mode, samples_per_step=4, samples_per_forward=4)
-        tokens[mode] = sum(sampler.pack_lengths(0))
-    assert tokens == {"shared": 22 + 4 * 2, "packed": 4 * 24, "separate": 4 * 25}  # rows end with their last target
-
-
 @pytest.mark.guarantee(
     "With `batch.order` by a metadata field, an epoch goes through the values of the field in order, in every "
     "batch mode."

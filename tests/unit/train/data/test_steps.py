@@ -75,13 +75,6 @@ def test_a_step_has_a_prefix_once(of_sizes, samples, questions, shuffle):
         assert len(prefixes) == len(set(prefixes))
 
 
-@given(SIZES, SAMPLES, QUESTIONS, SHUFFLE)
-def test_at_most_one_chunk_is_split_at_the_end_of_a_step(of_sizes, samples, questions, shuffle):
-    steps = epoch_steps(groups_of(of_sizes), samples, questions, 0, 0, shuffle=shuffle)
-    num_chunks = sum(-(-size // (questions or size)) for size in of_sizes)
-    assert num_prefixes(steps) <= num_chunks + max(len(steps) - 1, 0)
-
-
 @pytest.mark.guarantee(
     "With `batch.order: as_given`, each step has the next records of the files, in every batch mode."
 )
@@ -141,10 +134,3 @@ def test_one_question_per_image_gives_all_orders_about_equally_often():
     found = Counter(tuple(order(epoch_steps(groups, 1, 1, 0, epoch))) for epoch in range(num_epochs))
     assert set(found) == set(permutations(range(4)))
     assert 60 < min(found.values()) and max(found.values()) < 140
-
-
-@pytest.mark.parametrize(("questions", "at_most"), [(None, 17), (17, 17), (8, 8), (4, 4)])
-def test_questions_per_image_is_the_number_that_stay_together(questions, at_most):
-    groups = groups_of([17] * 500)
-    chunks = Counter(len(group.examples) for step in epoch_steps(groups, 128, questions, 0, 0) for group in step)
-    assert chunks.most_common(1)[0][0] == at_most
