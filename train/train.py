@@ -6,7 +6,6 @@ before the model is loaded, so that errors in its inputs are reported first.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -90,14 +89,18 @@ class Training:
         if self.start.is_trained:
             return None
         (examples, num_too_long), (held_out, _) = self.examples["train"], self.examples["val"]
-        with self.startup.timed("load weights"), self._weights_fit():
-            model = self._load_model()
         log = MetricsLog(self.opened.folder.log, self.opened.run.batch.samples_per_step)
         stop = StopAfterStep(self.ranks)
         evaluations = Evaluations(self.opened.run.eval.every, answer)
         first = [StopIfTakenOver(self.opened.owner), CurrentIntervals(), evaluations]
-        callbacks = [*first, log, stop, heartbeat, *self._trackers()]
-        with self._weights_fit():
+        callbacks = [*first, log, stop, heartbeat]
+        if self.ranks.is_first:
+            last = self.start.checkpoint
+            track, folder = self.opened.run.train.track, self.opened.folder.folder
+            callbacks += tracker_callbacks(track, folder, step_of(last) if last else 0)
+        with weights_fit(self.opened.run, self.opened.model_folder.config):
+            with self.startup.timed("load weights"):
+                model = self._load_model()
             trainer = make_trainer(self.opened, model, self.arguments, examples, held_out, callbacks, self.startup)
         log.attach(trainer)
         trainer.evaluations = evaluations
@@ -125,12 +128,6 @@ class Training:
             )
         return None if is_sharded(model) else model
 
-    def _trackers(self) -> list[Any]:
-        track, checkpoint = self.opened.run.train.track, self.start.checkpoint
-        if not self.ranks.is_first:
-            return []
-        return tracker_callbacks(track, self.opened.folder.folder, step_of(checkpoint) if checkpoint else 0)
-
     def _load_model(self) -> Any:
         run, model_folder = self.opened.run, self.opened.model_folder
         model = load_without_tower(model_folder, PRECISIONS[run.train.precision], run.model.attention, run.train.frozen)
@@ -146,9 +143,6 @@ class Training:
         """Why linear attention is slow, in a model that has it and where kernels would be used."""
         uses_kernels = torch.cuda.is_available() and PRECISIONS[self.opened.run.train.precision].itemsize == 2
         return without_kernels(backward=True) if uses_kernels and linear_layers(text_model(model)) else None
-
-    def _weights_fit(self) -> contextlib.AbstractContextManager[None]:
-        return weights_fit(self.opened.run, self.opened.model_folder.config)
 
     def _save_adapter(self, model: Any) -> None:
         folder = self.opened.folder

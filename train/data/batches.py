@@ -171,7 +171,8 @@ class RowCollator:
     def __call__(self, examples: Sequence[Example]) -> Batch:
         """A training batch with images, whose loss is the mean over its targets."""
         num_targets = sum(example.num_targets for example in examples)
-        return self.text_batch(examples, [1 / max(num_targets, 1)] * len(examples)) | self._images(examples)
+        text = self.text_batch(examples, [1 / max(num_targets, 1)] * len(examples))
+        return text | image_inputs(self.source, image_keys(examples))
 
     def text_batch(self, examples: Sequence[Example], target_weights: Sequence[float]) -> Batch:
         """A training batch without images. `target_weights` has one weight per example, for each of its targets.
@@ -194,10 +195,7 @@ class RowCollator:
         rows = [example.expanded(self.image_token_id)[0] for example in examples]
         input_ids = self._pad(rows, self.pad_token_id, left=True)
         attention_mask = self._pad([np.ones_like(ids) for ids in rows], 0, left=True)
-        return self._text(input_ids, attention_mask) | self._images(examples)
-
-    def _images(self, examples: Sequence[Example]) -> Batch:
-        return image_inputs(self.source, image_keys(examples))
+        return self._text(input_ids, attention_mask) | image_inputs(self.source, image_keys(examples))
 
     def _text(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Batch:
         is_image = (input_ids == self.image_token_id).int()
@@ -345,7 +343,9 @@ class Prefetcher(Generic[T]):
         """
         is_last = False
         while not is_last:
-            item = self._next()
+            start = time.perf_counter()
+            item = self._queue.get()
+            self.wait_seconds += time.perf_counter() - start
             if item is None:
                 return
             if isinstance(item, Exception):
@@ -367,12 +367,6 @@ class Prefetcher(Generic[T]):
                 self._queue.get(timeout=0.05)
             except queue.Empty:
                 continue
-
-    def _next(self) -> Item:
-        start = time.perf_counter()
-        item = self._queue.get()
-        self.wait_seconds += time.perf_counter() - start
-        return item
 
     def _run(self) -> None:
         try:

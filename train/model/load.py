@@ -213,7 +213,8 @@ def _check_modules_to_save(model: Any, wanted: list[str]) -> None:
     names = list(modules)
     for name in wanted:
         matched = [found for found in names if found.endswith(name)]
-        if rounded := [one for one in matched if _is_quantised(modules[one])]:
+        weights = {one: (*modules[one].parameters(), *modules[one].buffers()) for one in matched}
+        if rounded := [one for one in matched if not all(map(torch.is_floating_point, weights[one]))]:
             raise ModelError(
                 f"lora.modules_to_save: {name} is quantised and cannot be trained as a whole: "
                 f"{listed(rounded, NUM_NAMED)}; name it in lora.targets, or set train.frozen: {UNQUANTISED}"
@@ -222,10 +223,6 @@ def _check_modules_to_save(model: Any, wanted: list[str]) -> None:
             near = difflib.get_close_matches(name, {found.rpartition(".")[2] for found in names}, n=1)
             hint = f"; did you mean `{near[0]}`?" if near else ""
             raise ModelError(f"lora.modules_to_save: no module of the language model is named {name!r}{hint}")
-
-
-def _is_quantised(module: torch.nn.Module) -> bool:
-    return not all(map(torch.is_floating_point, (*module.parameters(), *module.buffers())))
 
 
 def load_trained(model_folder: ModelFolder, run: RunFile, adapter: Path) -> PeftModel:

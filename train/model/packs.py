@@ -287,6 +287,7 @@ class CapturedPasses:
         """By shape: how to replay a pass, its inputs, and the indices of the weights that it has gradients of."""
         self._used: list[int] = []
         self._features: torch.Tensor | None = None
+        """One buffer for all lengths, since the longest takes some hundred megabytes."""
 
     def __call__(self, batch: Batch) -> torch.Tensor:
         """The loss of a pack; its backward pass, which must come before the next pack, adds the gradients.
@@ -391,15 +392,11 @@ class CapturedPasses:
         sizes = {name: num_targets if name in TARGET_KEYS else length for name in like if name not in IMAGE_KEYS}
         inputs = {name: like[name].new_zeros(*like[name].shape[:-1], size) for name, size in sizes.items()}
         if has_images:
-            inputs[FEATURES] = self._feature_buffer(length, like[FEATURES])
+            if self._features is None or len(self._features) < length:
+                self._features = like[FEATURES].new_zeros(length, *like[FEATURES].shape[1:])
+            inputs[FEATURES] = self._features[:length]
             inputs[GRIDS] = torch.tensor([[1, self._merge_size, self._merge_size * length]])  # one image of all tokens
         return inputs
-
-    def _feature_buffer(self, length: int, features: torch.Tensor) -> torch.Tensor:
-        """One buffer for all lengths, since the longest takes some hundred megabytes."""
-        if self._features is None or len(self._features) < length:
-            self._features = features.new_zeros(length, *features.shape[1:])
-        return self._features[:length]
 
 
 class _Replayed(torch.autograd.Function):

@@ -136,8 +136,8 @@ def stock_rows(dataset: VQADataset, indices: PackIndices, rows_per_pass: int, de
     num_targets = torch.tensor(1 / indices.micro_batch.target_weights[0])
     for start in range(0, len(examples), rows_per_pass):
         batch = collate(examples[start : start + rows_per_pass]) | {"num_items_in_batch": num_targets}
-        kept = ("image_grid_thw",)  # on the CPU, where it is read without a host-device sync
-        yield {name: tensor if name in kept else tensor.to(device) for name, tensor in batch.items()}
+        # the grids stay on the CPU, where they are read without a host-device sync
+        yield {name: one if name == "image_grid_thw" else one.to(device) for name, one in batch.items()}
 
 
 LORA_STD = 0.1
@@ -210,7 +210,7 @@ class Passes:
         total = torch.zeros((), device=self.device)
         for batch in batches:
             total += self.run(batch)
-        return self.taken(total)
+        return Outcome.of(self.model, total)
 
     def stock(self, rows: Iterable[Batch], attention: str = "sdpa") -> Outcome:
         """The outcome of stock training on some rows, with one of transformers' attentions."""
@@ -221,11 +221,7 @@ class Passes:
                     loss: torch.Tensor = self.model(**batch, use_cache=False).loss
                 loss.backward()  # type: ignore[no-untyped-call]
                 total += loss.detach()
-        return self.taken(total)
-
-    def taken(self, loss: torch.Tensor) -> Outcome:
-        """The loss with the gradients, which are then cleared."""
-        return Outcome.of(self.model, loss)
+        return Outcome.of(self.model, total)
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
