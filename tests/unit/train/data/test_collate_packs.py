@@ -108,27 +108,18 @@ def test_every_example_has_the_same_tokens_and_positions_as_alone(examples):
 
 
 @given(EXAMPLES)
-def test_every_supervised_token_is_predicted_once_from_the_token_before_it(examples):
+def test_a_token_attends_to_those_of_its_example_alone_and_predicts_the_supervised_one_behind_it_once(examples):
     weights = [1.0 + number for number in range(len(examples))]
     batch, groups = pack_of(examples, weights=weights)
-    found = iter(
-        zip(*(batch[name].flatten().tolist() for name in ("logits_to_keep", "targets", "weights")), strict=True)
-    )
+    columns = (batch[name].flatten().tolist() for name in ("logits_to_keep", "targets", "weights"))
+    found, allowed = iter(zip(*columns, strict=True)), dense_mask(batch["seen_until"])[0, 0]
+    expected = torch.zeros_like(allowed)
     for (number, indices), weight in zip(tokens_of(batch, groups), weights, strict=True):
         token_ids, supervised = examples[number].expanded(IMAGE)
         for index in np.flatnonzero(supervised):
             assert next(found) == (indices[index - 1], token_ids[index], weight)
-    assert not list(found)
-
-
-@given(EXAMPLES)
-def test_a_token_attends_to_those_of_its_example_alone(examples):
-    batch, groups = pack_of(examples)
-    allowed = dense_mask(batch["seen_until"])[0, 0]
-    expected = torch.zeros_like(allowed)
-    for _, indices in tokens_of(batch, groups):
         expected[indices[:, None], indices] = torch.ones(len(indices), len(indices), dtype=torch.bool).tril()
-    assert torch.equal(allowed, expected)
+    assert not list(found) and torch.equal(allowed, expected)
 
 
 @given(EXAMPLES, st.integers(0, 7))

@@ -23,43 +23,28 @@ def packs_of(ranks: list[list[Pack]]) -> list[Pack]:
 
 
 @given(STEPS, RANKS)
-def test_every_example_is_in_one_pack_with_its_own_prefix_and_branch(step, num_ranks):
+def test_every_example_is_in_one_pack_of_equally_many_that_fit_and_are_at_least_half_full(step, num_ranks):
+    ranks = pack_step(step, LIMIT, num_ranks)
+    own = [pack for pack in packs_of(ranks) if not pack.is_filler]
     whole = {number: group for group in step for number in group.examples}
-    parts = [part for pack in packs_of(pack_step(step, LIMIT, num_ranks)) if not pack.is_filler for part in pack.groups]
+    parts = [part for pack in own for part in pack.groups]
     assert Counter(number for part in parts for number in part.examples) == Counter(list(whole))
     for part in parts:
         [group] = {whole[number] for number in part.examples}
         assert part == group.subset([group.examples.index(number) for number in part.examples])
-
-
-@given(STEPS, RANKS)
-def test_no_pack_is_empty_or_over_the_limit(step, num_ranks):
-    assert all(0 < pack.num_tokens <= LIMIT for pack in packs_of(pack_step(step, LIMIT, num_ranks)))
-
-
-@given(STEPS, RANKS)
-def test_ranks_have_equally_many_packs_longest_first(step, num_ranks):
-    ranks = pack_step(step, LIMIT, num_ranks)
-    assert len(ranks) == num_ranks
+    assert all(0 < pack.num_tokens <= LIMIT for pack in packs_of(ranks))
     [num_packs] = {len(packs) for packs in ranks}
-    assert num_packs >= 1
+    assert len(ranks) == num_ranks and num_packs >= 1
     for packs in ranks:
         tokens = [pack.num_tokens for pack in packs]
         assert tokens == sorted(tokens, reverse=True)
-
-
-@given(STEPS, RANKS)
-def test_packs_are_at_least_half_full_except_for_one_more_per_rank(step, num_ranks):
-    packs = packs_of(pack_step(step, LIMIT, num_ranks))
-    num_tokens = sum(pack.num_tokens for pack in packs if not pack.is_filler)
-    assert len(packs) <= 2 * num_tokens / LIMIT + num_ranks
+    assert num_packs * num_ranks <= 2 * sum(pack.num_tokens for pack in own) / LIMIT + num_ranks
 
 
 @given(STEPS, RANKS)
 def test_a_filler_repeats_the_smallest_pack_only_if_nothing_can_be_split(step, num_ranks):
     packs = packs_of(pack_step(step, LIMIT, num_ranks))
-    fillers = [pack for pack in packs if pack.is_filler]
-    own = [pack for pack in packs if not pack.is_filler]
+    fillers, own = ([pack for pack in packs if pack.is_filler == is_filler] for is_filler in (True, False))
     assert len(fillers) < num_ranks
     for filler in fillers:
         assert replace(filler, is_filler=False) in own
@@ -115,17 +100,11 @@ def rows_of(num_rows: int) -> list[Group]:
 
 
 @given(NUM_ROWS, ROWS, RANKS)
-def test_every_row_is_in_one_batch_and_none_has_too_many(num_rows, at_most, num_ranks):
+def test_every_row_is_in_one_of_even_batches_and_fillers_are_for_batches_of_one(num_rows, at_most, num_ranks):
     rows = rows_of(num_rows)
-    ranks = row_batches(rows, at_most, num_ranks)
-    found = [row for pack in packs_of(ranks) if not pack.is_filler for row in pack.groups]
-    assert sorted(found, key=rows.index) == rows
-    assert all(1 <= pack.num_samples <= at_most for pack in packs_of(ranks))
-
-
-@given(NUM_ROWS, ROWS, RANKS)
-def test_batches_of_rows_are_even_and_need_fillers_only_if_each_has_one_row(num_rows, at_most, num_ranks):
-    packs = packs_of(row_batches(rows_of(num_rows), at_most, num_ranks))
+    packs = packs_of(row_batches(rows, at_most, num_ranks))
+    found = [row for pack in packs if not pack.is_filler for row in pack.groups]
     sizes = [pack.num_samples for pack in packs]
+    assert sorted(found, key=rows.index) == rows and 1 <= min(sizes) <= max(sizes) <= at_most
     assert max(sizes) - min(sizes) <= 1
     assert max(sizes) == 1 or not any(pack.is_filler for pack in packs)
