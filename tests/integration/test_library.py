@@ -13,6 +13,7 @@ import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from support.scripts import LORA, TOLERANCE, assert_same, gradients_of, tuned_model
 from torch.utils.data import DataLoader
 from transformers import AutoModelForImageTextToText, AutoTokenizer, TrainingArguments
 
@@ -41,8 +42,6 @@ from lookonce.library import key_of
 from lookonce.train.data.batches import Pixels
 from lookonce.workflow import train
 
-LORA = LoraConfig(r=4, lora_alpha=8, target_modules=r".*language_model.*\.(q_proj|v_proj)")
-TOLERANCE = 1e-5
 NUM_STEPS = 4
 
 
@@ -57,23 +56,6 @@ def cache(sample: Path, records, tmp_path_factory) -> VisionCache:
     return build_cache(images, sample / "model", tmp_path_factory.mktemp("caches"), dtype="float32")
 
 
-def tuned_model(model):
-    """The model with an adapter, the same each time."""
-    torch.manual_seed(0)
-    tuned = get_peft_model(model, LORA)
-    for name, weight in tuned.named_parameters():
-        if "lora_B" in name:  # zero at first, with which those of A would have no gradient
-            torch.nn.init.normal_(weight, std=0.1, generator=torch.Generator().manual_seed(len(name)))
-    return tuned
-
-
-def gradients(model, batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    tuned = tuned_model(model)
-    loss = tuned(**batch).loss
-    loss.backward()
-    return loss.detach(), {name: weight.grad for name, weight in tuned.named_parameters() if weight.requires_grad}
-
-
 @pytest.mark.guarantee(
     "In a script of one's own, batches and packs have the same loss and gradients as the stock model with its tower."
 )
@@ -86,11 +68,19 @@ def test_a_batch_of_rows_has_the_loss_and_gradients_of_the_stock_model_with_its_
     pixels = Pixels(ImageProcessor(sample / "model"), index_images(records).path_of)
     chat = dataset.chat_tokenizer
     with_pixels = DataCollatorForRows(VQADataset.of(dataset.examples(), chat, pixels))
-    expected, wanted = gradients(stock, with_pixels(examples))
-    loss, found = gradients(replace_tower(model), DataCollatorForRows(dataset)(examples))
+    (loss, found), (expected, wanted) = (
+        loss_and_gradients(*one)
+        for one in ((replace_tower(model), DataCollatorForRows(dataset)(examples)), (stock, with_pixels(examples)))
+    )
     assert abs(loss - expected) / expected < TOLERANCE
-    for name, gradient in found.items():
-        assert (gradient - wanted[name]).norm() <= TOLERANCE * wanted[name].norm(), name
+    assert_same(found, wanted)
+
+
+def loss_and_gradients(model, batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    tuned = tuned_model(model)
+    loss = tuned(**batch).loss
+    loss.backward()
+    return loss.detach(), gradients_of(tuned)
 
 
 def decoded(path: Path) -> Image.Image:
@@ -206,16 +196,14 @@ def test_the_packs_of_a_step_have_the_loss_and_gradients_of_the_stock_model_on_t
     order = [[*indices] for indices in sampler.plan.epoch(0)]
     first = [index for one in order[0] for group in one.pack.groups for index in group.examples]
     model = load_without_tower(sample / "model", dtype=torch.float32, device="cpu")
-    expected, wanted = gradients(model, DataCollatorForRows(dataset)([dataset[index] for index in first]))
+    expected, wanted = loss_and_gradients(model, DataCollatorForRows(dataset)([dataset[index] for index in first]))
     tuned = tuned_model(load_without_tower(sample / "model", dtype=torch.float32, device="cpu"))
     with packed_attention(tuned):
         losses = [pack_loss(tuned, pack) for pack in steps[0]]
         for loss in losses:
             loss.backward()
     assert abs(sum(losses).detach() - expected) / expected < TOLERANCE
-    for name, weight in tuned.named_parameters():
-        if weight.requires_grad:
-            assert (weight.grad - wanted[name]).norm() <= TOLERANCE * wanted[name].norm(), name
+    assert_same(gradients_of(tuned), wanted)
 
 
 def test_each_epoch_has_every_example_once_in_an_order_of_its_own(sample, records, cache):

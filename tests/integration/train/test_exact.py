@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from support.trainings import gradients
 
 from lookonce.datasets.images import image_size
 from lookonce.datasets.records import Record, Turn, read_records, write_records
@@ -76,10 +77,6 @@ def session(sample, make_run, tmp_path) -> OpenRun:
     inputs = open_run(make_run(data=data, lora={"modules_to_save": ["embed_tokens"]}, cache=PIXELS), TO_BUILD)
     inputs.build()
     return inputs
-
-
-def gradients(model: Any) -> dict[str, torch.Tensor]:
-    return {name: weight.grad for name, weight in model.named_parameters() if weight.requires_grad}
 
 
 def through_lookonce(model: Any, batch: Batch) -> Outcome:

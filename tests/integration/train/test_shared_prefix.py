@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,12 @@ from typing import Any
 import pytest
 import torch
 from support.batches import BatchMaker
+from support.trainings import SIZES, Step, step
 
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.run.config import RunFile
 from lookonce.run.open import FROM_CACHE, TO_BUILD, OpenRun, open_run
 from lookonce.run.sections import BatchSection
-from lookonce.train.model.attention import PackMask
-from lookonce.train.model.compile import training_on_packs
-from lookonce.train.model.loss import forward_loss
 from lookonce.workflow import train
 
 pytestmark = pytest.mark.guarantee(
@@ -30,31 +27,9 @@ pytestmark = pytest.mark.guarantee(
 )
 
 TOLERANCE = 1e-5
-SIZES = {"min_pixels": 1, "max_pixels": 120_000}
 CPU = torch.device("cpu")
 ALL = 1000
 """A number of samples a step that is larger than the dataset."""
-
-
-@dataclass
-class Step:
-    """Loss and gradients of an optimizer step."""
-
-    loss: float
-    gradients: dict[str, torch.Tensor]
-    num_micro_batches: int
-
-
-def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
-
-
-def assert_same(found: Step, expected: Step) -> None:
-    assert abs(found.loss - expected.loss) < TOLERANCE * abs(expected.loss)
-    assert found.gradients.keys() == expected.gradients.keys()
-    for name, gradient in expected.gradients.items():
-        assert gradient.abs().max() > 0, name
-        assert distance(found.gradients[name], gradient) < TOLERANCE, name
 
 
 def records(sample: Path) -> list[Record]:
@@ -107,25 +82,17 @@ class Bench:
         """Steps in which every question is a padded row."""
         return self.steps(self.batch_maker(mode="separate", samples_per_forward=ALL, **batch))
 
-    def steps(self, batch_maker: BatchMaker) -> list[Step]:
+    def steps(self, maker: BatchMaker) -> list[Step]:
         """All steps of an epoch, each with the same adapter."""
-        mask, found = PackMask(batch_maker.sampler.batch.tokens_per_pack, CPU), []
-        with training_on_packs(self.model, compiled=False):
-            for micro_batches in batch_maker.sampler.epoch(0):
-                loss = sum(
-                    _backward(forward_loss(self.model, batch_maker.batch(micro_batch), mask))
-                    for micro_batch in micro_batches
-                )
-                trained = [(name, weight) for name, weight in self.model.named_parameters() if weight.requires_grad]
-                gradients = {name: weight.grad for name, weight in trained}
-                self.model.zero_grad(set_to_none=True)
-                found.append(Step(loss, gradients, len(micro_batches)))
-        return found
+        return [step(self.model, [*map(maker.batch, micro_batches)]) for micro_batches in maker.sampler.epoch(0)]
 
 
-def _backward(loss: torch.Tensor) -> float:
-    loss.backward()
-    return loss.item()
+def assert_same(found: Step, expected: Step) -> None:
+    assert abs(found[0] - expected[0]) < TOLERANCE * abs(expected[0])
+    assert found[1].keys() == expected[1].keys()
+    for name, gradient in expected[1].items():
+        assert gradient.abs().max() > 0, name
+        assert (found[1][name] - gradient).norm() < TOLERANCE * gradient.norm(), name
 
 
 @pytest.fixture(scope="module")
@@ -149,8 +116,9 @@ def bench(make_session: Callable[..., OpenRun], random_lora: Callable[..., Any])
 def test_a_step_is_the_same_in_every_mode(bench, batch, loss):
     assert len({bench.session.cache.grid_thw(key) for example in bench.examples for key in example.image_keys}) >= 3
     [expected] = bench.expected(samples_per_step=ALL, loss=loss)
-    [found] = bench.steps(bench.batch_maker(samples_per_step=ALL, loss=loss, **batch))
-    assert (found.num_micro_batches == 1) == (batch == {"mode": "shared"})
+    maker = bench.batch_maker(samples_per_step=ALL, loss=loss, **batch)
+    [micro_batches], [found] = maker.sampler.epoch(0), bench.steps(maker)
+    assert (len(micro_batches) == 1) == (batch == {"mode": "shared"})
     assert_same(found, expected)
 
 
@@ -161,8 +129,8 @@ def test_all_modes_train_on_the_same_steps(bench, questions_per_image):
     assert len(expected) == 3
     for mode in ("shared", "packed"):
         found = bench.steps(bench.batch_maker(mode=mode, tokens_per_pack=1000, **common))
-        for step, expected_step in zip(found, expected, strict=True):
-            assert_same(step, expected_step)
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
 
 
 @pytest.mark.parametrize("form", ["summary", "turns"])
