@@ -37,6 +37,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
@@ -373,7 +374,7 @@ class Prefetcher(Generic[T]):
             stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
             for step in self._steps:
                 for number, micro_batch in enumerate(step, start=1):
-                    with torch.cuda.stream(stream):  # of None does nothing
+                    with torch.cuda.stream(stream) if stream else nullcontext():
                         batch, ready = self._make(micro_batch), stream.record_event() if stream else None
                     self._queue.put((batch, ready, number == len(step)))
                     if self._closed.is_set():

@@ -270,22 +270,19 @@ class FirstPack:
         return together, [other.distances(together) for other in others]
 
     def _as_rows(self, positions: Sequence[int], rows_per_pass: int) -> Outcome:
-        trainer, model = self._trainer, self._trainer.model.train()
-        examples = [trainer.train_sampler.dataset[self._pack[position]] for position in positions]
+        trainer, model, dataset = self._trainer, self._trainer.model.train(), self._trainer.train_sampler.dataset
+        rows = RowCollator.of(dataset.chat_tokenizer, dataset.features)
+        examples = [dataset[self._pack[position]] for position in positions]
         longest = max(example.num_tokens for example in examples)
         rows_per_pass = max(1, min(rows_per_pass, self._pack.micro_batch.pack.num_tokens // longest))
         total = torch.zeros((), device=trainer.args.device)
         for start in range(0, len(examples), rows_per_pass):
-            batch = self._rows_of(examples[start : start + rows_per_pass], positions)
+            some = examples[start : start + rows_per_pass]
+            text = rows.text_batch(some, [1 / self._num_targets(positions)] * len(some))
+            batch = text | image_inputs(dataset.features, image_keys(some), trainer.args.device)
             with trainer.accelerator.autocast():  # as in the forward method that accelerate makes for the training
                 total += self._backward(model, batch)
         return Outcome.of(model, total)
-
-    def _rows_of(self, examples: Sequence[Any], positions: Sequence[int]) -> Batch:
-        dataset, device = self._trainer.train_sampler.dataset, self._trainer.args.device
-        weights = [1 / self._num_targets(positions)] * len(examples)
-        text = RowCollator.of(dataset.chat_tokenizer, dataset.features).text_batch(examples, weights)
-        return text | image_inputs(dataset.features, image_keys(examples), device)
 
     def _num_targets(self, positions: Sequence[int]) -> int:
         dataset = self._trainer.train_sampler.dataset

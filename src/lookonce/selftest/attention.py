@@ -11,7 +11,6 @@ that is checked, which has two implementations. Masks and lists are integers and
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -52,8 +51,7 @@ def allowed(pack: Pack, length: int, device: torch.device) -> torch.Tensor:
     return found
 
 
-@dataclass(frozen=True)
-class Heads:
+class Heads(NamedTuple):
     """The heads of an attention layer."""
 
     num_queries: int

@@ -66,32 +66,28 @@ def test_what_is_right_passes():
         assert set(results(dtype).values()) == {True}
 
 
-def test_transposed_block_lists_are_found(monkeypatch):
-    monkeypatch.setattr(attention, "_block_indices", lambda blocks: ORIGINAL["_block_indices"](blocks.T))
-    found = masks()
-    assert not found[LISTS[0]] and not found[LISTS[1]] and found["mask function: wrong entries"]
+def transposed(blocks: torch.Tensor) -> torch.Tensor:
+    return ORIGINAL["_block_indices"](blocks.T)
 
 
-def test_lists_by_column_that_are_those_by_row_are_found(monkeypatch):
-    def by_row(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        is_transposed = not blocks.is_contiguous()
-        return ORIGINAL["_block_indices"](blocks.T if is_transposed else blocks)
-
-    monkeypatch.setattr(attention, "_block_indices", by_row)
-    found = masks()
-    assert found[LISTS[0]] and not found[LISTS[1]]
+def by_column_as_by_row(blocks: torch.Tensor) -> torch.Tensor:
+    return ORIGINAL["_block_indices"](blocks if blocks.is_contiguous() else blocks.T)
 
 
-def test_lists_that_are_not_contiguous_are_found(monkeypatch):
+def not_contiguous(blocks: torch.Tensor) -> torch.Tensor:
     """FlexAttention reads them wrongly, without an error."""
+    numbers, indices = ORIGINAL["_block_indices"](blocks)
+    return numbers, indices.mT.contiguous().mT
 
-    def strided(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        numbers, indices = ORIGINAL["_block_indices"](blocks)
-        return numbers, indices.mT.contiguous().mT
 
-    monkeypatch.setattr(attention, "_block_indices", strided)
+@pytest.mark.parametrize(
+    ("wrong", "passed"),
+    [(transposed, [False, False]), (by_column_as_by_row, [True, False]), (not_contiguous, [False, False])],
+)
+def test_wrong_block_lists_are_found(monkeypatch, wrong, passed):
+    monkeypatch.setattr(attention, "_block_indices", wrong)
     found = masks()
-    assert not found[LISTS[0]] and not found[LISTS[1]]
+    assert [found[name] for name in LISTS] == passed and found["mask function: wrong entries"]
 
 
 def one_late(seen_until: torch.Tensor) -> torch.Tensor:

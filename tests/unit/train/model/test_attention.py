@@ -24,8 +24,6 @@ from lookonce.train.model.load import load_without_tower, text_model
 
 CPU = torch.device("cpu")
 Images = list[tuple[int, list[int]]]
-IMAGES = st.lists(st.tuples(st.integers(0, 6), st.lists(st.integers(1, 4), min_size=1, max_size=4)), max_size=4)
-PADDING = st.integers(0, 5)
 
 
 def seen_until(images: Images, padding: int) -> torch.Tensor:
@@ -45,24 +43,6 @@ def num_tokens(images: Images) -> int:
 
 def padded(images: Images, length: int) -> torch.Tensor:
     return seen_until(images, length - num_tokens(images))
-
-
-def mask_by_the_rule(images: Images, padding: int) -> torch.Tensor:
-    """A token attends to itself, to the tokens before it in its own part, and to those in the prefix of its image."""
-    tokens: list[tuple[int, int]] = []
-    for number, (len_prefix, branches) in enumerate(images):
-        for part_number, length in enumerate([len_prefix, *branches]):
-            tokens += [(number, part_number)] * length
-    tokens += [(len(images), 0)] * padding
-    image, part = torch.tensor(tokens).view(-1, 2).T
-    same_image, same_part = image[:, None] == image, part[:, None] == part
-    is_prefix = part == 0
-    return (same_image & (same_part | is_prefix)).tril()
-
-
-@given(IMAGES, PADDING)
-def test_the_dense_mask_follows_the_rule(images, padding):
-    assert torch.equal(dense_mask(seen_until(images, padding))[0, 0], mask_by_the_rule(images, padding))
 
 
 def test_a_pack_of_incomplete_blocks_is_refused():
