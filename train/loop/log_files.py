@@ -149,7 +149,9 @@ class MetricsLog(TrainerCallback):
             )
 
     def _append(self, state: Any, values: dict[str, Any]) -> None:
-        values = {name: _or_none(value) for name, value in values.items()}
+        # JSON cannot hold infinity; the first gradients of fp16 are infinite.
+        odd = [name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)]
+        values = values | dict.fromkeys(odd)
         with self.path.open("a") as file:
             now = round(time.time(), 3)
             file.write(json.dumps({"step": state.global_step, "epoch": state.epoch, "time": now, **values}) + "\n")
@@ -167,11 +169,6 @@ def _check_finite(logs: dict[str, Any], step: int) -> None:
             f"the loss is {logs['loss']} at step {step}, so training diverged; lower train.learning_rate, "
             "raise train.warmup or use train.precision: bf16, and start again with --restart"
         )
-
-
-def _or_none(value: Any) -> Any:
-    """None for infinity, which JSON cannot hold; the first gradients of fp16 are infinite."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def peak_memory() -> dict[str, float]:

@@ -275,17 +275,16 @@ class JoinedWeights:
                 target.copy_(source * scale)
             return
         addresses = [source.data_ptr() for source, _, _ in self._copies]
+        like = self._copies[0][1]
         if addresses != self._addresses:
-            self._addresses, self._table = addresses, self._new_table()
-        scaled_copies(*self._table, like=self._copies[0][1])
-
-    def _new_table(self) -> tuple[torch.Tensor, torch.Tensor]:
-        fields = [
-            (source.data_ptr(), target.data_ptr(), *source.shape, source.stride(0), target.stride(0))
-            for source, target, _ in self._copies
-        ]
-        device = self._copies[0][1].device
-        return torch.tensor(fields, device=device), torch.tensor([scale for *_, scale in self._copies], device=device)
+            fields = [
+                (source.data_ptr(), target.data_ptr(), *source.shape, source.stride(0), target.stride(0))
+                for source, target, _ in self._copies
+            ]
+            scales = [scale for *_, scale in self._copies]
+            self._table = torch.tensor(fields, device=like.device), torch.tensor(scales, device=like.device)
+            self._addresses = addresses
+        scaled_copies(*self._table, like=like)
 
     def separate(self) -> None:
         """Give the layers their frozen weights back, and their former forward method.

@@ -212,7 +212,10 @@ class PackPasses:
             self._captured_passes(model, mask).prepare(shape, _tensors(like))
 
     def _mask_for(self, tokens_per_pack: int, device: torch.device) -> PackMask:
-        mask = mask_for(tokens_per_pack, device, flex=self._flex)
+        """A mask for packs of a device, which is replaced only for longer ones: code is compiled for its buffers."""
+        mask, max_tokens = _MASKS.get((device, self._flex)), padded_length(tokens_per_pack)
+        if mask is None or max_tokens > mask.max_tokens:
+            mask = _MASKS[device, self._flex] = PackMask(max_tokens, device, flex=self._flex)
         if mask is not self._mask:
             self._mask, self._captured = mask, None  # what is captured writes to the buffers of the mask before
         return mask
@@ -233,16 +236,6 @@ class PackPasses:
 
 
 _MASKS: dict[tuple[torch.device, bool], PackMask] = {}
-
-
-def mask_for(tokens_per_pack: int, device: torch.device, *, flex: bool = True) -> PackMask:
-    """A mask for packs of a device, which is replaced only for longer ones: code is compiled for its buffers."""
-    mask, max_tokens = _MASKS.get((device, flex)), padded_length(tokens_per_pack)
-    if mask is None or max_tokens > mask.max_tokens:
-        mask = _MASKS[device, flex] = PackMask(max_tokens, device, flex=flex)
-    return mask
-
-
 _PASSES: WeakKeyDictionary[Any, PackPasses] = WeakKeyDictionary()
 """By model, within `packed_attention`."""
 
@@ -416,17 +409,12 @@ class _Replayed(torch.autograd.Function):
 
 
 def shape_of(num_tokens: int, num_targets: int, has_images: bool) -> Shape:
-    """The shape of the captured pass that serves such packs."""
-    return padded_length(num_tokens), padded_num_targets(num_targets), has_images
+    """The shape of the captured pass that serves such packs; targets are padded to a power of two."""
+    return padded_length(num_tokens), max(1 << (num_targets - 1).bit_length(), MIN_TARGETS), has_images
 
 
 def shape_of_batch(batch: Batch) -> Shape:
     return shape_of(batch["input_ids"].shape[1], batch["targets"].shape[1], FEATURES in batch)
-
-
-def padded_num_targets(num_targets: int) -> int:
-    """The number of targets that a pack is padded to: a power of two."""
-    return max(1 << (num_targets - 1).bit_length(), MIN_TARGETS)
 
 
 def copy_into(inputs: Batch, batch: Batch) -> None:
