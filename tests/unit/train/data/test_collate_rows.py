@@ -58,4 +58,5 @@ def test_prompts_are_padded_on_the_left(collator):
     batch = collator.prompts(EXAMPLES[1:])
     assert batch["input_ids"][1].tolist() == [PAD] * 6 + [11, 12]
     assert batch["attention_mask"][1].tolist() == [0] * 6 + [1, 1]
+    assert torch.equal(collator.prompts(EXAMPLES)["pixel_values"], collator(EXAMPLES)["pixel_values"])
     assert "targets" not in batch
