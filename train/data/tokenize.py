@@ -192,10 +192,7 @@ class ChatTokenizer:
     def tokens(self, record: Record) -> Tokens:
         """The tokens of a whole conversation, which depend on its texts and the number of its images.
 
-        Answers of a context are not supervised.
-
-        Raises:
-            RecordsError: as for `example`.
+        Answers of a context are not supervised. Raises RecordsError as `example` does.
         """
         num_given, record = record.num_given, record.shown
         self._check_texts(record)

@@ -283,12 +283,7 @@ class CapturedPasses:
         """One buffer for all lengths, since the longest takes some hundred megabytes."""
 
     def __call__(self, batch: Batch) -> torch.Tensor:
-        """The loss of a pack; its backward pass, which must come before the next pack, adds the gradients.
-
-        Raises:
-            TrainingError: the pass cannot be captured.
-            torch.OutOfMemoryError: the pass runs out of memory.
-        """
+        """The loss of a pack; its backward pass, which must come before the next pack, adds the gradients."""
         replay, inputs, self._used = self.prepare(shape_of_batch(batch), batch)
         copy_into(inputs, batch)
         return self._with_gradients(replay())
