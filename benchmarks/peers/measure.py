@@ -1,0 +1,165 @@
+"""What the scripts beside this file share: their arguments, the records, the clock, and the JSON that each writes.
+
+It needs transformers and nothing of lookonce, so that it runs in an environment made for another tool.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import transformers
+
+NUM_WARMUP_STEPS = 2
+RANK, ALPHA, DROPOUT = 16, 32, 0.0
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+"""Modules of the language model: the tower's have other names."""
+LEARNING_RATE = 1e-5
+PATCHES_PER_TOKEN = 4
+WHOLE_EPOCH = 100_000
+"""Forward passes that a step accumulates at most, which are all of an epoch."""
+PACKAGES = ("torch", "transformers", "peft", "accelerate", "triton", "liger-kernel", "flash-attn", "flash-attn-4")
+SEED = 42
+
+
+def arguments(description: str | None, numbers: dict[str, int] | None = None, **flags: bool) -> argparse.Namespace:
+    """The arguments of all scripts, and some numbers and flags with their defaults."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("peers"), help="what make_data.py wrote")
+    parser.add_argument("--model", default="2b")
+    parser.add_argument("--questions", type=int, default=10, choices=(1, 2, 4, 10), help="about each image")
+    parser.add_argument("--steps", type=int, default=6, help=f"{NUM_WARMUP_STEPS} of them to warm up")
+    parser.add_argument("--samples", type=int, default=96, help="of each step")
+    parser.add_argument("--rows", type=int, default=4, help="rows of a forward pass that is not packed")
+    parser.add_argument("--packs", type=int, default=6, help="packs of a step; six have about 96 samples")
+    parser.add_argument("--tokens", type=int, default=8192, help="of a pack at most")
+    parser.add_argument("--workers", type=int, default=8, help="processes that load data")
+    parser.add_argument("--attention", default="sdpa", help="as transformers names it")
+    parser.add_argument("--checkpointing", action="store_true", help="recompute activations in the backward pass")
+    parser.add_argument("--first", action="store_true", help="one step on the first samples alone, for its loss")
+    parser.add_argument("--out", type=Path, required=True, help="the JSON to write")
+    for name, default in flags.items():
+        parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=default)
+    for name, number in (numbers or {}).items():
+        parser.add_argument(f"--{name}", type=int, default=number)
+    options = parser.parse_args()
+    options.data, options.out = options.data.absolute(), options.out.absolute()
+    options.folder = options.data / options.model / "model"
+    processor = json.loads((options.folder / "preprocessor_config.json").read_text())
+    options.max_pixels = processor["size"]["longest_edge"]  # tools have limits of their own
+    options.steps = 1 if options.first else options.steps
+    return options
+
+
+def read(options: argparse.Namespace, num_steps: int | None = None) -> list[dict[str, str]]:
+    """`image`, `question` and `answer` of the records of all steps, or of some, in their order, repeated as needed."""
+    lines = (options.data / f"q{options.questions}.jsonl").read_text().splitlines()
+    records = [
+        {"image": str(options.data / record["images"][0])} | record["turns"][0] for record in map(json.loads, lines)
+    ]
+    return [*islice(cycle(records), (num_steps or options.steps) * options.samples)]
+
+
+class Clock(transformers.TrainerCallback):
+    """Notes when each step of a trainer of transformers ends, what it trained on, and its loss."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+        self.losses: list[float] = []
+        self.num_samples: list[int] = []
+        """Images of each step, as many as samples, since each sample has one."""
+        self.num_targets: int | None = None
+        """Supervised tokens of the first step."""
+        self.num_image_tokens: int | None = None
+        """Image tokens of the first step: equal if all tools make the same pixels of the images."""
+        self.num_passes: list[int] = []
+        """Forward passes of each step."""
+        self.num_trained = 0
+
+    @classmethod
+    def of_all_trainers(cls) -> Clock:
+        """A clock that every trainer made from now on calls."""
+        clock = cls()
+        transformers.trainer.DEFAULT_CALLBACKS.append(clock)
+        return clock
+
+    def count(self) -> None:
+        """Count what each step trains on, in the batches that it gets."""
+        get = transformers.Trainer.get_batch_samples  # now, since Unsloth has one of its own
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            found = get(*arguments, **named)
+            self.num_passes.append(len(found[0]))
+            self.num_samples.append(sum(len(batch["image_grid_thw"]) for batch in found[0]))
+            if self.num_targets is None:
+                self.num_targets = sum(int((batch["labels"][..., 1:] != -100).sum()) for batch in found[0])
+                patches = sum(int(batch["image_grid_thw"].prod(-1).sum()) for batch in found[0])
+                self.num_image_tokens = patches // PATCHES_PER_TOKEN
+            return found
+
+        transformers.Trainer.get_batch_samples = counted
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Check that only LoRA weights of the language model are trained, and begin to count."""
+        self.count()
+        trained = {name: weight.numel() for name, weight in model.named_parameters() if weight.requires_grad}
+        if wrong := [name for name in trained if "lora_" not in name or "visual" in name]:
+            sys.exit(f"these should not be trained: {wrong[:5]}")
+        self.num_trained = sum(trained.values())
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.ends.append(time.time())
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if logs and "loss" in logs:
+            self.losses.append(float(logs["loss"]))
+
+
+def report(tool: str, package: str, options: argparse.Namespace, clock: Clock, **settings: Any) -> None:
+    """Write and print the figures."""
+    seconds = [after - before for before, after in zip(clock.ends, clock.ends[1:], strict=False)]
+    steps = [*zip(seconds, clock.num_samples[1:], strict=False)][NUM_WARMUP_STEPS - 1 :]  # the first has no beginning
+    of_sample = statistics.median(second / samples for second, samples in steps) if steps else None
+    tokens = json.loads((options.data / "tokens.json").read_text())[f"q{options.questions}"]
+    on_gpu = torch.cuda.is_available()
+    found = {
+        "tool": tool,
+        "versions": {name: _version(name) for name in (package, *PACKAGES)},
+        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+        "model": options.model,
+        "questions_per_image": options.questions,
+        "settings": settings | {name: getattr(options, name) for name in ("attention", "checkpointing", "workers")},
+        "trained_weights": clock.num_trained,
+        "first_loss": clock.losses[0],
+        "first_targets": clock.num_targets,
+        "first_image_tokens": clock.num_image_tokens,
+        "samples_of_steps": clock.num_samples[: len(clock.ends)],
+        "passes_of_steps": clock.num_passes[: len(clock.ends)],
+        "step_seconds": seconds,
+        "ms_per_sample": of_sample and 1e3 * of_sample,
+        "tokens_per_second": of_sample and statistics.mean(tokens) / of_sample,
+        "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if on_gpu else None,
+        "reserved_gb": torch.cuda.max_memory_reserved() / 1e9 if on_gpu else None,
+        "seconds_to_first_step": clock.ends[0] - psutil.Process().create_time(),
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found), flush=True)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
