@@ -94,13 +94,12 @@ class Training:
         evaluations = Evaluations(self.opened.run.eval.every, answer)
         first = [StopIfTakenOver(self.opened.owner), CurrentIntervals(), evaluations]
         callbacks = [*first, log, stop, heartbeat]
-        if self.ranks.is_first:
-            last = self.start.checkpoint
-            track, folder = self.opened.run.train.track, self.opened.folder.folder
-            callbacks += tracker_callbacks(track, folder, step_of(last) if last else 0)
         with weights_fit(self.opened.run, self.opened.model_folder.config):
             with self.startup.timed("load weights"):
                 model = self._load_model()
+            if self.ranks.is_first:
+                last, track = self.start.checkpoint, self.opened.run.train.track
+                callbacks += tracker_callbacks(track, self.opened.folder.folder, step_of(last) if last else 0)
             trainer = make_trainer(self.opened, model, self.arguments, examples, held_out, callbacks, self.startup)
         log.attach(trainer)
         trainer.evaluations = evaluations
