@@ -241,9 +241,9 @@ def joined_layers(text: Any, layers: Iterable[Any]) -> Iterator[None]:
     weights = JoinedWeights(_groups(text, [layer for layer in layers if _can_join(layer)]))
     torch.cuda.empty_cache()  # of the former weights, whose places are too small for joined ones; other runs may wait
     mlps = [module for module in text.modules() if is_gated(module) and weights.have_all(module)]
-    forwards = replaced((mlp, "forward", MethodType(mlp_forward, mlp)) for mlp in mlps)
+    methods = replaced((mlp, "forward", MethodType(mlp_forward, mlp)) for mlp in mlps)
     try:
-        with forwards, text.register_forward_pre_hook(weights.update):
+        with methods, text.register_forward_pre_hook(weights.update):
             yield
     finally:
         weights.separate()

@@ -62,7 +62,7 @@ def test_image_tokens_are_those_of_the_image_processor(sample: Path, counter):
 
 
 def test_images_of_unknown_size_count_no_tokens_and_are_reported(tmp_path, counter):
-    """Of two that are missing, and of one that the processor refuses."""
+    """Two images are missing, and the processor refuses one."""
     Image.new("RGB", (6500, 10)).save(tmp_path / "c.png")
     names = ("a.jpg", "b.jpg", "c.png")
     lines = [{"image_filename": n, "question": q, "answer": "yes"} for n in names for q in ("Is it?", "Text?")]
