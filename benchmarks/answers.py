@@ -31,8 +31,8 @@ from lookonce.bench.step import make_run
 from lookonce.datasets.records import Record
 from lookonce.environment import best_device, device_name
 from lookonce.eval.answers.engines import Engine, Generate, SharedPrefixes
-from lookonce.eval.answers.questions import Dialogues
-from lookonce.eval.decoding.dialogue import Answer
+from lookonce.eval.answers.questions import Questions
+from lookonce.eval.decoding.dialogue import Answer, Dialogue
 from lookonce.run.config import read_run_file
 from lookonce.run.open import TO_BUILD, TO_MEASURE, OpenRun, open_run
 from lookonce.text import Notify, count, duration, quiet, table
@@ -140,44 +140,50 @@ def _load(opened: OpenRun) -> Any:
     return model.to(best_device()).eval()
 
 
-def _dialogues(opened: OpenRun, records: Sequence[Record]) -> Dialogues:
-    return Dialogues.of(opened, [(record, turn) for record in records for turn in range(len(record.turns))])
+def _questions(opened: OpenRun, records: Sequence[Record]) -> Questions:
+    asked = [(record, turn) for record in records for turn in range(len(record.turns))]
+    return Questions(opened, "train").asking(asked)
+
+
+def _chosen(questions: Questions, batches: Sequence[Sequence[int]]) -> list[list[Dialogue]]:
+    return [[questions.dialogues[number] for number in batch] for batch in batches]
 
 
 def _measure(
     name: str, engine: Engine, opened: OpenRun, model: Any, records: Sequence[Record]
 ) -> tuple[Answering, list[Answer]]:
     """Answer everything, after the first batch once to warm up."""
-    dialogues = _dialogues(opened, records)
-    first, *_ = batches = dialogues.plan(engine)
-    warm_up = _seconds(lambda: [*dialogues.answer(engine, model, [first])])
+    questions = _questions(opened, records)
+    batches = engine.plan(questions.dialogues)
+    warm_up = _seconds(lambda: [*engine.stream(model, _chosen(questions, batches[:1]))])
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     answers: dict[int, Answer] = {}
     seconds = _seconds(lambda: answers.update(_whole_path(engine, opened, model, records)))
     peak = torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None
-    measured = Answering(name, len(dialogues.asked), len(batches), seconds, warm_up, peak)
+    measured = Answering(name, len(questions.asked), len(batches), seconds, warm_up, peak)
     return measured, [answers[number] for number in sorted(answers)]
 
 
 def _whole_path(engine: Engine, opened: OpenRun, model: Any, records: Sequence[Record]) -> dict[int, Answer]:
     """From records to a file of answers."""
-    dialogues = _dialogues(opened, records)
+    questions = _questions(opened, records)
     answers: dict[int, Answer] = {}
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "answers.jsonl").open("w") as file:
-        batches = dialogues.plan(engine)
-        for batch, found in zip(batches, dialogues.answer(engine, model, batches), strict=True):
-            file.writelines(f"{json.dumps(asdict(answer))}\n" for answer in found)
-            answers |= zip(dialogues.questions(batch), found, strict=True)
+        batches = engine.plan(questions.dialogues)
+        for batch, found in zip(batches, engine.stream(model, _chosen(questions, batches)), strict=True):
+            for number, some in zip(batch, found, strict=True):
+                file.writelines(f"{json.dumps(asdict(answer))}\n" for answer in some)
+                answers |= zip(questions.numbers[number], some, strict=True)
     return answers
 
 
 def _limits(engine: SharedPrefixes, opened: OpenRun, model: Any, records: Sequence[Record]) -> tuple[float, float]:
     """Milliseconds a question: of the prompts alone, and of reading the weights once for each token of each batch."""
-    dialogues = _dialogues(opened, records)
-    batches = [[dialogues.each[number].first for number in batch] for batch in dialogues.plan(engine)]
-    decoder, num_questions = engine.decoder_of(model), len(dialogues.asked)
-    prompts = _seconds(lambda: [*decoder.first_tokens(batches)])
+    questions = _questions(opened, records)
+    batches = [[one.first for one in batch] for batch in _chosen(questions, engine.plan(questions.dialogues))]
+    decoder, num_questions = engine.decoder_of(model), len(questions.asked)
+    prompts = _seconds(lambda: [branches.token for _, branches, _ in decoder.begun(batches)])
     num_bytes = sum(weight.nbytes for weight in text_model(model).parameters())
     reads = num_bytes * len(batches) * engine.room.max_new_tokens / _bytes_per_second()
     return 1e3 * prompts / num_questions, 1e3 * reads / num_questions

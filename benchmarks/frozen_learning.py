@@ -162,16 +162,15 @@ def losses_table(found: list[Trained]) -> list[str]:
     return lines
 
 
-def drawing(found: list[Trained]) -> str:
-    """The validation losses of each kind beside those of unrounded weights, as the text of an SVG file."""
+def draw(found: list[Trained], report: Path) -> None:
+    """Draw the validation losses of each kind beside those of unrounded weights, as PDFs beside the report."""
     whole, high = found[0], max(list(found[0].mean_validation_loss.values())[2:])
-    panels = []
     for each in found[1:]:
         lines = [Line("unrounded, each seed", one.validation_loss, "faint") for one in whole.curves]
         lines.append(Line("unrounded, mean", whole.mean_validation_loss, "line"))
         lines.append(Line("rounded, mean", each.mean_validation_loss, "marked", 1))
-        panels.append(Panel(f"validation loss, {each.frozen}", lines, (0.0, high)))
-    return plots.to_file(plots.curves(panels, "step", "Losses with rounded frozen weights"))
+        figure = plots.curves(Panel(f"validation loss, {each.frozen}", lines, (0.0, high)), "step")
+        plots.write_pdf(figure, report.with_name(f"{report.stem}-{each.frozen}.pdf"))
 
 
 def points_of(curve: Curve) -> list[tuple[float, float]]:
@@ -189,7 +188,7 @@ def main() -> None:
     write_sample(folder / "sample")
     found = [trained(folder, frozen, options.seeds) for frozen in (UNQUANTISED, *options.frozen)]
     options.report.write_text(to_markdown(found, majority(found[0].runs[0])))
-    options.report.with_suffix(".svg").write_text(drawing(found))
+    draw(found, options.report)
 
 
 if __name__ == "__main__":

@@ -28,10 +28,11 @@ import posixpath
 import re
 import tarfile
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import closing, suppress
 from functools import cache, lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -42,7 +43,6 @@ from lookonce.datasets.parquet import (
     find_image_column,
     open_parquet,
     read_values,
-    row_group_starts,
 )
 from lookonce.datasets.text_files import COMPRESSED
 from lookonce.errors import ImageError
@@ -66,7 +66,10 @@ def read_tar_members(
 ) -> Generator[tuple[str, bytes]]:
     """Names and bytes of all members, or of those whose names `select` accepts; links and folders are skipped."""
     with path.open("rb", buffering=buffer_bytes) as file:
-        _refuse_compressed(file)
+        head = file.read(6)
+        file.seek(0)
+        if command := next((command for magic, command in COMPRESSED.items() if head.startswith(magic)), ""):
+            raise tarfile.ReadError(f"it is compressed; decompress it once, with `{command}`")
         num_bytes = os.fstat(file.fileno()).st_size
         with tarfile.open(fileobj=file, mode="r:", tarinfo=_Member) as archive:
             kept: list[tarfile.TarInfo] = vars(archive)["members"]
@@ -97,14 +100,6 @@ def _repeated(path: Path, *stamp: int) -> frozenset[str]:
         for _ in members:
             pass
     return frozenset(name for name, number in names.items() if number > 1)
-
-
-def _refuse_compressed(file: BinaryIO) -> None:
-    head = file.read(6)
-    file.seek(0)
-    for magic, command in COMPRESSED.items():
-        if head.startswith(magic):
-            raise tarfile.ReadError(f"it is compressed; decompress it once, with `{command}`")
 
 
 def _content(file: BinaryIO, member: tarfile.TarInfo, num_bytes: int) -> bytes:
@@ -141,6 +136,7 @@ class _Member(tarfile.TarInfo):
 
 ARCHIVE = re.compile(r"[^/]\.(?:tar|tar\.gz|tgz|parquet)(?=/)", re.IGNORECASE)
 """Ends where a folder of a path has the name of an archive."""
+NO_BYTES = "its row has no image bytes; write the archive with the images embedded"
 ROW = re.compile(r"0|[1-9][0-9]{0,17}")
 """A row number."""
 
@@ -235,31 +231,20 @@ def _read_parquet(archive: Path, wanted: Collection[str]) -> Iterator[tuple[str,
         image = find_image_column(file.schema_arrow)
         if image is None:
             raise ambiguous(file.schema_arrow)
-        rows = {int(name): name for name in wanted if ROW.fullmatch(name)}
-        for group, name_of in _by_row_group(file, rows):
+        sizes = (file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups))
+        starts = list(accumulate(sizes, initial=0))
+        groups: dict[int, dict[int, str]] = defaultdict(dict)
+        for name in filter(ROW.fullmatch, wanted):
+            if (row := int(name)) < starts[-1]:
+                groups[bisect_right(starts, row) - 1][row] = name
+        for group, name_of in sorted(groups.items()):
             try:
-                for row, value in enumerate(read_values(file, image.bytes_field, IMAGE_ROWS, [group])):
+                for row, value in enumerate(read_values(file, image.bytes_field, IMAGE_ROWS, [group]), starts[group]):
                     if row in name_of:
-                        yield name_of.pop(row), _image_bytes(value.as_py())
+                        found = value.as_py()
+                        data = found.get("bytes") if isinstance(found, dict) else found
+                        yield name_of.pop(row), data if isinstance(data, bytes) else NO_BYTES
                     if not name_of:
                         break
             except Exception as error:  # as in `read_members`; the other row groups may be intact
                 yield from ((name, _damage(error)) for name in name_of.values())
-
-
-def _by_row_group(file: Any, rows: dict[int, str]) -> list[tuple[int, dict[int, str]]]:
-    """The row groups with wanted rows: for each, the names of its rows, counted from its start."""
-    starts = row_group_starts(file)
-    groups: dict[int, dict[int, str]] = {}
-    for row, name in rows.items():
-        group = bisect_right(starts, row) - 1
-        if group < len(starts) - 1:
-            groups.setdefault(group, {})[row - starts[group]] = name
-    return sorted(groups.items())
-
-
-def _image_bytes(value: Any) -> bytes | str:
-    data = value.get("bytes") if isinstance(value, dict) else value
-    if isinstance(data, bytes):
-        return data
-    return "its row has no image bytes; write the archive with the images embedded"

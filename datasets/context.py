@@ -179,11 +179,7 @@ def with_given(
 
 
 def _read_given(paths: Iterable[Path]) -> dict[Asked, str]:
-    """The answers in some predictions files.
-
-    Raises:
-        RecordsError: a file is missing, or a row is no prediction or contradicts another one.
-    """
+    """The answers in some predictions files; raises RecordsError if one is missing, wrong, or contradicts another."""
     answers: dict[Asked, tuple[str, Path]] = {}
     for path in paths:
         try:

@@ -127,7 +127,9 @@ def convert(
     file = RecordsFile(source, image_root, format=source_format, keep=extractor.keep, coerce_answers=coerce_answers)
     records = list(tqdm(file, desc="read records", unit="record", leave=False, disable=None))
     images = {image for record in records for image in record.images}
-    _check_not_among(target, images)
+    path = Path(os.path.abspath(target))
+    if path.exists() and any(image == path or path in image.parents for image in images):
+        raise UsageError(f"{target} holds images of these records; name another file to write")
     write_records(target, records, target_root, format=target_format, absolute=target_root is None)
     return ConvertReport(
         source,
@@ -143,10 +145,3 @@ def convert(
         file.num_coerced,
         file.left_out_columns,
     )
-
-
-def _check_not_among(target: Path, images: set[Path]) -> None:
-    """Refuse a file to be written that is an image of the records, or an archive of them; raises UsageError."""
-    path = Path(os.path.abspath(target))
-    if path.exists() and any(image == path or path in image.parents for image in images):
-        raise UsageError(f"{target} holds images of these records; name another file to write")

@@ -178,17 +178,9 @@ class StageMap(Section):
     default: QuestionStage | None = None
     """For questions that the map lacks."""
 
-    def find(self, question: str) -> QuestionStage | None:
-        """The entry of a question; None if it has none."""
-        return self.questions.get(nfc(question), self.default)
-
 
 def read_stage_map(path: Path) -> StageMap:
-    """The stage map in a file.
-
-    Raises:
-        UsageError: the file is missing or not YAML, or a key or value is wrong.
-    """
+    """The stage map in a file; raises UsageError if it is missing or not YAML, or a key or value is wrong."""
     expected = 'a mapping with `questions`, such as {questions: {"Is there text?": {stage: 1}}}'
     return read_settings(path, StageMap, f"the stage map {path}", "correct `data.stage_map`", expected)
 
@@ -216,9 +208,7 @@ def with_stages(records: dict[str, list[Record]], path: Path, notify: Notify = q
         )
     if unknown:
         notify(f"the stage map {path} gives its default to {_questions(unknown)}")
-    return {
-        split: [_staged(record, stage_map.find) for record in split_records] for split, split_records in records.items()
-    }
+    return {split: [_staged(record, stage_map) for record in some] for split, some in records.items()}
 
 
 def _questions(unknown: Counter[str]) -> str:
@@ -227,8 +217,8 @@ def _questions(unknown: Counter[str]) -> str:
     return f"{texts}, asked {times}: {listed(each, 5)}"
 
 
-def _staged(record: Record, find: Callable[[str], QuestionStage | None]) -> Record:
-    entries = [find(turn.question) for turn in record.turns]
+def _staged(record: Record, stage_map: StageMap) -> Record:
+    entries = [stage_map.questions.get(turn.in_nfc.question, stage_map.default) for turn in record.turns]
     if any(one != entries[0] for one in entries):
         raise RecordsError(
             f"{record.origin}: the questions of one record must have the same stage and category, got "
@@ -254,10 +244,8 @@ class Selection(Section):
 
 def _misfit(record: Record, fields: Mapping[str, frozenset[str]]) -> str:
     """The first field without one of its values, such as "stage 2"; empty if there is none."""
-    for field, values in fields.items():
-        if values.isdisjoint(texts_of(record, field)):
-            return named(record, field)
-    return ""
+    misfits = (field for field, values in fields.items() if values.isdisjoint(texts_of(record, field)))
+    return next((named(record, field) for field in misfits), "")
 
 
 def _select(
@@ -318,11 +306,7 @@ class Fold(Section):
 
 
 def hold_out(records: Sequence[Record], fold: Fold, seed: int, keys_of: KeysOf) -> tuple[list[Record], list[Record]]:
-    """The records that are trained on, and those about the images of the fold, both in their order.
-
-    Raises:
-        RecordsError: there are fewer images than folds.
-    """
+    """The records to train on, and those about the fold; raises RecordsError if there are fewer images than folds."""
     keys = [keys_of(record) for record in records]
     group_of = connected(keys)
     order = sorted(set(group_of.values()))

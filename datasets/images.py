@@ -30,7 +30,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from time import time as now
@@ -58,8 +58,7 @@ NUM_AT_ONCE = 64
 def stamps(paths: Iterable[Path]) -> dict[Path, Stamp | None]:
     """The stamp of each image's file, or of its archive; None if there is none."""
     files, members_of = by_archive(paths)
-    of_archive = cache(stamp)
-    members = {path: of_archive(archive) for archive, paths in members_of.items() for path in paths}
+    members = {path: one for archive, inside in members_of.items() for one in [stamp(archive)] for path in inside}
     chunks = [files[start : start + NUM_AT_ONCE] for start in range(0, len(files), NUM_AT_ONCE)]
     stamped = chain.from_iterable(threaded_map(lambda paths: [stamp(path) for path in paths], chunks))
     return dict(zip(files, stamped, strict=True)) | members
@@ -116,10 +115,6 @@ class Header(NamedTuple):
     traits: tuple[Trait, ...]
 
 
-MIN_SIDE = 32
-"""Smaller images are odd: 32 pixels are the side of one visual token of Qwen3-VL."""
-
-
 @dataclass(frozen=True)
 class ImageInfo:
     """One image file, or member of an archive."""
@@ -128,16 +123,10 @@ class ImageInfo:
     key: str = ""
     """The sha256 of its bytes; empty if they cannot be read."""
     num_bytes: int = 0
-    size: Size | None = None
-    """Width and height from the header, as the image is shown; None if it cannot be encoded."""
-    format: str = ""
-    """The name that Pillow gives the format: JPEG, PNG, ..."""
+    header: Header | None = None
+    """None if the image cannot be encoded."""
     problem: str = ""
     """Why the image cannot be used; empty if nothing was found wrong with it."""
-    traits: tuple[Trait, ...] = ()
-    """What 8-bit RGB does not keep of it."""
-    mode: str = ""
-    """The name that Pillow gives its kind of pixels: RGB, L, ..."""
 
     @property
     def is_missing(self) -> bool:
@@ -145,12 +134,9 @@ class ImageInfo:
         return not self.key
 
     @property
-    def oddity(self) -> str:
-        """What is odd about its size; empty if nothing is."""
-        width, height = self.size or (MIN_SIDE, MIN_SIDE)
-        if min(width, height) < MIN_SIDE:
-            return f"{width} x {height} pixels, less than {MIN_SIDE} on a side"
-        return ""
+    def size(self) -> Size | None:
+        """Width and height as the image is shown; None if it cannot be encoded."""
+        return self.header and self.header.size
 
 
 @dataclass(frozen=True)
@@ -195,11 +181,7 @@ class ImageIndex:
 
 
 def image_key(path: Path) -> str:
-    """The sha256 of the file's bytes, 64 hexadecimal digits.
-
-    Raises:
-        ImageError: it cannot be read.
-    """
+    """The sha256 of the file's bytes, 64 hexadecimal digits; raises ImageError if it cannot be read."""
     return bytes_key(read_bytes(path))
 
 
@@ -294,20 +276,12 @@ def decode(data: bytes, path: Path) -> Image.Image:
         BadImage: the header tells that it cannot be encoded, or its pixels cannot be decoded.
     """
     read_header(data, path)
-    return _decoded(data, path)
-
-
-def _decoded(data: bytes, path: Path) -> Image.Image:
     with _opened(data, path) as image:
         return ImageOps.exif_transpose(image).convert("RGB")
 
 
 def read_bytes(path: Path) -> bytes:
-    """The bytes of an image: a file, or a member of an archive.
-
-    Raises:
-        ImageError: it cannot be read; says why.
-    """
+    """The bytes of an image, a file or a member of an archive; raises ImageError, which says why it cannot be read."""
     archive = find_archive(path)
     data = _read_file(path) if archive is None else next(_read_archive(archive, [path]))[1]
     if isinstance(data, ImageError):
@@ -330,15 +304,10 @@ def read_many(paths: Iterable[Path]) -> Iterator[tuple[Path, bytes | ImageError]
 def count_images(paths: Iterable[Path]) -> int:
     """The number of images at these paths, where the rows of parquet files are compared by content."""
     files, members_of = by_archive(paths)
-    tables = {archive: rows for archive, rows in members_of.items() if archive.suffix.lower() == ".parquet"}
-    num_rows = sum(map(len, tables.values()))
-    distinct: set[str | bytes] = set()
-    with tqdm(total=num_rows, desc="compare images", unit="row", leave=False, disable=None) as progress:
-        for archive, rows in tables.items():
-            for path, data in _read_archive(archive, rows):
-                distinct.add(str(path) if isinstance(data, ImageError) else xxh3_128_digest(data))
-                progress.update()
-    return len(files) + sum(map(len, members_of.values())) - num_rows + len(distinct)
+    rows = [path for archive, inside in members_of.items() if archive.suffix.lower() == ".parquet" for path in inside]
+    num_others = len(files) + sum(map(len, members_of.values())) - len(rows)
+    read = tqdm(read_many(rows), "compare images", len(rows), unit="row", leave=False, disable=None)
+    return num_others + len({path if isinstance(data, ImageError) else xxh3_128_digest(data) for path, data in read})
 
 
 def index_images(records: Iterable[Record], known: ImageIndex | None = None, *, needs_one: bool = True) -> ImageIndex:
@@ -359,7 +328,11 @@ def index_images(records: Iterable[Record], known: ImageIndex | None = None, *, 
     inspected = inspect_images(origin_of)
     unusable = {path: inspected[path].problem for path in origin_of if inspected[path].is_missing}
     if needs_one and unusable and len(unusable) == len(origin_of) and not known.key_of:
-        raise _none_usable(unusable, origin_of)
+        named = "\n".join(first_few([f"{why} ({origin_of[path]})" for path, why in unusable.items()], NUM_NAMED))
+        raise ImageError(
+            f"no image can be read; {count(len(unusable), 'image')} tried:\n{named}\n"
+            "Check `data.image_root` in the run file; image paths are relative to it."
+        )
     images = distinct(inspected)
     path_of = {key: image.path for key, image in images.items()} | known.path_of
     return ImageIndex(
@@ -367,7 +340,9 @@ def index_images(records: Iterable[Record], known: ImageIndex | None = None, *, 
         | {path: inspected[path].key for path in sorted(inspected) if not inspected[path].is_missing},
         path_of=path_of,
         size_of={key: image.size for key, image in images.items()} | known.size_of,
-        transparent=known.transparent.union(key for key, image in images.items() if "transparent" in image.traits),
+        transparent=known.transparent.union(
+            key for key, image in images.items() if image.header and "transparent" in image.header.traits
+        ),
         unusable=unusable,
         stamp_of=known.stamp_of | stamp_of,
         former={key: path for key, path in known.former.items() if key not in path_of},
@@ -382,7 +357,7 @@ def inspect_images(paths: Iterable[Path], *, decode: bool = False) -> dict[Path,
     """
     paths = sorted(set(paths))
     files, members_of = by_archive(paths)
-    inspect = partial(_inspect, decode=decode)
+    inspect = partial(_inspect, is_whole=decode)
     with tqdm(total=len(paths), desc="inspect images", unit="image", leave=False, disable=None) as progress:
 
         def counted(images: Iterable[ImageInfo]) -> list[ImageInfo]:
@@ -403,18 +378,18 @@ def inspect_images(paths: Iterable[Path], *, decode: bool = False) -> dict[Path,
     return {image.path: image for image in sorted(inspected_images, key=lambda image: image.is_missing)}
 
 
-def _inspect(read: tuple[Path, bytes | ImageError], *, decode: bool) -> ImageInfo:
+def _inspect(read: tuple[Path, bytes | ImageError], *, is_whole: bool) -> ImageInfo:
     path, data = read
     if isinstance(data, ImageError):
         return ImageInfo(path, problem=str(data))
     key = bytes_key(data)
     try:
         header = read_header(data, path)
-        if decode:
-            _decoded(data, path)
+        if is_whole:
+            decode(data, path)
     except BadImage as error:
         return ImageInfo(path, key, len(data), problem=str(error))
-    return ImageInfo(path, key, len(data), header.size, header.format, traits=header.traits, mode=header.mode)
+    return ImageInfo(path, key, len(data), header)
 
 
 def distinct(images: Mapping[Path, ImageInfo]) -> dict[str, ImageInfo]:
@@ -424,14 +399,6 @@ def distinct(images: Mapping[Path, ImageInfo]) -> dict[str, ImageInfo]:
         if not image.is_missing:
             image_of.setdefault(image.key, image)
     return image_of
-
-
-def _none_usable(unusable: dict[Path, str], origin_of: dict[Path, str]) -> ImageError:
-    named = "\n".join(first_few([f"{why} ({origin_of[path]})" for path, why in unusable.items()], NUM_NAMED))
-    return ImageError(
-        f"no image can be read; {count(len(unusable), 'image')} tried:\n{named}\n"
-        "Check `data.image_root` in the run file; image paths are relative to it."
-    )
 
 
 def _read_archive(archive: Path, paths: list[Path]) -> Iterator[tuple[Path, bytes | ImageError]]:
@@ -444,7 +411,8 @@ def _read_file(path: Path) -> bytes | ImageError:
     if leads_out(path):
         return unreadable(path, "it leads out of the image root; keep images below the root")
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
+        # Opening a FIFO without a writer would block forever.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())
             regular = stat.S_ISREG(status.st_mode)
             problem = _too_large(status.st_size) if regular else "it is a FIFO or a device; expected a file"
@@ -459,11 +427,6 @@ def _names_in_nfc(folder: Path) -> frozenset[str]:
     with contextlib.suppress(OSError):
         return frozenset(nfc(name) for name in os.listdir(folder) if not name.isascii())
     return frozenset()
-
-
-def _open_at_once(name: str, flags: int) -> int:
-    """Do not block: opening a FIFO without a writer would wait forever."""
-    return os.open(name, flags | os.O_NONBLOCK)
 
 
 def _too_large(num_bytes: int) -> str:

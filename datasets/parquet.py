@@ -26,11 +26,10 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lookonce.datasets.formats.record import IMAGE_NAMES, QUESTION_NAMES, Row
+from lookonce.datasets.formats.record import CONVERSATION_NAMES, IMAGE_NAMES, QUESTION_NAMES, Row
 from lookonce.datasets.text_files import Broken, Named, Rows, encode, refuse
 from lookonce.errors import ImageError, RecordsError
 from lookonce.files import parse_json
@@ -44,25 +43,17 @@ class ImageColumn(NamedTuple):
     """A column with one image per row."""
 
     name: str
-    is_struct: bool
-    has_path: bool
+    bytes_field: str
+    """The name under which pyarrow reads the bytes alone."""
+    path_field: str | None = None
 
     @property
-    def bytes_field(self) -> str:
-        """The name under which pyarrow reads the bytes alone."""
-        return f"{self.name}.bytes" if self.is_struct else self.name
-
-    @property
-    def path_field(self) -> str | None:
-        return f"{self.name}.path" if self.has_path else None
+    def is_struct(self) -> bool:
+        return self.bytes_field != self.name
 
 
 def image_columns(schema: Any) -> dict[str, ImageColumn]:
-    """All columns with one image per row, by name.
-
-    Raises:
-        ImageError: two columns have the same name.
-    """
+    """All columns with one image per row, by name; raises ImageError if two columns have the same name."""
     if len({*schema.names}) < len(schema.names):
         twice = next(name for name in schema.names if schema.names.count(name) > 1)
         raise ImageError(f"two columns are called `{twice}`; rename one of them")
@@ -108,13 +99,14 @@ def _as_image_column(field: Any) -> ImageColumn | None:
     from pyarrow import types
 
     if _is_binary(field.type):
-        return ImageColumn(field.name, is_struct=False, has_path=False)
+        return ImageColumn(field.name, field.name)
     if not types.is_struct(field.type) or (index := field.type.get_field_index("bytes")) < 0:
         return None
     kind = field.type.field(index).type
     if not (_is_binary(kind) or types.is_null(kind)):  # null: only paths are given
         return None
-    return ImageColumn(field.name, is_struct=True, has_path=field.type.get_field_index("path") >= 0)
+    has_path = field.type.get_field_index("path") >= 0
+    return ImageColumn(field.name, f"{field.name}.bytes", f"{field.name}.path" if has_path else None)
 
 
 def _is_binary(kind: Any) -> bool:
@@ -149,12 +141,6 @@ def open_parquet(path: Path) -> Any:
     from pyarrow.parquet import ParquetFile
 
     return ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False)
-
-
-def row_group_starts(file: Any) -> list[int]:
-    """The first row of each row group, and at the end the number of rows."""
-    sizes = (file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups))
-    return list(accumulate(sizes, initial=0))
 
 
 def read_rows(
@@ -222,14 +208,12 @@ def _images_of(
         return data
 
     data = pc.struct_field(array, "bytes") if column.is_struct else array
-    paths = pc.struct_field(array, "path").to_pylist() if column.has_path else [None] * len(array)
+    paths = pc.struct_field(array, "path").to_pylist() if column.path_field else [None] * len(array)
     return [(bytes_of(value), path) for value, path in zip(data, paths, strict=True)]
 
 
 JSON_COLUMN = "metadata"
 """The column of canonical records that is JSON text: a column has one type, and metadata may have any."""
-CONVERSATIONS = {"turns", "conversations", "messages", "instruction"}
-"""One of these columns is in every format but that of tables."""
 REFERRING: tuple[str, ...] = ("image", "images", "messages", "conversations")
 """The columns of these formats that may hold images among other values."""
 
@@ -291,7 +275,7 @@ class _Columns(NamedTuple):
         schema, image = file.schema_arrow, find_image_column(file.schema_arrow)
         name, of_bytes = image and image.name, byte_columns(schema)
         referring: tuple[str, ...] = REFERRING
-        if not CONVERSATIONS & {*schema.names}:  # a table, whose images may be in lists
+        if not {*CONVERSATION_NAMES} & {*schema.names}:  # a table, whose images may be in lists
             question = next((column for column in QUESTION_NAMES if column in schema.names), "")
             if question in of_bytes:
                 raise ImageError(f"the column `{question}` holds bytes; expected texts")
@@ -329,11 +313,7 @@ def _opened(row: Row, origin: str) -> Row:
 
 
 def write_parquet(path: Path, rows: Named) -> None:
-    """One row per record, one column per key.
-
-    Raises:
-        RecordsError: values under one key have different types.
-    """
+    """One row per record, one column per key; raises RecordsError if values under one key have different types."""
     import pyarrow as pa
     from pyarrow import parquet
 

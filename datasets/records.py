@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from lookonce.datasets.formats.image_references import Finder, Keep, Namer
+from lookonce.datasets.formats.image_references import Finder, Keep, image_name
 from lookonce.datasets.formats.record import Context, Record, Row, Turn, check_values, shown
 from lookonce.datasets.formats.registry import FORMATS, FormatName, Reader, format_of, read_row
 from lookonce.datasets.parquet import left_out_columns, read_parquet, without_nulls, write_parquet
@@ -220,10 +220,10 @@ def write_records(
     file_type = FILE_TYPES.get(path.suffix.lower(), JSONL)
     format = format_of_file(path, format)
     named_records = [(record.origin or f"record {number}", record) for number, record in enumerate(records, start=1)]
-    namer = Namer(path, image_root, absolute=absolute)
+    name_of = partial(image_name, root=image_root or path.parent, absolute=absolute and image_root is None)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temporary, _errors_name(path, temporary):
-        rows = ((name, _row(record, name, format, namer)) for name, record in _bar(named_records, "write records"))
+        rows = ((name, _row(record, name, format, name_of)) for name, record in _bar(named_records, "write records"))
         file_type.write(temporary, rows)
         finder = Finder(path, image_root)
         read = READERS[file_type.kind]
@@ -249,11 +249,7 @@ def _bar(records: list[tuple[str, Record]], what: str) -> Any:
 
 
 def format_of_file(path: Path, format: FormatName | None) -> FormatName:
-    """The format to write to a file of that name; `format` is the requested one.
-
-    Raises:
-        UsageError: a file of that type cannot hold it.
-    """
+    """The format to write to a file of that name; raises UsageError if it cannot hold the requested one."""
     if path.suffix.lower() not in TABLES:
         return format or "canonical"
     if format not in (None, "flat"):
@@ -261,9 +257,9 @@ def format_of_file(path: Path, format: FormatName | None) -> FormatName:
     return "flat"
 
 
-def _row(record: Record, name: str, format: FormatName, namer: Namer) -> Row:
+def _row(record: Record, name: str, format: FormatName, name_of: Callable[[Path, str], str]) -> Row:
     check_values(record.metadata, name)
-    images = [namer.name(image, name) for image in record.images]
+    images = [name_of(image, name) for image in record.images]
     try:
         return FORMATS[format].write(record, images)
     except RecordsError as error:
@@ -278,12 +274,14 @@ def _lost(record: Record, value: Any, name: str, format: FormatName, finder: Fin
         again = read_row(format, value, finder, name)
     except RecordsError as error:
         return str(error).removeprefix(f"{name}: ")
-    if again.images != tuple(Path(os.path.abspath(image)) for image in record.images):
-        return f"its images would be read back as {shown([str(image) for image in again.images])}"
-    if again.turns != record.turns:
-        return f"its turns would be read back as {shown(again.turns)}"
-    if again.system != record.system:
-        return f"its system text would be read back as {shown(again.system)}"
+    paths, expected_paths = [str(image) for image in again.images], [os.path.abspath(image) for image in record.images]
+    for what, found, expected in (
+        ("images", paths, expected_paths),
+        ("turns", again.turns, record.turns),
+        ("system text", again.system, record.system),
+    ):
+        if found != expected:
+            return f"its {what} would be read back as {shown(found)}"
     if again.metadata != record.metadata and not _is_same(again.metadata, record.metadata, kind, name):
         return f"its metadata would be read back as {shown(again.metadata)}"
     return ""

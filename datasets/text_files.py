@@ -17,6 +17,7 @@ encoding, JSON over several lines. Nothing is converted on the way, so what is t
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import re
@@ -65,29 +66,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
-def read_head(path: Path) -> bytes:
-    """The first bytes of a file, by which its type is recognised.
-
-    Raises:
-        RecordsError: it is a device or a FIFO, which cannot be read twice.
-    """
-    try:
-        with open_regular(path) as file:
-            return file.read(HEAD_BYTES)
-    except ValueError as error:
-        raise RecordsError(str(error)) from None
-
-
-def is_array(head: bytes) -> bool:
-    """Whether a JSON file that begins with these bytes holds an array, not one object per line."""
-    return head.removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"[")
-
-
-def is_json(head: bytes) -> bool:
-    """Whether a file that begins with these bytes holds JSON: an array or an object."""
-    return head.removeprefix(BYTE_ORDER_MARK).lstrip().startswith((b"[", b"{"))
-
-
 def refuse(origin: str, error: RecordsError) -> None:
     """Raise the error: the first row that cannot be read ends the reading."""
     raise error from None
@@ -103,7 +81,11 @@ def read_jsonl(path: Path, name: str | None = None, broken: Broken = refuse) -> 
             if not line.strip():
                 continue
             try:
-                value = decode_json(_decode_text(line, origin), origin)
+                text = line.removesuffix(b"\n").decode()
+                with _naming(origin):
+                    value = DECODER.decode(text)
+            except UnicodeDecodeError as error:
+                broken(origin, not_utf8(f"{origin}:", error, "JSONL"))
             except RecordsError as error:
                 broken(origin, error)
             else:
@@ -121,23 +103,13 @@ def not_utf8(place: str, error: UnicodeDecodeError, kind: str) -> RecordsError:
     return RecordsError(f"{place} cannot be read ({error}); expected a {kind} file in UTF-8; {advice}")
 
 
-def _decode_text(line: bytes, origin: str) -> str:
+@contextlib.contextmanager
+def _naming(origin: str, place: str = "column {0.colno}") -> Iterator[None]:
+    """Within this context, an error of the JSON decoder becomes a RecordsError that names the record."""
     try:
-        return line.removesuffix(b"\n").decode()
-    except UnicodeDecodeError as error:
-        raise not_utf8(f"{origin}:", error, "JSONL") from None
-
-
-def decode_json(text: str, origin: str) -> Any:
-    """The value of a JSON text.
-
-    Raises:
-        RecordsError: it is not JSON.
-    """
-    try:
-        return DECODER.decode(text)
+        yield
     except json.JSONDecodeError as error:
-        raise RecordsError(f"{origin}: not JSON ({error.msg} at column {error.colno})") from None
+        raise RecordsError(f"{origin}: not JSON ({error.msg} at {place.format(error)})") from None
     except (ValueError, RecursionError) as error:  # too many digits or too deep nesting
         raise RecordsError(f"{origin}: not JSON that can be read ({error})") from None
 
@@ -158,7 +130,8 @@ def read_array(path: Path, name: str | None = None, broken: Broken = refuse) -> 
         number += 1
         origin = f"{name}: record {number}"
         try:
-            value, end = _decode_record(text, position, origin)
+            with _naming(origin, "line {0.lineno}, column {0.colno}"):
+                value, end = DECODER.raw_decode(text, position)
         except RecordsError as error:
             return broken(origin, error)
         yield origin, value
@@ -170,17 +143,6 @@ def read_array(path: Path, name: str | None = None, broken: Broken = refuse) -> 
     elif text[position + 1 :].strip():
         hint = "expected one array, or one object per line"
         broken(name, RecordsError(f"{name}: text after the end of the array; {hint}"))
-
-
-def _decode_record(text: str, position: int, origin: str) -> tuple[Any, int]:
-    """The value that begins at `position`, and where it ends."""
-    try:
-        return DECODER.raw_decode(text, position)
-    except json.JSONDecodeError as error:
-        place = f"at line {error.lineno}, column {error.colno}"
-        raise RecordsError(f"{origin}: not JSON ({error.msg} {place})") from None
-    except (ValueError, RecursionError) as error:
-        raise RecordsError(f"{origin}: not JSON that can be read ({error})") from None
 
 
 def _skip_space(text: str, position: int) -> int:
@@ -260,18 +222,23 @@ def kind_of_file(path: Path) -> Kind:
     """
     if path.is_dir():
         raise RecordsError(f"cannot read {path}: {folder_in_place(path)}")
-    head = read_head(path)
+    try:
+        with open_regular(path) as file:
+            head = file.read(HEAD_BYTES)
+    except ValueError as error:  # a device or a FIFO, which cannot be read twice
+        raise RecordsError(str(error)) from None
     if head.startswith(b"PAR1"):
         return "parquet"
     _refuse_others(path, head)
     start = head.removeprefix(BYTE_ORDER_MARK).lstrip()
+    is_json = start.startswith((b"[", b"{"))
     if path.suffix.lower() == ".parquet" and head:
         raise RecordsError(f"{path} is not a parquet file, in spite of its name; it begins with {_shown(start)}")
-    if path.suffix.lower() in TABLES and not is_json(head):
+    if path.suffix.lower() in TABLES and not is_json:
         return "table"
-    if is_array(head):
+    if start.startswith(b"["):
         return "array"
-    if not is_json(head) and _is_header(start):
+    if not is_json and _is_header(start):
         raise RecordsError(f"{path} is a table, beginning with {_shown(start)}; give its name the suffix .csv or .tsv")
     if _goes_over_lines(start):
         command = f"{shell('jq', '-c', '.', path)} > NEW.jsonl"
@@ -352,11 +319,7 @@ def write_array(path: Path, rows: Named) -> None:
 
 
 def encode(row: Any, name: str) -> bytes:
-    """A row as JSON.
-
-    Raises:
-        RecordsError: a value has no JSON type, or a text is not valid UTF-8.
-    """
+    """A row as JSON; raises RecordsError if a value has no JSON type, or a text is not valid UTF-8."""
     try:
         return json.dumps(row, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:

@@ -6,17 +6,15 @@ about an image share its tokens. What stops one question is the result of that q
 with its reason and the others are answered.
 
 A *round* has questions about some images, as many as fit, so that each image is encoded once and few are in memory.
-Questions about the same images are in one round wherever they stand in the records. Rounds follow from the questions
-alone. An image that is shown together with several others may be needed by several rounds; it stays in memory until the
-last.
+Rounds follow from the questions alone, and questions about the same images are in one. An image that is shown together
+with several others may be needed by several rounds; it stays in memory until the last.
 
-Features are read from the run's cache if it has them. Other images are encoded as by a build of the cache, in tower
-batches and decoded ahead, so on a CPU they have the bits that the cache would have. The tower is loaded with the first
-image that the cache lacks, and stays. Nothing is written to the cache.
+Features are read from the run's cache if it has them. Other images are encoded as by a build of the cache, so on a CPU
+they have its bits. Nothing is written to the cache.
 
 In a conversation each question follows the model's own answers. The chat template puts images before the first
-question, so other images begin another conversation. Each question is answered by `generate`, which hands out the words
-of an answer as they come. The features of its images stay in memory, and the turns before are computed again.
+question, so other images begin another conversation. Questions are answered by `generate`, which hands out words as
+they come. The features of the images stay in memory, and the turns before are computed again.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ from lookonce.datasets.images import ImageIndex, index_images, read_bytes
 from lookonce.datasets.records import Record, RecordsFile, Turn
 from lookonce.errors import ImageError, LookonceError, RecordsError, TrainingError, UsageError
 from lookonce.eval.answers.engines import engine_of, greedy_answers
-from lookonce.eval.answers.questions import Asked, dialogues_of, together, without_answers
+from lookonce.eval.answers.questions import Asked, together, without_answers
 from lookonce.eval.decoding.dialogue import Answer, Dialogue
 from lookonce.files import files_below, hash_file
 from lookonce.run.folder import RECORD
@@ -397,17 +395,16 @@ class Answerer:
         if error := next((failed[key] for key in keys if key in failed), None):
             raise error
         own, grids = [asked[number] for number in numbers], [self._features.grid_thw(key) for key in keys]
-        every = range(len(own))
-        prompts = [self._chat.question(*one, keys, grids) for one in without_answers(own, [every])]
-        [dialogue] = dialogues_of([every], prompts, self._chat)
-        return dialogue
+        unanswered = without_answers(own, [range(len(own))])
+        return Dialogue.of([self._chat.question(*one, keys, grids) for one in unanswered], self._chat)
 
     def _answers(
         self, dialogues: Mapping[int, Dialogue], notify: Notify
     ) -> dict[int, Sequence[Answer | LookonceError]]:
         """The answers to a batch; the questions of one that does not fit the memory have an error instead."""
         try:
-            return dict(zip(dialogues, self._engine.answers(self._model, [*dialogues.values()], notify), strict=True))
+            [answers] = self._engine.stream(self._model, [[*dialogues.values()]], notify)
+            return dict(zip(dialogues, answers, strict=True))
         except TrainingError as error:
             if len(dialogues) == 1:
                 return {number: [error] * one.num_questions for number, one in dialogues.items()}
@@ -455,7 +452,7 @@ class Conversation:
 
     def reset(self) -> None:
         """Begin again, about the same images."""
-        self._turns: tuple[Turn, ...] = ()
+        self._questions: tuple[str, ...] = ()
         self._answers: tuple[Answer, ...] = ()
 
     def ask(self, question: str, on_text: Callable[[str], None] = lambda text: None) -> Answer:
@@ -464,8 +461,9 @@ class Conversation:
         Raises:
             LookonceError: it cannot be answered; the conversation is then as before.
         """
-        turns = (*self._turns, Turn(question, ""))
-        asked = self._record(*(Turn(turn.question, NOT_ANSWERED) for turn in turns))
+        questions = (*self._questions, question)
+        turns = tuple(Turn(text, NOT_ANSWERED) for text in questions)
+        asked = Record(self._images, turns, self._system, origin="the conversation")
         tokenizer: Any = self._answerer.opened.chat_tokenizer.tokenizer
         streamer: Any = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
         streamer.on_finalized_text = lambda text, stream_end=False: on_text(text)  # words, as soon as they are whole
@@ -476,9 +474,6 @@ class Conversation:
                 f"the GPU is out of memory for a conversation of {count(len(turns), 'question')}; begin again "
                 "with /reset"
             ) from None
-        self._turns += (Turn(question, answer.text),)
+        self._questions = questions
         self._answers += (answer,)
         return answer
-
-    def _record(self, *turns: Turn) -> Record:
-        return Record(self._images, turns, self._system, origin="the conversation")

@@ -21,7 +21,6 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lookonce.eval.join import Joined, Run, join
 from lookonce.eval.scores.prediction import FEW_RIGHT, METRICS, SENTENCE, Metric
@@ -128,12 +127,25 @@ def compare(runs: Sequence[Run], *, with_first_only: bool = False, metric: Metri
     differences_QP = np.stack([score_QC[:, second] - score_QC[:, first] for first, second in chosen], axis=1)
     candidates = [_candidate([runs[number] for number in group], joined, group) for group in groups]
     p_values = sign_flip_p(totals(differences_QP, joined.clusters)).tolist()
-    of_pairs = [difference_interval(difference_Q, joined.clusters) for difference_Q in differences_QP.T]
-    tested = zip(chosen, of_pairs, p_values, holm(p_values), strict=True)
-    pairs = [
-        _pair((candidates[first], candidates[second]), score_QC[:, [first, second]], interval, ps, are_seeds, metric)
-        for (first, second), interval, *ps in tested
-    ]
+    pairs = []
+    for numbers, difference_Q, p, p_holm in zip(chosen, differences_QP.T, p_values, holm(p_values), strict=True):
+        first, second = (candidates[number] for number in numbers)
+        are_counted = metric == "exact_match" and len(first.runs) == len(second.runs) == 1
+        pairs.append(
+            Pair(
+                first=first.name,
+                second=second.name,
+                difference=second.score - first.score,
+                interval=difference_interval(difference_Q, joined.clusters),
+                p=p,
+                p_holm=p_holm,
+                only_first=int(np.sum(difference_Q < 0)) if are_counted else None,
+                only_second=int(np.sum(difference_Q > 0)) if are_counted else None,
+                spread=max((one.spread for one in (first, second) if one.spread is not None), default=None),
+                are_seeds=are_seeds,
+                metric=metric,
+            )
+        )
     num_images = int(joined.clusters.max(initial=-1)) + 1
     prompts = {run.name: _prompts(run) for run in runs}
     differing = prompts if len({*prompts.values()}) > 1 else {}
@@ -171,33 +183,6 @@ def _candidate(runs: Sequence[Run], joined: Joined, group: list[int]) -> Candida
         interval=share_interval(joined.score_QR[:, group].mean(axis=1), joined.clusters),
         majority=float(joined.majority_QR[:, group].mean()),
         spread=float(by_run.max() - by_run.min()) if len(runs) > 1 else None,
-    )
-
-
-def _pair(
-    both: tuple[Candidate, Candidate],
-    score_Q2: NDArray[np.float64],
-    interval: Interval | None,
-    ps: Sequence[float],
-    are_seeds: bool,
-    metric: Metric,
-) -> Pair:
-    (first, second), (p, p_holm) = both, ps
-    only_first = only_second = None
-    if metric == "exact_match" and len(first.runs) == len(second.runs) == 1:
-        only_first, only_second = (int(np.sum(score_Q2[:, one] > score_Q2[:, 1 - one])) for one in (0, 1))
-    return Pair(
-        first=first.name,
-        second=second.name,
-        difference=second.score - first.score,
-        interval=interval,
-        p=p,
-        p_holm=p_holm,
-        only_first=only_first,
-        only_second=only_second,
-        spread=max((one.spread for one in both if one.spread is not None), default=None),
-        are_seeds=are_seeds,
-        metric=metric,
     )
 
 

@@ -3,20 +3,18 @@
 Q questions, R runs.
 
 Design: two runs are seeds of one another if all that determines the training is the same but `train.seed`: the run file
-without paths and settings that change no result, and the hashes of what was read. A predictions file outside a run
-folder has neither. Where a training started with the adapter of another run, or has the answers of others in its
-contexts, their trainings count in the same way, so that runs that need others can be seeds of one another too. A part
-of the records that the seed draws (`data.where`, `data.replay`, `data.held_out`) is another one for each seed: in place
-of its hashes the files count, by path.
+without paths and settings that change no result, and the hashes of what was read. Where a training started with the
+adapter of another run, or has the answers of others in its contexts, their trainings count in the same way. A part of
+the records that the seed draws (`data.where`, `data.replay`, `data.held_out`) is another one for each seed: in place of
+its hashes the files count, by path.
 
 A difference between runs that answered different questions may come from the questions, so there is no inner join:
-runs are joined by image key, question and turn, and refused if these are not the same. Where a question is asked twice
-about an image, not the order tells the two apart but their references, the questions before them, and last where their
-records were read from.
+runs are joined by image key, question and turn, and refused if these are not the same. References, the questions before
+it, and last where its record was read from identify a question that is asked twice about an image.
 
 To route is to take the answer to each question from one of several runs, such as the adapter that was trained on its
 stage. Each run has answered all questions, so no model is loaded, and what is routed is what each adapter answers
-alone, to the bit. The cost: each adapter also answers the questions of the others, which shows what it does on these.
+alone, to the bit.
 """
 
 from __future__ import annotations
@@ -68,17 +66,31 @@ def read_runs(paths: Sequence[Path], split: str | None = None) -> list[Run]:
         UsageError: the runs' own splits differ, or the predictions of a run do not exist.
         LookonceError: a path is none of these, or predictions are damaged.
     """
-    folders = {path: _folder_of(path) for path in paths}
-    own = {path: folder.read_run().eval.split for path, folder in folders.items() if folder and not _is_file(path)}
-    if split is None and len(set(own.values())) > 1:
-        said = listed([f"{path}: {name}" for path, name in own.items()])
-        raise UsageError(f"the runs were evaluated on different splits ({said}); choose one with --split")
+    folders = {path: folder_at(path) for path in paths}
+    own = {path: folder.read_run().eval.split for path, folder in folders.items() if folder and not is_file(path)}
+    check_splits({str(path): split or of_run for path, of_run in own.items()})
     found = []
     for path, name in zip(paths, short_names(paths), strict=True):
         folder = folders[path]
-        file = path if folder is None or _is_file(path) else find_predictions(folder, split or own[path])
-        found.append(Run(name, read_predictions(file), *(_training_of(folder) if folder else ("", None))))
+        file = find_predictions(folder, split or own[path]) if folder and path in own else path
+        found.append(read_file(name, file, folder))
     return found
+
+
+def read_file(name: str, file: Path, folder: RunFolder | None) -> Run:
+    """The run with the answers of a predictions file; `folder` is the run folder that it belongs to, if any."""
+    return Run(name, read_predictions(file), *(_training_of(folder) if folder else ("", None)))
+
+
+def check_splits(splits: Mapping[str, str]) -> None:
+    """Check that the splits of some runs, by the runs' names, are one.
+
+    Raises:
+        UsageError: they differ.
+    """
+    if len({*splits.values()}) > 1:
+        said = listed([f"{run}: {split}" for run, split in splits.items()])
+        raise UsageError(f"the runs were evaluated on different splits ({said}); choose one with --split")
 
 
 def find_predictions(folder: RunFolder, split: str) -> Path:
@@ -111,20 +123,21 @@ def short_names(paths: Sequence[Path]) -> list[str]:
     return names
 
 
-def _is_file(path: Path) -> bool:
+def is_file(path: Path) -> bool:
+    """Whether a path is a predictions file."""
     return path.suffix == ".jsonl"
 
 
 def _named_by(path: Path) -> Path:
     """The folder after which a run is named, or a predictions file without its suffix."""
-    if _is_file(path):
+    if is_file(path):
         return path.parent.parent if path.parent.name == "predictions" else path.with_suffix("")
     return path.parent if path.suffix in (".yaml", ".yml") and (path.parent / RECORD).exists() else path
 
 
-def _folder_of(path: Path) -> RunFolder | None:
+def folder_at(path: Path) -> RunFolder | None:
     """The run folder of a path; None for a predictions file elsewhere."""
-    if not _is_file(path):
+    if not is_file(path):
         return RunFolder.find(path)
     above = path.absolute().parent.parent
     return RunFolder(above) if (above / RECORD).exists() else None
@@ -152,7 +165,7 @@ def _training_of(folder: RunFolder) -> tuple[str, int | None]:
 
 def _origin(path: Path, recorded: str) -> str:
     """What determines the training whose answers a file has; the recorded hash if the file is another one now."""
-    folder = _folder_of(path)
+    folder = folder_at(path)
     return _training_of(folder)[0] if folder and path.exists() and hash_file(path) == recorded else recorded
 
 

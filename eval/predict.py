@@ -10,10 +10,7 @@ cannot be answered is named with its reason, and all others are answered.
 from __future__ import annotations
 
 import contextlib
-import csv
 import hashlib
-import io
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,18 +21,20 @@ from typing import Any
 from tqdm import tqdm
 
 from lookonce.datasets.images import ImageIndex, index_images
-from lookonce.datasets.records import Turn, check_target
-from lookonce.datasets.text_files import as_cell, safe_cell
+from lookonce.datasets.records import Turn
+from lookonce.datasets.text_files import write_csv, write_jsonl
 from lookonce.environment import shorten
 from lookonce.errors import LookonceError
 from lookonce.eval.answerer import Answerer, Results
 from lookonce.eval.answers.files import PartialAnswers
 from lookonce.eval.answers.questions import Asked, Turns, on_this_machine, row_of, together, turns_before
 from lookonce.eval.decoding.dialogue import Answer
-from lookonce.files import write_text
+from lookonce.files import atomic_write
 from lookonce.text import Notify, count, duration, listed, quiet, table
 
 Row = dict[str, Any]
+SUFFIXES = (".jsonl", ".csv")
+"""Those of the files that are written."""
 COLUMNS = ("origin", "images", "question", "turn", "predicted", "answer", "right", "logprob", "num_tokens", "ended")
 """The columns of a CSV file."""
 
@@ -48,37 +47,19 @@ def answered(asked: Asked, earlier: tuple[Turn, ...], turns: Turns, image_keys: 
     return {name: value for name, value in prediction.to_json().items() if name not in absent}
 
 
-def check_output(path: Path, records: Path | None, *, overwrite: bool) -> None:
-    """Check that rows can be written to a file of that name; `records` has the questions.
-
-    Raises:
-        UsageError: it exists, is the records file, or has another suffix.
-    """
-    check_target(path, records, (".jsonl", ".csv"), overwrite=overwrite)
-
-
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """Write rows to a file, of the type that its suffix names."""
-    if path.suffix.lower() == ".csv":
-        write_text(path, _table(rows))
-    else:
-        write_text(path, "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows))
+    with atomic_write(path) as temporary:
+        if path.suffix.lower() == ".csv":
+            write_csv(temporary, ((row["origin"], _cells(row)) for row in rows))
+        else:
+            write_jsonl(temporary, ((row["origin"], row) for row in rows))
 
 
-def _table(rows: Sequence[Row]) -> str:
-    text = io.StringIO()
-    table = csv.writer(text)  # with another end of lines it would not quote a cell with "\r"
-    table.writerow(COLUMNS)
-    for row in rows:
-        cells = row | {"images": _images(row)}
-        table.writerow([safe_cell(as_cell(cells.get(name), name)) for name in COLUMNS])
-    return text.getvalue()
-
-
-def _images(row: Row) -> str:
-    """The images of a row in one cell: a path, or several as JSON."""
+def _cells(row: Row) -> Row:
+    """The values of a row by their columns; a single image is its path alone."""
     images = row["images"]
-    return images[0] if len(images) == 1 else json.dumps(images, ensure_ascii=False) if images else ""
+    return {name: row.get(name) for name in COLUMNS} | {"images": images[0] if len(images) == 1 else images or None}
 
 
 MAX_NAMED = 5

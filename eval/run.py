@@ -6,9 +6,9 @@ same one with its adapter switched off. The run's own answers come last, when al
 answers as context each stage is a pass; all are interrupted and shared in the same way.
 
 Answers of an evaluation that has ended need not be given again: `answering/NAME.json` has the identity of what they
-depended on, apart from the machine, so that they are found again on another one. Only what the model gave is taken from
-the rows of the file: references, labels and majority answers are those of the records as they are now. While an
-evaluation of that name is unfinished, its file may be the one before, so it does not count.
+depended on, apart from the machine. Only what the model gave is taken from the rows of the file: references, labels and
+majority answers are those of the records now. While an evaluation is unfinished, its file may be the one before, so it
+does not count.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from lookonce.datasets.records import Record
 from lookonce.errors import UsageError
@@ -26,7 +26,6 @@ from lookonce.settings import Section
 from lookonce.text import count, listed, nfc, quoted
 
 Challenge = Literal["medico", "medvqa-gi"]
-CHALLENGES = get_args(Challenge)
 NUM_NAMED = 3
 PUBLIC = ("bleu", "rouge1", "rouge2", "rougeL", "meteor")
 
@@ -66,6 +65,7 @@ def submission(
     rules = RULES[challenge]
     rows = [_row(number, one, rules) for number, one in enumerate(predictions)]
     seconds = cost.seconds / cost.num_answered if cost.num_answered else None
+    packages = [{"name": found.metadata["Name"], "version": found.version} for found in distributions()]
     return {
         "submission_info": info.model_dump(),
         "public_scores": _public_scores(predictions, [row["answer"] for row in rows], rules),
@@ -76,7 +76,7 @@ def submission(
         "model_memory_mb": cost.model_mb if seconds else None,
         "gpu_name": cost.device,
         "debug": {
-            "packages": sorted(_packages(), key=lambda package: package["name"].lower()),
+            "packages": sorted(packages, key=lambda package: package["name"].lower()),  # as pip list has them
             "system": {
                 "python": platform.python_version(),
                 "os": platform.system(),
@@ -140,11 +140,6 @@ def _public_scores(predictions: Sequence[Prediction], answers: list[str], rules:
         raise UsageError(f"the public scores of a submission need BLEU, ROUGE and METEOR, {match.NOT_INSTALLED}")
     scores = match.TextMetrics([(one.answer,) for one in predictions]).scores(answers)
     return {name: round(scores[name], rules.digits) for name in PUBLIC}
-
-
-def _packages() -> list[dict[str, str]]:
-    """The installed packages, as `pip list --format=json` lists them."""
-    return [{"name": found.metadata["Name"], "version": found.version} for found in distributions()]
 
 
 def to_text(value: dict[str, Any]) -> str:

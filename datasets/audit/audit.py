@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
@@ -148,14 +148,6 @@ class Baseline:
         return f"{self.exact_match:.1%} of {number} of {self.scored_on}, learned on {learned}"
 
 
-def count_answers(questions: Iterable[QuestionAnswer]) -> dict[str, Counter[str]]:
-    """How often each answer is given to each question."""
-    answers: dict[str, Counter[str]] = defaultdict(Counter)
-    for question in questions:
-        answers[question.question][question.answer] += 1
-    return answers
-
-
 def vocabularies(answers: Answers) -> list[Vocabulary]:
     """The answers of the questions asked most, most first."""
     listed = []
@@ -229,22 +221,19 @@ class Audit:
     """The result of an audit."""
 
     files: tuple[FileCounts, ...]
+    num_images: int
+    """Distinct images, over all files, among those that can be read."""
+    num_questions: int
+    num_distinct_questions: int
     findings: tuple[Finding, ...]
     """All findings, the most severe first."""
     leaks: tuple[Leak, ...]
     baselines: tuple[Baseline, ...]
-    vocabulary: tuple[Vocabulary, ...]
-    num_distinct_questions: int
-    num_images: int
-    """Distinct images, over all files, among those that can be read."""
+    questions: tuple[Vocabulary, ...]
     questions_per_image: Mapping[int, int]
     """For each number of questions, how many images have it, over all files, also images that cannot be read."""
-    sizes: Mapping[Size, int]
+    image_sizes: Mapping[Size, int]
     """For each width and height, how many distinct images have it; unreadable images are not counted."""
-
-    def with_findings(self, findings: Iterable[Finding]) -> Audit:
-        """The audit with further findings."""
-        return replace(self, findings=_sorted([*self.findings, *findings]))
 
     def count(self, level: Level) -> int:
         """The number of findings of a level."""
@@ -255,34 +244,21 @@ class Audit:
         """Images that are asked about: distinct ones that can be read, and the paths of those that cannot."""
         return sum(self.questions_per_image.values())
 
-    @property
-    def num_questions(self) -> int:
-        return sum(file.num_questions for file in self.files)
-
     def to_json(self) -> dict[str, Any]:
         """All of it in plain types; `lookonce data audit -h` explains the keys."""
-        value = {
-            "files": [asdict(file) for file in self.files],
-            "num_images": self.num_images,
-            "num_questions": self.num_questions,
-            "num_distinct_questions": self.num_distinct_questions,
-            "findings": [asdict(finding) for finding in self.findings],
-            "leaks": [asdict(leak) for leak in self.leaks],
-            "baselines": [asdict(baseline) for baseline in self.baselines],
-            "questions": [asdict(vocabulary) for vocabulary in self.vocabulary],
-            "questions_per_image": {str(number): images for number, images in self.questions_per_image.items()},
-            "image_sizes": [
-                {"width": width, "height": height, "images": images} for (width, height), images in self.sizes.items()
-            ],
-        }
-        return {key: encodable(item) for key, item in value.items()}
+        sizes = [{"width": width, "height": height, "images": n} for (width, height), n in self.image_sizes.items()]
+        value: dict[str, Any] = encodable(asdict(self) | {"image_sizes": sizes})
+        return value
 
 
-def audit(corpus: Corpus) -> Audit:
-    """Audit records files and their images."""
+def audit(corpus: Corpus, more: Iterable[Finding] = ()) -> Audit:
+    """Audit records files and their images; `more` are findings from another module."""
     questions = list_questions(corpus)
-    answers = count_answers(questions)
+    answers: dict[str, Counter[str]] = defaultdict(Counter)
+    for question in questions:
+        answers[question.question][question.answer] += 1
     leaks = find_leaks(corpus, questions)
+    files = tuple(FileCounts.of(file, corpus) for file in corpus.files)
     findings = [
         *find_malformed(corpus),
         *find_image_problems(corpus),
@@ -290,21 +266,19 @@ def audit(corpus: Corpus) -> Audit:
         *find_repeats(questions),
         *find_texts(corpus, questions),
         *find_constants(answers),
+        *more,
     ]
     per_image = Counter(image for question in questions for image in question.images)
     size_of = {info.key: info.size for info in corpus.images.values() if info.size}
     return Audit(
-        files=tuple(FileCounts.of(file, corpus) for file in corpus.files),
-        findings=_sorted(findings),
+        files=files,
+        num_images=len({info.key for info in corpus.images.values() if info.key}),
+        num_questions=len(questions),
+        num_distinct_questions=len(answers),
+        findings=tuple(sorted(findings, key=lambda finding: LEVELS.index(finding.level))),
         leaks=tuple(leaks),
         baselines=tuple(baselines([file.name for file in corpus.files], questions)),
-        vocabulary=tuple(vocabularies(answers)),
-        num_distinct_questions=len(answers),
-        num_images=len({info.key for info in corpus.images.values() if info.key}),
+        questions=tuple(vocabularies(answers)),
         questions_per_image=dict(sorted(Counter(per_image.values()).items())),
-        sizes=dict(Counter(size_of.values()).most_common()),
+        image_sizes=dict(Counter(size_of.values()).most_common()),
     )
-
-
-def _sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    return tuple(sorted(findings, key=lambda finding: LEVELS.index(finding.level)))

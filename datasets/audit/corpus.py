@@ -41,11 +41,7 @@ class CorpusFile:
 
     @classmethod
     def read(cls, name: str, path: Path, image_root: Path | None) -> CorpusFile:
-        """Read a file; malformed records are kept aside.
-
-        Raises:
-            RecordsError: there is no such file, or it cannot be read as text.
-        """
+        """Read a file; malformed records are kept aside. Raises RecordsError if it is missing, or no text."""
         malformed = Collector()
         file = RecordsFile(path, image_root, broken=malformed)
         records = list(file)

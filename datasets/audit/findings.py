@@ -37,6 +37,8 @@ NUM_EXAMPLES = 3
 """A finding shows this many of its items."""
 NUM_KINDS = 10
 """The text shows this many kinds of malformed records."""
+MIN_SIDE = 32
+"""Smaller images are odd: 32 pixels are the side of one visual token of Qwen3-VL."""
 MIN_ASKED = 20
 """A question must be asked this often before a constant answer is reported."""
 
@@ -161,12 +163,8 @@ def find_image_problems(corpus: Corpus) -> list[Finding]:
             num_examples=1 if are_all else NUM_EXAMPLES,
         ),
         *find("broken", "error", "cannot be encoded", lambda info: "" if info.is_missing else info.problem),
-        *find("odd", "warning", "of an odd size", lambda info: info.oddity),
-        *(
-            finding
-            for trait, (level, says) in TRAITS.items()
-            for finding in find(trait, level, says, partial(_with_trait, trait))
-        ),
+        *find("odd", "warning", "of an odd size", _oddity),
+        *(one for trait, (level, says) in TRAITS.items() for one in find(trait, level, says, partial(_noted, trait))),
         *findings_from(
             "copies",
             "note",
@@ -177,8 +175,15 @@ def find_image_problems(corpus: Corpus) -> list[Finding]:
     ]
 
 
-def _with_trait(trait: Trait, info: ImageInfo) -> str:
-    return f"{info.format}, mode {info.mode}" if trait in info.traits else ""
+def _oddity(info: ImageInfo) -> str:
+    width, height = info.size or (MIN_SIDE, MIN_SIDE)
+    is_odd = min(width, height) < MIN_SIDE
+    return f"{width} x {height} pixels, less than {MIN_SIDE} on a side" if is_odd else ""
+
+
+def _noted(trait: Trait, info: ImageInfo) -> str:
+    header = info.header
+    return f"{header.format}, mode {header.mode}" if header and trait in header.traits else ""
 
 
 def _image_example(item: Item) -> str:
@@ -207,17 +212,15 @@ IMAGE_TAG = re.compile(rf"<(?:image|video|audio)>|{MARKUP}", re.IGNORECASE)
 def find_texts(corpus: Corpus, questions: Sequence[QuestionAnswer]) -> list[Finding]:
     """Find texts that are wrong by themselves."""
 
-    def where(text_of: Callable[[QuestionAnswer], str]) -> Iterator[tuple[str, str]]:
-        return ((text_of(question), question.origin) for question in questions)
-
-    spaces = where(lambda question: question.answer if question.answer != question.answer.strip() else "")
-    short = where(
-        lambda question: question.question if len(question.question.split()) < 2 and not _missing(question) else ""
+    missing = [(_missing(asked), asked.origin) for asked in questions]
+    spaces = ((asked.answer, asked.origin) for asked in questions if asked.answer != asked.answer.strip())
+    short = (
+        (asked.question, asked.origin) for asked in questions if len(asked.question.split()) < 2 and not _missing(asked)
     )
-    empty = where(lambda question: "" if any(char.isalnum() for char in question.answer) else question.answer)
+    empty = ((asked.answer, asked.origin) for asked in questions if not any(map(str.isalnum, asked.answer)))
     return [
         *_find("answer-spaces", "with spaces or line breaks around the answer, which models learn", spaces),
-        *_find("missing-values", "with a missing value written as text", where(_missing)),
+        *_find("missing-values", "with a missing value written as text", missing),
         *_find("short-questions", "of fewer than two words", short),
         *_find("empty-answers", "with an answer without a letter or a digit", empty),
         *_find("special-tokens", "with what looks like a special token of another model", _with(SPECIAL_TOKEN, corpus)),
@@ -269,25 +272,20 @@ def find_repeats(questions: Iterable[QuestionAnswer]) -> list[Finding]:
     groups: dict[object, list[QuestionAnswer]] = defaultdict(list)
     for question in questions:
         groups[question.file, question.images, question.before, question.question].append(question)
-    repeated = [(group, _all_agree(group)) for group in groups.values() if len(group) > 1]
-    contradictions = [_repeat(group) for group, agree in repeated if not agree]
-    duplicates = [_repeat(group) for group, agree in repeated if agree]
+    duplicates: list[Item] = []
+    contradictions: list[Item] = []
+    for group in groups.values():
+        if len(group) > 1:
+            (duplicates if _all_agree(group) else contradictions).append(_repeat(group))
+
+    def find(code: str, level: Level, items: list[Item], answered: str) -> list[Finding]:
+        says = f"{count(len(items), 'question')} asked again about the same image with {answered}"
+        return findings_from(code, level, items, says, _repeat_example)
+
+    merge = "another answer; merge them into one record with several `references`, or drop them"
     return [
-        *findings_from(
-            "contradictions",
-            "error",
-            contradictions,
-            f"{count(len(contradictions), 'question')} asked again about the same image with another answer; merge "
-            "them into one record with several `references`, or drop them",
-            _repeat_example,
-        ),
-        *findings_from(
-            "duplicates",
-            "warning",
-            duplicates,
-            f"{count(len(duplicates), 'question')} asked again about the same image with the same answer",
-            _repeat_example,
-        ),
+        *find("contradictions", "error", contradictions, merge),
+        *find("duplicates", "warning", duplicates, "the same answer"),
     ]
 
 

@@ -32,6 +32,7 @@ NUM_DRAWN = 30
 """The page draws the answers of this many questions."""
 NUM_IMAGES, SIDE = 48, 300
 """A contact sheet has this many images, whose longer side has this many pixels."""
+BASELINE = "majority baseline (always each question's most frequent answer, without an image)"
 RARE = ("malformed", "unusable", "no image", "several images")
 """Columns of the table of files that are often all zero."""
 
@@ -44,8 +45,8 @@ def to_text(audit: Audit, more: Sequence[str] = ()) -> str:
         _findings(audit.findings),
         *more,
         _per_image(audit),
-        table(*size_lines(audit)) if audit.sizes else "",
-        _baselines(audit),
+        table(*size_lines(audit)) if audit.image_sizes else "",
+        "\n".join([BASELINE, *(f"  {baseline.text()}" for baseline in audit.baselines)]),
         _questions(audit),
     ]
     return "\n" + "\n\n".join(part for part in parts if part) + "\n"
@@ -108,16 +109,11 @@ def _per_image(audit: Audit) -> str:
 
 def size_lines(audit: Audit, most: int = NUM_SIZES) -> tuple[Sequence[str], list[Sequence[str]]]:
     """Return header and lines of a table of the most frequent image sizes."""
-    lines = [(f"{width} x {height}", f"{images:,}") for (width, height), images in audit.sizes.items()]
+    lines = [(f"{width} x {height}", f"{images:,}") for (width, height), images in audit.image_sizes.items()]
     if len(lines) > most:
-        rest = sum(list(audit.sizes.values())[most:])
+        rest = sum(list(audit.image_sizes.values())[most:])
         lines = [*lines[:most], (count(len(lines) - most, "other size"), f"{rest:,}")]
     return ("image size", "images"), list(lines)
-
-
-def _baselines(audit: Audit) -> str:
-    lines = [f"  {baseline.text()}" for baseline in audit.baselines]
-    return "\n".join(["majority baseline (always each question's most frequent answer, without an image)", *lines])
 
 
 def _questions(audit: Audit) -> str:
@@ -140,7 +136,7 @@ def _questions(audit: Audit) -> str:
 
 def asked_again(audit: Audit) -> list[Vocabulary]:
     """Return the questions that are asked more than once; the others have no majority."""
-    return [each for each in audit.vocabulary if each.num_asked > 1]
+    return [each for each in audit.questions if each.num_asked > 1]
 
 
 @dataclass(frozen=True)
@@ -151,11 +147,7 @@ class Thumbnail:
     file: str
     question: str
     answer: str
-    jpeg: bytes
-
-    @property
-    def url(self) -> str:
-        return data_url(self.jpeg)
+    url: str
 
 
 def draw_contact_sheet(corpus: Corpus, seed: int = 0, num_images: int = NUM_IMAGES) -> list[Thumbnail]:
@@ -167,7 +159,7 @@ def draw_contact_sheet(corpus: Corpus, seed: int = 0, num_images: int = NUM_IMAG
     questions = _questions_about(corpus, set(chosen))
     small = small_jpegs(path_of[key] for key in chosen)
     return [
-        Thumbnail(path_of[key].name, *rng.choice(questions[key]), small[path_of[key]])
+        Thumbnail(path_of[key].name, *rng.choice(questions[key]), data_url(small[path_of[key]]))
         for key in chosen
         if small[path_of[key]]
     ]
@@ -227,7 +219,7 @@ def to_page(audit: Audit, sections: Sequence[Section] = (), sheet: Sequence[Thum
     def histogram(counts: Mapping[int, int], x_name: str, y_name: str) -> str:
         return plots.to_svg(plots.histogram(counts, x_name, y_name), f"{y_name} by {x_name}")
 
-    sizes = f"{count(len(audit.sizes), 'image size')}: width and height"
+    sizes = f"{count(len(audit.image_sizes), 'image size')}: width and height"
     names = ", ".join(file.name for file in audit.files)
     return page.render(
         "audit.html.jinja",
@@ -239,8 +231,10 @@ def to_page(audit: Audit, sections: Sequence[Section] = (), sheet: Sequence[Thum
         sections=sections,
         asked_again=asked_again(audit)[:NUM_DRAWN],
         size_table=size_lines(audit),
-        all_sizes=size_lines(audit, len(audit.sizes)),
-        sizes=plots.to_svg(plots.points(audit.sizes, "width, pixels", "height, pixels"), sizes) if audit.sizes else "",
+        all_sizes=size_lines(audit, len(audit.image_sizes)),
+        sizes=plots.to_svg(plots.points(audit.image_sizes, "width, pixels", "height, pixels"), sizes)
+        if audit.image_sizes
+        else "",
         histogram=histogram,
         sheet=sheet,
         footer="Made by lookonce data audit. Its --json has the same numbers and all items of each finding.",

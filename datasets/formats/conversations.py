@@ -36,14 +36,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from lookonce.datasets.formats.image_references import (
-    MOVE_IMAGES,
-    TAG,
-    Finder,
-    add_tags,
-    check_num_tags,
-    remove_tags,
-)
+from lookonce.datasets.formats.image_references import MOVE_IMAGES, TAG, Finder, add_tags, check_num_tags, remove_tags
 from lookonce.datasets.formats.record import (
     Record,
     Row,
@@ -85,39 +78,27 @@ class Message(NamedTuple):
     """Whether `<image>` in the content is an image tag; if not, it is a word."""
 
 
-def parse_role(value: Any, number: int, origin: str) -> str:
-    """Return the role of message `number`.
+def read_message(message: Any, where: str, keys: tuple[str, str] = ("role", "content")) -> Message:
+    """A message with these keys for its role and content; `where` names it: "train.jsonl:1: message 2".
 
     Raises:
-        RecordsError: it is not one of `ROLES`.
-    """
-    if isinstance(value, str) and value in ROLES:
-        return ROLES[value]
-    if value in TOOLS:
-        raise RecordsError(f"{origin}: message {number} has the role {value!r}; tool calls are not supported")
-    raise RecordsError(f"{origin}: message {number} has the role {kind(value)}; expected one of {', '.join(ROLES)}")
-
-
-def message_values(message: Any, number: int, keys: Sequence[str], origin: str) -> list[Any]:
-    """Return the values of a message's keys.
-
-    Raises:
-        RecordsError: a key is missing, or the message has another key, which would be lost.
+        RecordsError: a key is missing, its role is unknown, or it has another key, which would be lost.
     """
     if not isinstance(message, dict):
-        raise RecordsError(f"{origin}: message {number} must be an object with {list(keys)}, got {kind(message)}")
-    refuse_pixel_limits(message, f"{origin}: message {number} has")
+        raise RecordsError(f"{where} must be an object with {list(keys)}, got {kind(message)}")
+    refuse_pixel_limits(message, f"{where} has")
     if unknown := [key for key, value in message.items() if key not in keys and value not in (None, "", [])]:
-        raise RecordsError(f"{origin}: message {number} has `{unknown[0]}`, which would be lost; expected {list(keys)}")
-    return [need(message, key, f"{origin}: message {number}") for key in keys]
+        raise RecordsError(f"{where} has `{unknown[0]}`, which would be lost; expected {list(keys)}")
+    role, content = (need(message, key, where) for key in keys)
+    if role in TOOLS:
+        raise RecordsError(f"{where} has the role {role!r}; tool calls are not supported")
+    if not isinstance(role, str) or role not in ROLES:
+        raise RecordsError(f"{where} has the role {kind(role)}; expected one of {', '.join(ROLES)}")
+    return Message(ROLES[role], content)
 
 
 def image_references(row: Row, origin: str) -> list[Any]:
-    """Return the image references under `image` or `images`, where there may be one or a list.
-
-    Raises:
-        RecordsError: both keys have a value.
-    """
+    """The image references under `image` or `images`, one or a list; raises RecordsError if both keys have a value."""
     values = [row[key] for key in ("image", "images") if row.get(key) not in (None, [])]
     if len(values) > 1:
         raise RecordsError(f"{origin}: both `image` and `images` have a value; expected one of the two keys")
@@ -169,8 +150,13 @@ def _to_turns(
         if system is not None:
             raise RecordsError(f"{origin}: two system texts, under `system` and in the first message; expected one")
         system, messages, first_number = optional_text(messages[0].content, "system", origin), messages[1:], 2
-    for number, message in enumerate(messages, start=first_number):
-        _check_role(message.role, number, is_question=(number - first_number) % 2 == 0, origin=origin)
+    for number, message in enumerate(messages):
+        where = f"{origin}: message {first_number + number}"
+        if message.role == SYSTEM:
+            raise RecordsError(f"{where} is a system text; expected it first, or under `system`")
+        if message.role != (ASSISTANT if number % 2 else USER):
+            wanted = "an answer of the assistant" if number % 2 else "a question of the user"
+            raise RecordsError(f"{where} has the role {message.role}; expected {wanted}, the two alternate")
     if not messages:
         raise RecordsError(f"{origin}: it has no messages; expected at least one question and answer")
     is_open = len(messages) % 2 == 1
@@ -183,14 +169,6 @@ def _to_turns(
     return system, (*turns, *([Turn(text(messages[-1].content, "question", origin), "")] if is_open else []))
 
 
-def _check_role(role: str, number: int, is_question: bool, origin: str) -> None:
-    if role == SYSTEM:
-        raise RecordsError(f"{origin}: message {number} is a system text; expected it first, or under `system`")
-    if role != (USER if is_question else ASSISTANT):
-        wanted = "a question of the user" if is_question else "an answer of the assistant"
-        raise RecordsError(f"{origin}: message {number} has the role {role}; expected {wanted}, the two alternate")
-
-
 def to_messages(system: str | None, turns: Sequence[Turn]) -> list[Message]:
     """Make messages of a conversation."""
     first = [] if system is None else [Message(SYSTEM, system)]
@@ -200,15 +178,11 @@ def to_messages(system: str | None, turns: Sequence[Turn]) -> list[Message]:
 
 def read_conversations(row: Row, finder: Finder, origin: str) -> Record:
     """Read a LLaVA or ShareGPT record."""
-    values = items(need(row, "conversations", origin), "conversations", origin)
-    messages = [_message(value, number, origin) for number, value in enumerate(values, start=1)]
+    messages = []
+    for number, value in enumerate(items(need(row, "conversations", origin), "conversations", origin), start=1):
+        keys = ("role", "content") if isinstance(value, dict) and "role" in value else ("from", "value")
+        messages.append(read_message(value, f"{origin}: message {number}", keys))
     return to_record(row, ("conversations",), messages, image_references(row, origin), finder, origin)
-
-
-def _message(value: Any, number: int, origin: str) -> Message:
-    keys = ("role", "content") if isinstance(value, dict) and "role" in value else ("from", "value")
-    role, content = message_values(value, number, keys, origin)
-    return Message(parse_role(role, number, origin), content)
 
 
 def write_llava(record: Record, images: list[str]) -> Row:
@@ -256,9 +230,8 @@ def read_messages(row: Row, finder: Finder, origin: str) -> Record:
     messages: list[Message] = []
     references: list[Any] = []
     for number, value in enumerate(items(need(row, "messages", origin), "messages", origin), start=1):
-        role, content = message_values(value, number, ("role", "content"), origin)
-        message = Message(parse_role(role, number, origin), content)
-        if isinstance(content, list):
+        message = read_message(value, f"{origin}: message {number}")
+        if isinstance(message.content, list):
             text, in_parts = _join_parts(message, number, finder, origin)
             if in_parts and (message.role != USER or any(before.role == USER for before in messages)):
                 raise RecordsError(f"{origin}: an image in message {number}, of the {message.role}; {MOVE_IMAGES}")

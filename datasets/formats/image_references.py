@@ -128,7 +128,11 @@ class Finder:
         if isinstance(reference, Path):  # a row of the parquet file in which it is embedded
             return reference
         if isinstance(reference, dict):
-            return self._find_object(reference, origin)
+            refuse_pixel_limits(reference, f"{origin}: an image has")
+            references = [reference[key] for key in OBJECT_KEYS if reference.get(key) is not None]
+            if not references:
+                raise RecordsError(f"{origin}: an image must have `bytes` or `path`, got {kind(reference)}")
+            return self.find(references[0], origin)
         if isinstance(reference, bytes):
             return self._keep(reference, origin)
         name = text(reference, "image", origin)
@@ -144,11 +148,7 @@ class Finder:
         return self._unanswered and value in (None, "", [])
 
     def answer(self, value: Any, key: str, origin: str) -> str:
-        """An answer as text: a number or a boolean in that of JSON, if it may be one.
-
-        Raises:
-            RecordsError: it is not a text, or an empty one; of a number it says what to do about it.
-        """
+        """An answer as text, a number as JSON writes it; raises RecordsError if it is empty, or may not be a number."""
         if not is_number(value):
             return text(value, key, origin)
         if not self.coerce:
@@ -164,20 +164,11 @@ class Finder:
 
         This is the only search on the disk: the root and its folder `images` are looked at.
         """
-        if f"id {name}" not in self._known:
+        if (key := f"id {name}") not in self._known:
             paths = (self._path(f"{folder}{name}{suffix}") for folder in ID_FOLDERS for suffix in ID_SUFFIXES)
-            found = next((path for path in paths if os.pardir not in path.parts and os.path.isfile(path)), None)
-            if found is None:
-                return None
-            self._known[f"id {name}"] = found
-        return self._known[f"id {name}"]
-
-    def _find_object(self, reference: dict[str, Any], origin: str) -> Path:
-        refuse_pixel_limits(reference, f"{origin}: an image has")
-        references = [reference[key] for key in OBJECT_KEYS if reference.get(key) is not None]
-        if not references:
-            raise RecordsError(f"{origin}: an image must have `bytes` or `path`, got {kind(reference)}")
-        return self.find(references[0], origin)
+            if found := next((path for path in paths if os.pardir not in path.parts and os.path.isfile(path)), None):
+                self._known[key] = found
+        return self._known.get(key)
 
     def _keep(self, data: bytes, origin: str) -> Path:
         if self.keep is None:
@@ -222,41 +213,23 @@ def _data_of_url(name: str, origin: str) -> bytes:
         raise RecordsError(f"{origin}: the embedded image is not base64 ({error}); is it cut off?") from None
 
 
-class Namer:
-    """The references to images in a file that is being written."""
+def image_name(image: Path, origin: str, *, root: Path, absolute: bool) -> str:
+    """The reference to an image of the record `origin` in a file that is being written, relative to `root`.
 
-    def __init__(self, file: Path, image_root: Path | None, *, absolute: bool = False) -> None:
-        """Names are relative to `image_root` or the file's folder; with `absolute`, others may be absolute."""
-        self.root = file.parent if image_root is None else image_root
-        self._absolute = absolute and image_root is None
-        self._known: dict[Path, str] = {}
-
-    def name(self, image: Path, origin: str = "") -> str:
-        """The name of an image.
-
-        Raises:
-            RecordsError: it lies outside the root, from where it would not be found.
-        """
-        if image not in self._known:
-            self._known[image] = self._name(image, f"{origin}: " if origin else "")
-        return self._known[image]
-
-    def _name(self, image: Path, of: str) -> str:
-        name = os.path.relpath(image, self.root)
-        is_outside = name == os.pardir or name.startswith(os.pardir + os.sep)
-        if os.pardir in image.parts:
-            raise RecordsError(
-                f"{of}image {image} lies outside the root that it was read with, or outside {self.root}; {ELSEWHERE}"
-            )
-        if is_outside and not self._absolute:
-            raise RecordsError(f"{of}image {image} lies outside {self.root}; {ELSEWHERE}")
-        name = os.path.abspath(image) if is_outside else name
-        return name if _is_plain(name) else f"/.{name}" if is_outside else f"./{name}"
-
-
-def _is_plain(name: str) -> bool:
-    """Whether it is read back as a path, not as another kind of reference."""
-    return bool(name.strip()) and not (SCHEME.match(name) or name[:5].lower() == "data:")
+    Raises:
+        RecordsError: it lies outside the root, and may not be `absolute`.
+    """
+    name = os.path.relpath(image, root)
+    is_outside = name == os.pardir or name.startswith(os.pardir + os.sep)
+    if os.pardir in image.parts:
+        where = f"the root that it was read with, or outside {root}"
+        raise RecordsError(f"{origin}: image {image} lies outside {where}; {ELSEWHERE}")
+    if is_outside and not absolute:
+        raise RecordsError(f"{origin}: image {image} lies outside {root}; {ELSEWHERE}")
+    name = os.path.abspath(image) if is_outside else name
+    if name.strip() and not (SCHEME.match(name) or name[:5].lower() == "data:"):
+        return name
+    return f"/.{name}" if is_outside else f"./{name}"  # which is read back as a path
 
 
 TAG = "<image>"
@@ -276,11 +249,7 @@ MARK = re.compile(
 
 
 def remove_tags(question: str, origin: str) -> tuple[str, int]:
-    """Return the first question without the tags at its two ends, and how many tags there were.
-
-    Raises:
-        RecordsError: there is a tag between its words.
-    """
+    """A question without the tags at its ends, and their number; raises RecordsError if a tag is between its words."""
     rest = question[match.end() :] if (match := LEADING.match(question)) else question
     rest = _without_last_tags(rest)
     if TAG in rest:
@@ -306,11 +275,7 @@ def _without_line_end(text: str) -> str:
 
 
 def check_num_tags(num_tags: int, num_images: int, origin: str) -> None:
-    """Check that there is one tag for each image, or none.
-
-    Raises:
-        RecordsError: there are more tags or fewer.
-    """
+    """Check that there is one tag for each image, or none; raises RecordsError."""
     if num_tags not in (0, num_images):
         tags, images = count(num_tags, f"{TAG} tag"), count(num_images, "image")
         raise RecordsError(f"{origin}: {tags} and {images}; expected one tag for each image, or no tags")
@@ -334,14 +299,11 @@ def check_marks(record: Record) -> None:
         return
     for name, number, content in texts(record):
         for mark in MARK.finditer(content) if "<" in content or "[" in content else ():
-            is_text = mark[0] == TAG or (_is_markup(mark[0]) and (record.images or name != "question"))
+            is_markup = re.fullmatch(MARKUP, mark[0], re.IGNORECASE)
+            is_text = mark[0] == TAG or (is_markup and (record.images or name != "question"))
             if not is_text:
                 where = f"{name} {number}" if number else {"system": "the system text"}.get(name, name)
                 raise RecordsError(
                     f"{record.origin}: the image mark {shown(mark[0])} in {where}; name the images of the "
                     "record under its key for images, and remove the mark"
                 )
-
-
-def _is_markup(mark: str) -> bool:
-    return re.fullmatch(MARKUP, mark, re.IGNORECASE) is not None

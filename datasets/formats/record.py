@@ -27,16 +27,9 @@ IMAGE_ID_NAMES = ("img_id", "image_id")
 QUESTION_NAMES = ("question", "query", "problem", "prompt")
 ANSWER_NAMES = ("answer", "answers", "label", "response", "solution", "output", "target", "ground_truth")
 """Names of the columns of a table of questions. Of each kind the first one counts that a row has."""
-KEYS = {
-    *IMAGE_NAMES,
-    *IMAGE_ID_NAMES,
-    *QUESTION_NAMES,
-    *ANSWER_NAMES,
-    "turns",
-    "conversations",
-    "messages",
-    "instruction",
-}
+CONVERSATION_NAMES = ("turns", "conversations", "messages", "instruction")
+"""One of these keys is in every format but that of tables."""
+KEYS = {*IMAGE_NAMES, *IMAGE_ID_NAMES, *QUESTION_NAMES, *ANSWER_NAMES, *CONVERSATION_NAMES}
 """The keys by which records are recognised."""
 
 
@@ -127,11 +120,7 @@ MAX_SHOWN = 200
 
 
 def text(value: Any, key: str, origin: str) -> str:
-    """Return the value if it is a text that is not empty.
-
-    Raises:
-        RecordsError: it is not, or it cannot be encoded as UTF-8.
-    """
+    """The value, if it is a text that is not empty and can be encoded as UTF-8; raises RecordsError if not."""
     if not isinstance(value, str) or not value.strip():
         raise RecordsError(f"{origin}: `{key}` must be text that is not empty, got {shown(value)}")
     if not value.isascii() and not is_utf8(value):
@@ -211,11 +200,7 @@ def check_values(values: Mapping[str, Any], origin: str) -> None:
 
 
 def refuse_pixel_limits(value: Any, where: str, keys: Sequence[str] = PIXEL_LIMITS) -> None:
-    """Refuse sizes of single images; `where` begins the message, such as "train.jsonl:1: message 1 has".
-
-    Raises:
-        RecordsError: an object has one of the keys.
-    """
+    """Refuse an object with sizes of single images; `where` begins the message. Raises RecordsError."""
     if isinstance(value, dict) and (limits := [key for key in keys if value.get(key) is not None]):
         raise RecordsError(
             f"{where} `{limits[0]}`, which would be lost, since all images of a run have the same limits; remove it "
@@ -234,22 +219,14 @@ def optional_text(value: Any, key: str, origin: str) -> str | None:
 
 
 def items(value: Any, key: str, origin: str) -> list[Any]:
-    """Return the value if it is a list.
-
-    Raises:
-        RecordsError: it is not a list.
-    """
+    """The value, if it is a list; raises RecordsError if not."""
     if not isinstance(value, list):
         raise RecordsError(f"{origin}: `{key}` must be a list, got {kind(value)}")
     return value
 
 
 def need(row: Row, key: str, origin: str) -> Any:
-    """Return the value of a key.
-
-    Raises:
-        RecordsError: the key is missing.
-    """
+    """The value of a key; raises RecordsError if it is missing."""
     if key not in row:
         raise RecordsError(f"{origin}: expected the key `{key}`, got {keys_of(row)}")
     return row[key]

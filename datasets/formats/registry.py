@@ -154,11 +154,7 @@ def _with_references(metadata: dict[str, Any], finder: Finder, origin: str) -> d
 
 
 def write_flat(record: Record, images: list[str]) -> Row:
-    """Write one question about one image, with the metadata as further keys.
-
-    Raises:
-        RecordsError: the record has another number of either, or a system text.
-    """
+    """Write one question about one image, and metadata as further keys; raises RecordsError if the record has more."""
     for number, what in ((len(images), "image"), (len(record.turns), "question")):
         if number != 1:
             raise RecordsError(f"it holds one {what} a record, and this one has {number}")
@@ -180,8 +176,8 @@ FormatName = Literal["canonical", "flat", "llava", "sharegpt", "alpaca", "messag
 FORMAT_NAMES: tuple[FormatName, ...] = get_args(FormatName)
 Read = Callable[[Row, Finder, str], Record]
 Write = Callable[[Record, list[str]], Row]
-EXPECTED_KEYS = (
-    "the key `turns` (canonical format) or `question` (flat format), got {keys}; other formats have `conversations` "
+EXPECTED = (
+    "the key `turns` (canonical format) or `question` (flat format), got {}; other formats have `conversations` "
     "(LLaVA, ShareGPT), `messages`, or `instruction` and `output` (Alpaca)"
 )
 
@@ -214,20 +210,12 @@ FORMATS: dict[FormatName, RecordFormat] = {
 
 
 def read_row(format: FormatName, row: Row, finder: Finder, origin: str) -> Record:
-    """The `checked` record of a row in a format.
-
-    Raises:
-        RecordsError: the row does not follow the format, or no training can use it.
-    """
+    """The `checked` record of a row in a format; raises RecordsError if the row does not follow the format."""
     return checked(FORMATS[format].read(row, finder, origin))
 
 
 def checked(record: Record) -> Record:
-    """A record from any source, if training can use it.
-
-    Raises:
-        RecordsError: it cannot; names what is wrong.
-    """
+    """A record from any source; raises RecordsError, which names what is wrong, if no training can use it."""
     check_marks(record)
     check_record(record)
     return record
@@ -270,17 +258,15 @@ class Reader:
         self._given = format
 
     def read(self, value: Any, origin: str) -> Record:
-        """Return the record that a row of the file holds.
-
-        Raises:
-            RecordsError: the row does not follow the format; says what was expected.
-        """
+        """The record that a row of the file holds; raises RecordsError if the row does not follow the format."""
         if not isinstance(value, dict):
             raise RecordsError(f"{origin}: expected a JSON object, got {kind(value)}")
         format = self._given or format_of(value)
         self.format = self.format or format
         if format is None or self.format is None:
-            raise RecordsError(f"{origin}: expected {self._expected(value)}")
+            is_first = self.format is None or FORMATS[self.format].kind == "native"
+            like_the_first = f"a record in the format {self.format}, like the first one, got {kind(value)}"
+            raise RecordsError(f"{origin}: expected {EXPECTED.format(keys_of(value)) if is_first else like_the_first}")
         if FORMATS[format].kind != FORMATS[self.format].kind:
             raise RecordsError(
                 f"{origin}: expected a record in the format {self.format}, like the first one, got the format "
@@ -288,8 +274,3 @@ class Reader:
             )
         refuse_pixel_limits(value, f"{origin}: it has", ("min_pixels", "max_pixels"))
         return read_row(format, value, self.finder, origin)
-
-    def _expected(self, value: Row) -> str:
-        if self.format is None or FORMATS[self.format].kind == "native":
-            return EXPECTED_KEYS.format(keys=keys_of(value))
-        return f"a record in the format {self.format}, like the first one, got {kind(value)}"

@@ -8,10 +8,8 @@ columns `question`, `answer` and `image`.
 from __future__ import annotations
 
 import difflib
-import functools
 import re
 from collections import Counter
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -111,7 +109,7 @@ class SplitSection(Section):
 
 
 class QuestionSection(Section):
-    """Metadata of all rows with a question; a row's own metadata takes precedence."""
+    """Metadata of all rows with a question."""
 
     category: str | None = None
     stage: Stage | None = None
@@ -144,15 +142,14 @@ class Definition(Section):
     (merge), one record each (keep), or none (drop)."""
     split: SplitSection = SplitSection()
     questions: dict[Text, QuestionSection] = {}
-    """Metadata of questions, by their text after the rules."""
+    """Metadata of questions, by their text after the rules; a row's own metadata takes precedence."""
 
     @property
     def used_columns(self) -> set[str]:
         """The names of all columns that are used."""
         columns = self.columns
         of_rows = (columns.question, columns.answer, columns.image, columns.image_id, columns.split)
-        names = chain.from_iterable([*of_rows, *columns.metadata.values()])
-        return {*names, *FIELD.findall(" ".join(self.images))}
+        return {*FIELD.findall(" ".join(self.images))}.union(*of_rows, *columns.metadata.values())
 
     @model_validator(mode="after")
     def _rule_names_are_unique(self) -> Definition:
@@ -171,11 +168,7 @@ def known_datasets() -> list[str]:
 
 
 def find_definition(name: str) -> Definition:
-    """The definition of a known dataset, or the one in a YAML file.
-
-    Raises:
-        UsageError: there is none, or it has mistakes; all of them are named.
-    """
+    """The definition of a known dataset, or that in a YAML file; raises UsageError, which names all its mistakes."""
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
         return read_definition(path)
@@ -186,22 +179,10 @@ def find_definition(name: str) -> Definition:
             f"no known dataset is called {name!r}; {hint}known are {', '.join(known_datasets())}, or name "
             "a YAML file of your own (datasets/README.md says how to write one)"
         )
-    return _read_known(name)
-
-
-@functools.cache
-def _read_known(name: str) -> Definition:
     return read_definition(FOLDER / f"{name}.yaml")
 
 
 def read_definition(path: Path) -> Definition:
-    """Read one YAML file.
-
-    Raises:
-        UsageError: it is missing or not YAML, or a key or value is wrong.
-    """
-    hint, expected = (
-        f"known datasets are {', '.join(known_datasets())}",
-        f"keys and values, at least `name: {path.stem}`",
-    )
-    return read_settings(path, Definition, str(path), hint, expected)
+    """Read one YAML file; raises UsageError if it is missing or not YAML, or a key or value is wrong."""
+    hint = f"known datasets are {', '.join(known_datasets())}"
+    return read_settings(path, Definition, str(path), hint, f"keys and values, at least `name: {path.stem}`")

@@ -31,7 +31,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
@@ -85,21 +84,11 @@ NUM_EXAMPLES = 3
 SEPARATOR = ";"
 
 
-@lru_cache(maxsize=64)
-def _any_of(words: tuple[str, ...]) -> re.Pattern[str]:
-    longest_first = sorted(words, key=len, reverse=True)
-    return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)")
-
-
 class _Rule(Section):
     model_config = ConfigDict(coerce_numbers_to_str=True)
 
     name: Annotated[str, Field(min_length=1)]
     """The rule's name in reports."""
-
-    def apply(self, row: Row) -> Row | None:
-        """The row after this rule, or None if it is left out."""
-        raise NotImplementedError
 
 
 class DropRows(_Rule):
@@ -147,7 +136,8 @@ class ReplaceWords(_TextRule):
     def change(self, text: str) -> str:
         if not any(wrong in text for wrong in self.words):
             return text
-        return _any_of(tuple(self.words)).sub(lambda match: self.words[match.group()], text)
+        any_word = "|".join(map(re.escape, sorted(self.words, key=len, reverse=True)))
+        return re.sub(rf"(?<!\w)(?:{any_word})(?!\w)", lambda match: self.words[match.group()], text)
 
 
 class ReplaceLabels(_TextRule):
@@ -209,17 +199,17 @@ class Tally:
 
     name: str
     rule: str
-    num_changed: int = 0
-    num_dropped: int = 0
+    changed: int = 0
+    dropped: int = 0
     examples: list[list[str]] = field(default_factory=list)
     """The first few different changes, each as text before and after, or question and answer of a row left out."""
 
     def note(self, before: Row, after: Row | None) -> None:
         if after is None:
-            self.num_dropped += 1
+            self.dropped += 1
             example = [before.question, before.answer]
         elif after is not before:
-            self.num_changed += 1
+            self.changed += 1
             is_question = after.question != before.question
             example = [before.question, after.question] if is_question else [before.answer, after.answer]
         else:
@@ -227,19 +217,14 @@ class Tally:
         if len(self.examples) < NUM_EXAMPLES and example not in self.examples:
             self.examples.append(example)
 
-    def to_json(self) -> dict[str, Any]:
-        counts = {"changed": self.num_changed, "dropped": self.num_dropped}
-        return {"name": self.name, "rule": self.rule, **counts, "examples": self.examples}
-
 
 def clean(rows: Iterable[Row], rules: Sequence[Rule]) -> tuple[list[Row], list[Tally]]:
     """The remaining rows in order, and the tally of each rule.
 
     A last rule leaves out rows whose question or answer is then empty, since a record cannot be empty.
     """
-    empty = Tally("empty question or answer", "always")
-    tallies = [*(Tally(rule.name, rule.rule) for rule in rules), empty]
-    steps = list(zip((*(rule.apply for rule in rules), _not_empty), tallies, strict=True))
+    steps = [(rule.apply, Tally(rule.name, rule.rule)) for rule in rules]
+    steps.append((_not_empty, Tally("empty question or answer", "always")))
     kept = []
     for row in rows:
         for apply, tally in steps:
@@ -250,7 +235,7 @@ def clean(rows: Iterable[Row], rules: Sequence[Rule]) -> tuple[list[Row], list[T
             row = after
         else:
             kept.append(row)
-    return kept, tallies
+    return kept, [tally for _, tally in steps]
 
 
 def _not_empty(row: Row) -> Row | None:
@@ -299,20 +284,13 @@ def join_duplicates(rows: Iterable[Row], policy: Policy) -> tuple[list[RecordRow
 
 PARTS = ("train", "val", "test")
 """The parts of a split."""
-SYNONYMS = {
-    "validation": "val",
-    "validate": "val",
-    "valid": "val",
-    "dev": "val",
-    "training": "train",
-    "testing": "test",
-}
+SYNONYMS = dict.fromkeys(("validation", "validate", "valid", "dev"), "val") | {"training": "train", "testing": "test"}
 
 
 def part_of(name: str) -> str:
     """Our name for a dataset's name of a part; empty if there is none (Kvasir-VQA's only part is called `raw`)."""
-    name = SYNONYMS.get(name.strip().lower(), name.strip().lower())
-    return name if name in PARTS else ""
+    name = name.strip().lower()
+    return name if name in PARTS else SYNONYMS.get(name, "")
 
 
 def families(rows: Iterable[Row], together: Sequence[str] = ()) -> dict[str, str]:
@@ -331,19 +309,16 @@ def split_by_image(
 ) -> dict[str, str]:
     """The part of each image key; `shares` are shares of the images."""
     family_of = families(rows, together)
-    members: dict[str, set[str]] = {name: set() for name in family_of.values()}
-    for row in rows:
-        members[family_of[row.key]].add(row.key)
-    order = sorted(members)
+    size_of = Counter(family_of.values())
+    order = sorted(size_of)
     random.Random(f"split, seed {seed}").shuffle(order)
-    num_images = sum(len(keys) for keys in members.values())
     part_of_family: dict[str, str] = {}
     for part in ("val", "test"):
-        room = round(num_images * shares[part])
+        room = round(len(family_of) * shares[part])
         for name in order:
-            if name not in part_of_family and len(members[name]) <= room:
+            if name not in part_of_family and size_of[name] <= room:
                 part_of_family[name] = part
-                room -= len(members[name])
+                room -= size_of[name]
     return {key: part_of_family.get(name, "train") for key, name in family_of.items()}
 
 

@@ -22,9 +22,12 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
 
 from lookonce.claim_file import FolderClaim
 from lookonce.datasets.formats.registry import checked
@@ -48,7 +51,7 @@ from lookonce.differences import differences
 from lookonce.errors import ImageError, SourceError, UsageError
 from lookonce.files import read_object, write_json
 from lookonce.hub import is_hub_name
-from lookonce.text import Notify, count, in_yaml, listed, nfc, quiet, rows, shell, table
+from lookonce.text import Notify, count, first_line, in_yaml, listed, nfc, quiet, rows, shell, table
 
 REPORT = "report.json"
 WORK = ".prepare"
@@ -61,6 +64,7 @@ IMAGES = "images"
 """The folder of the images beside the records."""
 Lists = Mapping[str, Sequence[str]]
 """Names of images by part."""
+LISTS = TypeAdapter(dict[Literal["train", "val", "test"], list[str]])
 Parts = Mapping[str, Sequence[RecordRows]]
 """The rows of each record, by part."""
 OFFICIAL = "the set itself"
@@ -104,14 +108,16 @@ def prepare(name: str, folder: Path, options: Options = DEFAULTS, notify: Notify
     """
     definition = resolve(find_definition(name), options)
     lists = read_lists(options.split)
-    check_folder(folder)
+    if not (folder / REPORT).exists() and not (folder / WORK).exists():
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UsageError(f"{folder} is not empty and holds no prepared dataset; choose another folder, or empty it")
     notify(f"{definition.title or definition.name}, licence {definition.licence}; {definition.homepage}".strip("; "))
     source = open_source(definition, options, notify)
     settings = {
         "version": VERSION,
         "definition": definition.model_dump(mode="json", by_alias=True),
         "lists": lists,
-        "source": source.identity(),
+        "source": {"format": source.format, "revision": source.revision, "files": source.files},
     }
     if complete := find_complete(folder, settings):
         return complete
@@ -121,8 +127,9 @@ def prepare(name: str, folder: Path, options: Options = DEFAULTS, notify: Notify
         if complete := find_complete(folder, settings):  # by another process, since
             return complete
         shutil.rmtree(folder / IMAGES, ignore_errors=True)  # what an unfinished preparation has left
-        for leftover in (path for part in PARTS for path in folder.glob(f"{part}.jsonl*")):
-            leftover.unlink()
+        for name in (*(f"{part}.jsonl" for part in PARTS), REPORT):
+            for leftover in folder.glob(f"{name}*"):
+                leftover.unlink()
         rows, columns = extract(source, definition, folder / IMAGES)
         parts, report = build_records(rows, columns, definition, source, settings, lists)
         write_parts(folder, parts, definition)
@@ -163,48 +170,27 @@ def resolve(definition: Definition, options: Options) -> Definition:
     return definition.model_copy(update={"split": split, "duplicates": options.duplicates or definition.duplicates})
 
 
-def check_folder(folder: Path) -> None:
-    """Refuse a folder that holds something else.
-
-    Raises:
-        UsageError: it does.
-    """
-    if not folder.exists() or (folder / REPORT).exists() or (folder / WORK).exists():
-        return
-    if not folder.is_dir() or any(folder.iterdir()):
-        raise UsageError(f"{folder} is not empty and holds no prepared dataset; choose another folder, or empty it")
-
-
 def open_source(definition: Definition, options: Options, notify: Notify) -> Source:
-    """The source of a dataset, downloaded if it is on the Hub.
-
-    Raises:
-        LookonceError: it is not available.
-    """
+    """The source of a dataset, downloaded if it is on the Hub; raises LookonceError if it is not available."""
     name = options.source
     if name is not None and (Path(name).exists() or not is_hub_name(name)):
         if options.revision:
             raise UsageError(f"--revision is for a dataset on the Hub, and {name} is a path; leave it out")
         source = find_source(Path(name), definition, options.image_root)
     else:
-        hub = _hub(definition, name)
+        if name is None and definition.hub is None:
+            raise SourceError(
+                f"{definition.name} is not downloaded: get it from {definition.homepage or 'its publishers'}, unpack "
+                "it, and name its folder with --source DIR"
+            )
+        own = definition.hub if definition.hub and name in (None, definition.hub.id) else None
+        hub = own or HubSection(id=str(name))
         source = download_source(hub, definition, options.revision, options.image_root)
         licence = f", licence on the Hub: {source.licence}" if source.licence else ""
         notify(f"{hub.id} at commit {source.revision}{licence}; to get the same again: --revision {source.revision}")
     ignored = f"; ignored: {listed(source.ignored, 3)} (--source may name a file)" if source.ignored else ""
     notify(f"reading {count(len(source.files), f'{source.format} file')}{ignored}")
     return source
-
-
-def _hub(definition: Definition, name: str | None) -> HubSection:
-    if definition.hub and name in (None, definition.hub.id):
-        return definition.hub
-    if name is None:
-        raise SourceError(
-            f"{definition.name} is not downloaded: get it from {definition.homepage or 'its publishers'}, unpack "
-            "it, and name its folder with --source DIR"
-        )
-    return HubSection(id=name)
 
 
 def read_lists(split: str | None) -> Lists | None:
@@ -216,22 +202,17 @@ def read_lists(split: str | None) -> Lists | None:
     if split in (None, "image", "official"):
         return None
     try:
-        value = json.loads(Path(str(split)).read_text(encoding="utf-8"))
+        value: Any = LISTS.validate_json(Path(str(split)).read_bytes())
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"--split {split} is neither `image` nor `official` nor a JSON file with lists of image names ({error})"
+            f"--split {split} is neither `image` nor `official` nor a JSON file with lists of image names "
+            f'({first_line(error)}); expected one like {{"train": ["a", "b"], "val": ["c"], "test": ["d"]}}'
         ) from None
-    if not isinstance(value, dict) or not set(value) <= set(PARTS) or not all(map(_is_names, value.values())):
-        raise UsageError(f'{split} must be like {{"train": ["a", "b"], "val": ["c"], "test": ["d"]}}')
     parts_of = Counter(name for names in value.values() for name in set(names))
     double = sorted(name for name, number in parts_of.items() if number > 1)
     if double:
         raise UsageError(f"{split} has image {double[0]} in two parts; each image may be in one")
     return {part: value.get(part, []) for part in PARTS}
-
-
-def _is_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 # Records and report.
@@ -253,12 +234,15 @@ def build_records(
         UsageError: the requested split is impossible.
     """
     if not rows:
-        raise SourceError(f"{source.location} has no rows: {listed(source.files)} holds none; is the source complete?")
+        raise SourceError(
+            f"{source.location} has no rows: {listed([*source.files])} holds none; is the source complete?"
+        )
     seen = [row for row in rows if row.key]
     if not seen:
         raise ImageError(
             f"no row has an image; {len(rows):,} were tried, the first: {_reason(rows[0])}\n"
-            f"{_looked_for(definition.images, source)}"
+            f"searched for {', '.join(definition.images)} in {', '.join(map(str, source.image_roots))}; name the "
+            "folder of the images with --image-root"
         )
     split = choose_split(seen, definition, lists)
     cleaned, tallies = clean(rows, definition.rules)
@@ -271,7 +255,7 @@ def build_records(
         part_rows = [row for row in usable if split.part_of(row) == part]
         parts[part], counts = join_duplicates(part_rows, definition.duplicates)
         duplicates.update(counts)
-    left_out = {tally.name: tally.num_dropped for tally in tallies} | {
+    left_out = {tally.name: tally.dropped for tally in tallies} | {
         "no image": len(cleaned) - len(usable),
         "in no part of the split": sum(not split.part_of(row) for row in usable),
         "the same as another row": duplicates["num_identical"],
@@ -282,7 +266,6 @@ def build_records(
     names_of: dict[str, set[str]] = {}
     for row in seen:
         names_of.setdefault(row.key, set()).add(row.image_id)
-    keys = {row.key for row in seen}
     has_own = split.by != OFFICIAL and any(row.split for row in seen)
     known = definition.questions
     return parts, {
@@ -296,7 +279,7 @@ def build_records(
             "revision": source.revision,
             "licence": source.licence,
             "num_files": len(source.files),
-            "num_bytes": sum(source.sizes),
+            "num_bytes": sum(source.files.values()),
             "files_left_alone": list(source.ignored),
         },
         "columns_left_out": sorted({*columns} - definition.used_columns),
@@ -306,17 +289,17 @@ def build_records(
             "records": len(of_records),
             "left_out": {reason: number for reason, number in left_out.items() if number},
         },
-        "rules": [tally.to_json() for tally in tallies],
+        "rules": [asdict(tally) for tally in tallies],
         "duplicates": {"policy": definition.duplicates, **duplicates},
         "images": {
-            "written": len(keys),
+            "written": len(names_of),
             "names": len({name for names in names_of.values() for name in names if name}),
-            "in_no_record": len(keys - {row.key for row in of_records}),
+            "in_no_record": len(names_of.keys() - {row.key for row in of_records}),
             "with_several_names": sum(len(names) > 1 for names in names_of.values()),
             "not_found": dict(Counter(_reason(row) for row in cleaned if not row.key).most_common(NUM_SHOWN)),
         },
         "split": _describe(split, seen, of_records),
-        "official_split": _describe(Split(OFFICIAL, _official_part), seen, of_records) if has_own else None,
+        "official_split": _describe(OFFICIAL_SPLIT, seen, of_records) if has_own else None,
         "questions_not_in_the_definition": sum(nfc(row.question) not in known for row in of_records) if known else None,
         "settings": dict(settings),
     }
@@ -337,20 +320,10 @@ def _reason(row: Row) -> str:
     return f"{row.problem}: {row.image_id}" if row.image_id else f"{row.problem} ({row.origin})"
 
 
-def _looked_for(patterns: Sequence[str], source: Source) -> str:
-    roots = ", ".join(map(str, source.image_roots))
-    return f"searched for {', '.join(patterns)} in {roots}; name the folder of the images with --image-root"
-
-
 def report_text(value: Mapping[str, Any]) -> str:
     """A report as text, from its JSON."""
     rules = [(tally["name"], f"{tally['changed']:,}", f"{tally['dropped']:,}") for tally in value["rules"]]
-    sections = [
-        _head(value),
-        table(("rule", "changed", "left out"), rules),
-        _rows(value),
-        _split(value["split"]),
-    ]
+    sections = [_head(value), table(("rule", "changed", "left out"), rules), _rows(value), _split(value["split"])]
     if value["official_split"]:
         sections.append("the official split, for comparison:\n" + _split(value["official_split"]))
     return "\n\n".join(section for section in sections if section)
@@ -408,8 +381,7 @@ def _split(split: Mapping[str, Any]) -> str:
 def next_steps(folder: Path, value: Mapping[str, Any]) -> str:
     """The commands to run next, and the section of the run file."""
     parts = [part for part in PARTS if value["split"]["records"].get(part)]
-    files = {part: folder / f"{part}.jsonl" for part in parts}
-    keys = [f"  {part}: {in_yaml(file)}" for part, file in files.items()]
+    keys = [f"  {part}: {in_yaml(folder / f'{part}.jsonl')}" for part in parts]
     audit = f"{shell('lookonce', 'data', 'audit', folder)}/*.jsonl"
     return "\n".join([f"check it: {audit}", "train on it, with this in a run file:", "data:", *keys])
 
@@ -450,16 +422,11 @@ class Split:
     part_of: Callable[[Row], str]
 
 
-def _official_part(row: Row) -> str:
-    return row.split
+OFFICIAL_SPLIT = Split(OFFICIAL, attrgetter("split"))
 
 
 def choose_split(rows: Sequence[Row], definition: Definition, lists: Lists | None) -> Split:
-    """The requested split of rows with images.
-
-    Raises:
-        UsageError: it is impossible.
-    """
+    """The requested split of rows with images; raises UsageError if it is impossible."""
     split = definition.split
     if lists is not None:
         of_name = split_by_lists({row.image_id for row in rows}, lists)
@@ -474,6 +441,6 @@ def choose_split(rows: Sequence[Row], definition: Definition, lists: Lists | Non
                 f"{' or '.join(definition.columns.split)}, or files called train, val and test; --split image draws a "
                 "split"
             )
-        return Split(OFFICIAL, _official_part)
+        return OFFICIAL_SPLIT
     of_key = split_by_image(rows, split.shares.model_dump(), split.seed, split.together)
     return Split(f"image, seed {split.seed}", lambda row: of_key[row.key])

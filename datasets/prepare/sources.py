@@ -18,13 +18,13 @@ the folder is ignored, since a file of questions should not decide what is opene
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ from lookonce.datasets.formats.image_references import suffix_of_bytes, without_
 from lookonce.datasets.formats.record import check_values
 from lookonce.datasets.images import bytes_key, read_many
 from lookonce.datasets.parquet import byte_columns, image_columns, open_parquet, read_rows
-from lookonce.datasets.prepare.definition import Definition, HubSection
+from lookonce.datasets.prepare.definition import FIELD, Definition, HubSection
 from lookonce.datasets.prepare.rows import Row, part_of, text_of
 from lookonce.datasets.text_files import Rows, kind_of_file, read_array, read_csv, read_jsonl
 from lookonce.errors import ImageError, RecordsError, SourceError, UsageError
@@ -45,7 +45,7 @@ from lookonce.text import first_line, nfc, value_of
 from lookonce.threads import NUM_THREADS
 
 NUM_RECENT = 4
-"""How many images the next one is compared with before it is hashed."""
+"""How many images the next one is compared with before its key is computed."""
 MAX_STEM = 100
 """Characters of a file's name; filesystems allow 255 bytes."""
 URLS = ("http://", "https://")
@@ -68,24 +68,11 @@ class RawRow:
     origin: str
 
 
-@contextlib.contextmanager
-def _naming(name: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Within the block, errors of reading a file name it."""
-    try:
-        yield
-    except RecordsError:
-        raise
-    except kinds as error:
-        raise RecordsError(
-            f"{name} cannot be read ({first_line(error)}); is it complete? Download or copy it again"
-        ) from None
-
-
 def parquet_rows(path: Path, name: str, definition: Definition) -> Iterator[RawRow]:
     columns = definition.columns
     if path.stat().st_size:
         kind_of_file(path)  # its error says what another file is
-    with _naming(name, Exception), open_parquet(path) as file:  # pyarrow's errors have no common base
+    with open_parquet(path) as file:
         schema, image_columns_of = file.schema_arrow, image_columns(file.schema_arrow)
         image = next((image_columns_of[column] for column in columns.image if column in image_columns_of), None)
         kept = {image.name if image else "", *(one for names_of in columns.metadata.values() for one in names_of)}
@@ -98,15 +85,14 @@ def parquet_rows(path: Path, name: str, definition: Definition) -> Iterator[RawR
 
 def plain_rows(path: Path, name: str) -> Iterator[RawRow]:
     """The rows of CSV with a header, of JSONL, or of one JSON array of objects, as the first bytes say."""
-    with _naming(name, OSError, ValueError):
-        if not path.stat().st_size:
-            return
-        kind = kind_of_file(path)
-        read: Callable[..., Rows] = read_array if kind == "array" else read_csv if kind == "table" else read_jsonl
-        for origin, value in read(path, name):
-            if not isinstance(value, dict):
-                raise RecordsError(f"{origin}: expected a JSON object, got {type(value).__name__}")
-            yield RawRow(value, None, origin)
+    if not path.stat().st_size:
+        return
+    kind = kind_of_file(path)
+    read: Callable[..., Rows] = read_array if kind == "array" else read_csv if kind == "table" else read_jsonl
+    for origin, value in read(path, name):
+        if not isinstance(value, dict):
+            raise RecordsError(f"{origin}: expected a JSON object, got {type(value).__name__}")
+        yield RawRow(value, None, origin)
 
 
 @dataclass(frozen=True)
@@ -118,20 +104,15 @@ class Source:
     format: str
     root: Path
     """The folder that the names of files are relative to."""
-    files: tuple[str, ...]
-    sizes: tuple[int, ...]
+    files: dict[str, int]
+    """The names of the files in their order, and their sizes in bytes; these identify the source."""
     image_roots: tuple[Path, ...]
     """The folders that are searched for images that are not embedded."""
     revision: str | None = None
     licence: str | None = None
     """The licence that the Hub names."""
-    ignored: tuple[str, ...] = field(default=())
+    ignored: tuple[str, ...] = ()
     """Files of other formats."""
-
-    def identity(self) -> dict[str, Any]:
-        """The values that identify the source."""
-        files = dict(zip(self.files, self.sizes, strict=True))
-        return {"format": self.format, "revision": self.revision, "files": files}
 
     def rows(self, definition: Definition) -> Iterator[tuple[str, RawRow]]:
         """The rows of all files in order, each with the part of the split that its file's name says."""
@@ -139,21 +120,21 @@ class Source:
             part = _part_of_file(name)
             path = self.root / name
             raw = parquet_rows(path, name, definition) if self.format == "parquet" else plain_rows(path, name)
-            for row in raw:
-                yield part, row
+            try:
+                for row in raw:
+                    yield part, row
+            except RecordsError:
+                raise
+            except Exception as error:  # pyarrow's errors have no common base
+                raise RecordsError(
+                    f"{name} cannot be read ({first_line(error)}); is it complete? Download or copy it again"
+                ) from None
 
 
 def download_source(
-    hub: HubSection,
-    definition: Definition,
-    revision: str | None = None,
-    image_root: Path | None = None,
+    hub: HubSection, definition: Definition, revision: str | None = None, image_root: Path | None = None
 ) -> Source:
-    """The source of a dataset on the Hub, after its files were downloaded.
-
-    Raises:
-        SourceError: it is not available.
-    """
+    """The source of a dataset on the Hub, whose files are downloaded; raises SourceError if it is not available."""
     download = download_dataset(hub.id, revision or hub.revision, hub.files)
     source = find_source(download.folder, definition, image_root)
     return replace(source, location=hub.id, revision=download.commit, licence=download.license)
@@ -170,44 +151,28 @@ def find_source(path: Path, definition: Definition, image_root: Path | None = No
         raise SourceError(f"nothing exists at {path}; name a folder, a file, or a dataset on the Hub as owner/name")
     if image_root is not None and not image_root.is_dir():
         raise UsageError(f"--image-root {image_root} is not a folder")
-    if path.is_file():
-        root, names_of = path.parent, {_format_of(path.name): [path.name]}
-        if "" in names_of:
-            kind_of_file(path)  # its error says what another file is
-    else:
-        root, names_of = path, _by_format(path)
-    names_of.pop("", None)
+    root = path.parent if path.is_file() else path
+    names_of: dict[str, list[str]] = {}
+    for file in [path] if path.is_file() else (one for one in files_below(path) if one.name not in NOT_ROWS):
+        if format := next((each for each, suffixes in FORMATS.items() if file.suffix.lower() in suffixes), ""):
+            names_of.setdefault(format, []).append(file.relative_to(root).as_posix())
     chosen = next((each for each in FORMATS if each in names_of), None)
     if chosen is None:
-        raise SourceError(f"{path} has no parquet, CSV, JSONL or JSON files with questions; {_where_from(definition)}")
-    names = names_of[chosen]
+        if path.is_file():
+            kind_of_file(path)  # its error says what another file is
+        advice = f"see {definition.homepage}" if definition.homepage else "name its folder with --source"
+        raise SourceError(f"{path} has no parquet, CSV, JSONL or JSON files with questions; {advice}")
+    names = sorted(names_of[chosen], key=_by_numbers)
     matching = [name for name in names if any(Path(name).match(pattern) for pattern in definition.files)]
-    files = matching or names  # local copies may have another layout than the definition says
     return Source(
         location=str(path),
         format=chosen,
         root=root,
-        files=tuple(files),
-        sizes=tuple((root / name).stat().st_size for name in files),
+        # Local copies may have another layout than the definition says.
+        files={name: (root / name).stat().st_size for name in matching or names},
         image_roots=tuple(dict.fromkeys(folder for folder in (image_root, root) if folder is not None)),
         ignored=tuple(sorted(name for each, names in names_of.items() if each != chosen for name in names)),
     )
-
-
-def _by_format(folder: Path) -> dict[str, list[str]]:
-    """The names of all files below a folder that may hold rows, sorted, by their format."""
-    names_of: dict[str, list[str]] = {}
-    for path in files_below(folder):
-        relative = path.relative_to(folder).as_posix()
-        format = _format_of(path.name)
-        if format and path.name not in NOT_ROWS:
-            names_of.setdefault(format, []).append(relative)
-    return {format: sorted(names, key=_by_numbers) for format, names in names_of.items()}
-
-
-def _format_of(name: str) -> str:
-    suffix = Path(name).suffix.lower()
-    return next((format for format, suffixes in FORMATS.items() if suffix in suffixes), "")
 
 
 def _by_numbers(name: str) -> list[tuple[int, str]]:
@@ -224,18 +189,14 @@ def _part_of_file(name: str) -> str:
     return ""
 
 
-def _where_from(definition: Definition) -> str:
-    return f"see {definition.homepage}" if definition.homepage else "name its folder with --source"
-
-
 # Images.
 
 
 class Stored(NamedTuple):
-    """An image that has been written."""
+    """An image that has been written: its key and the name of its file, as in `Row`."""
 
     key: str
-    name: str
+    image: str
 
 
 class ImageStore:
@@ -246,24 +207,20 @@ class ImageStore:
         self._writing: deque[Future[None]] = deque()
         self._stored: dict[str, Stored] = {}
         self._taken: set[str] = set()
-        self._recent: deque[tuple[bytes, Stored]] = deque(maxlen=NUM_RECENT)
+        self._key_of = lru_cache(maxsize=NUM_RECENT)(bytes_key)
         folder.mkdir(parents=True)
 
     def add(self, data: bytes, stem: str) -> Stored:
         """Write an image unless it was written before; `stem` is the preferred name of its file."""
-        for known, stored in self._recent:
-            if known is data or known == data:
-                return stored
-        key = bytes_key(data)
-        image = self._stored.get(key)
-        if image is None:
-            image = self._stored[key] = Stored(key, self._free_name(stem or key, data, key))
-            self._taken.add(image.name.casefold())
-            self._writing.append(self._threads.submit(_write, self.folder / image.name, data))
+        key = self._key_of(data)
+        if key not in self._stored:
+            name = self._free_name(stem or key, data, key)
+            self._stored[key] = Stored(key, name)
+            self._taken.add(name.casefold())
+            self._writing.append(self._threads.submit(_write, self.folder / name, data))
             if len(self._writing) > 2 * NUM_THREADS:
                 self._writing.popleft().result()
-        self._recent.appendleft((data, image))
-        return image
+        return self._stored[key]
 
     def finish(self) -> None:
         """Wait until all images are on the disk."""
@@ -297,68 +254,45 @@ class ImageFinder:
         """The image of a row, or None; the path may lead into an archive."""
         names = tuple(name for name in (_fill(each, values) for each in self._patterns) if name)
         if names not in self._found:
-            self._found[names] = next((path for path in map(self._look_for, names) if path), None)
+            below = ((root, Path(os.path.normpath(root / name))) for name in names for root in self._roots)
+            paths = (path for root, path in below if path.is_relative_to(root))
+            self._found[names] = next((path for path in paths if os.path.isfile(path) or find_archive(path)), None)
         return self._found[names]
-
-    def _look_for(self, name: str) -> Path | None:
-        for root in self._roots:
-            path = os.path.normpath(os.path.join(root, name))
-            if os.path.commonpath((root, path)) != str(root):
-                continue
-            if os.path.isfile(path) or find_archive(Path(path)):
-                return Path(path)
-        return None
 
 
 def _fill(pattern: str, values: Mapping[str, Any]) -> str:
     """A pattern with the values of columns filled in; empty if one of them is missing or a URL."""
-    try:
-        name = pattern.format_map(_Texts(values))
-    except KeyError:
+    texts = {column: text_of(values.get(column)).strip() for column in FIELD.findall(pattern)}
+    if any(not text or "\0" in text or text.lower().startswith(URLS) for text in texts.values()):
         return ""
-    return "" if "\0" in name else name.strip()
-
-
-class _Texts(dict[str, Any]):
-    """Values as text for a path."""
-
-    def __getitem__(self, key: str) -> str:
-        text = text_of(self.get(key)).strip()
-        if not text or text.lower().startswith(URLS):
-            raise KeyError(key)
-        return text
+    return FIELD.sub(lambda column: texts[column[1]], pattern).strip()
 
 
 def extract(source: Source, definition: Definition, images: Path) -> tuple[list[Row], set[str]]:
     """The rows of a source, whose images are written to the new folder `images`, and the columns that they have."""
     finder, rows = ImageFinder(source.image_roots, definition.images), list[Row]()
     columns: set[str] = set()
-    path_of: dict[int, Path] = {}
-    first: dict[Path, Row] = {}
-    progress = tqdm(desc=f"read {source.format}", unit="row", leave=False, disable=None)
-    with progress, ThreadPoolExecutor(NUM_THREADS) as threads:
+    rows_of: dict[Path, list[int]] = defaultdict(list)
+    with ThreadPoolExecutor(NUM_THREADS) as threads:
         store = ImageStore(images, threads)
-        for part, raw in source.rows(definition):
+        bar = tqdm(source.rows(definition), f"read {source.format}", unit="row", leave=False, disable=None)
+        for part, raw in bar:
             columns |= raw.values.keys()
             row, named = _row_of(raw, part, definition)
             if raw.image is not None:
-                row = _with_image(row, store.add(raw.image, _stem(row, named["image"])))
+                row = replace(row, **store.add(raw.image, _stem(row, named["image"]))._asdict())
             elif path := finder.find(named):
-                path_of[len(rows)] = path
-                first.setdefault(path, row)
+                rows_of[path].append(len(rows))
             else:
                 row = replace(row, problem="no image was found")
             rows.append(row)
-            progress.update()
-        found_at = {
-            path: data if isinstance(data, ImageError) else store.add(data, _stem(first[path], path.name))
-            for path, data in read_many(first)
-        }
-        for number, path in path_of.items():
-            image, row = found_at[path], rows[number]
-            rows[number] = (
-                replace(row, problem=str(image)) if isinstance(image, ImageError) else _with_image(row, image)
-            )
+        for path, data in read_many(rows_of):
+            if isinstance(data, ImageError):
+                found: dict[str, Any] = {"problem": str(data)}
+            else:
+                found = store.add(data, _stem(rows[rows_of[path][0]], path.name))._asdict()
+            for number in rows_of[path]:
+                rows[number] = replace(rows[number], **found)
         store.finish()
     return rows, columns
 
@@ -383,10 +317,6 @@ def _row_of(raw: RawRow, part: str, definition: Definition) -> tuple[Row, dict[s
     texts = {"question": row.question, "answer": row.answer, "image_id": image_id, "image": image}
     check_values(dict.fromkeys(values) | texts | dict(row.metadata), raw.origin)
     return row, {**values, "image": image, "image_id": image_id}
-
-
-def _with_image(row: Row, stored: Stored) -> Row:
-    return replace(row, key=stored.key, image=stored.name)
 
 
 def _first(values: Mapping[str, Any], names: Iterable[str]) -> Any:

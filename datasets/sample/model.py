@@ -97,9 +97,7 @@ def _train(corpus: list[str]) -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=NUM_WORD_TOKENS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=NUM_WORD_TOKENS, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator(corpus, trainer)
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
@@ -233,14 +231,12 @@ def _draw(name: str, parameter: torch.Tensor, generator: torch.Generator, tied: 
         parameter.copy_(smooth[:, :, None].expand(-1, -1, frames, -1, -1))
     elif "pos_embed" in name:
         parameter.normal_(0, POSITION_STD, generator=generator)
-    elif "lm_head" in name:
-        parameter.normal_(0, HEAD_GAIN / math.sqrt(parameter[0].numel()), generator=generator)
     elif "embed_tokens" in name and not tied:
         parameter.normal_(0, 1, generator=generator)
-    elif ".experts." in name:  # the matrices of all experts in one
-        parameter.normal_(0, 1 / math.sqrt(parameter.shape[-1]), generator=generator)
     elif parameter.ndim >= 2:
-        parameter.normal_(0, 1 / math.sqrt(parameter[0].numel()), generator=generator)
+        is_of_experts = ".experts." in name  # the matrices of all experts in one
+        fan_in = parameter.shape[-1] if is_of_experts else parameter[0].numel()
+        parameter.normal_(0, (HEAD_GAIN if "lm_head" in name else 1) / math.sqrt(fan_in), generator=generator)
     elif name.endswith("A_log"):  # the decays of linear attention: from heads that forget slowly to fast ones
         parameter.copy_(torch.linspace(*DECAYS, len(parameter)).log())
     elif name.endswith("bias"):

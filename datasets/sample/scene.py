@@ -31,7 +31,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 Value = TypeVar("Value")
 
@@ -97,17 +97,13 @@ class Scene:
     """The seed of the texture, which changes pixels and no answer."""
 
 
-class ShuffledCycle(Generic[Value]):
+def shuffled_cycle(rng: random.Random, values: Sequence[Value]) -> Iterator[Value]:
     """Values in a shuffled order, shuffled again when they run out, so that each comes equally often."""
-
-    def __init__(self, rng: random.Random, values: Sequence[Value]) -> None:
-        self._rng, self._values, self._left = rng, tuple(values), list[Value]()
-
-    def next(self) -> Value:
-        if not self._left:
-            self._left = list(self._values)
-            self._rng.shuffle(self._left)
-        return self._left.pop()
+    while True:
+        left = list(values)
+        rng.shuffle(left)
+        while left:
+            yield left.pop()
 
 
 KINDS = ("normal",) * 24 + ("polyps",) * 18 + ("inflamed",) * 9 + ("instrument",) * 13
@@ -131,32 +127,32 @@ class _SceneMaker:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.overlays = {"normal": ShuffledCycle(rng, _OVERLAYS), "other": ShuffledCycle(rng, _OVERLAYS)}
-        self.num_polyps = {"polyps": ShuffledCycle(rng, (1, 2, 3)), "instrument": ShuffledCycle(rng, (0, 1, 0, 2))}
-        self.lesions = ShuffledCycle(rng, LESIONS)
-        self.sides = ShuffledCycle(rng, ("left", "right"))
-        self.has_instrument = ShuffledCycle(rng, (False, False, False, True))
-        self.instruments = ShuffledCycle(rng, ("tube", "biopsy forceps"))
-        self.num_questions = ShuffledCycle(rng, QUESTIONS_PER_IMAGE)
+        self.overlays = {"normal": shuffled_cycle(rng, _OVERLAYS), "other": shuffled_cycle(rng, _OVERLAYS)}
+        self.num_polyps = {"polyps": shuffled_cycle(rng, (1, 2, 3)), "instrument": shuffled_cycle(rng, (0, 1, 0, 2))}
+        self.lesions = shuffled_cycle(rng, LESIONS)
+        self.sides = shuffled_cycle(rng, ("left", "right"))
+        self.has_instrument = shuffled_cycle(rng, (False, False, False, True))
+        self.instruments = shuffled_cycle(rng, ("tube", "biopsy forceps"))
+        self.num_questions = shuffled_cycle(rng, QUESTIONS_PER_IMAGE)
 
     def make(self, kind: str) -> Scene:
         normal = kind == "normal"
         width, height = self.rng.choices(SIZES, SIZE_WEIGHTS)[0]
-        procedure, has_text, has_box = self.overlays["normal" if normal else "other"].next()
-        num_polyps = self.num_polyps[kind].next() if kind in self.num_polyps else 0
-        side = self.sides.next()
+        procedure, has_text, has_box = next(self.overlays["normal" if normal else "other"])
+        num_polyps = next(self.num_polyps[kind]) if kind in self.num_polyps else 0
+        side = next(self.sides)
         return Scene(
             width=width,
             height=height,
             kind=kind,
             procedure=procedure,
             polyps=tuple(self._polyp(side, y) for y in _POLYP_HEIGHTS[num_polyps]),
-            lesion=self.lesions.next() if num_polyps else LESIONS[0],
+            lesion=next(self.lesions) if num_polyps else LESIONS[0],
             instrument=self._instrument(kind, side),
             landmark="z-line" if procedure == "gastroscopy" else None,
             has_text=has_text,
             has_box=has_box,
-            num_questions=1 if normal else self.num_questions.next(),
+            num_questions=1 if normal else next(self.num_questions),
             seed=self.rng.getrandbits(32),
         )
 
@@ -167,9 +163,9 @@ class _SceneMaker:
 
     def _instrument(self, kind: str, polyp_side: str) -> Instrument | None:
         """Return an instrument on the side without polyps, so that it covers none and all answers stay true."""
-        if kind == "normal" or not (kind == "instrument" or self.has_instrument.next()):
+        if kind == "normal" or not (kind == "instrument" or next(self.has_instrument)):
             return None
-        return Instrument(self.instruments.next(), 0.70 if polyp_side == "left" else 0.30, 0.70)
+        return Instrument(next(self.instruments), 0.70 if polyp_side == "left" else 0.30, 0.70)
 
 
 NORMAL_QUESTION = "Does this image contain any finding?"

@@ -11,7 +11,6 @@ those of this one, where the sample was written.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -42,20 +41,12 @@ from lookonce.datasets.sample.scene import (
 )
 from lookonce.errors import UsageError
 from lookonce.families.lookup import DEFAULT, FAMILIES
-from lookonce.files import TEMPORARY_MARK, follow_umask, naming_full_disk, write_json, write_text
+from lookonce.files import TEMPORARY_MARK, follow_umask, naming_full_disk, read_object, write_json, write_text
 from lookonce.text import in_yaml
 from lookonce.threads import threaded_map
 
 RUN_FILE = "run.yaml"
 HEADER = "# The sample in this folder, for a tiny model on any CPU. Every key: docs/run-file.md\n"
-
-
-def write_run_file(folder: Path, stages: bool) -> Path:
-    """Write `folder`/run.yaml, unless it exists, and return its path."""
-    path = folder / RUN_FILE
-    if not path.exists():
-        write_text(path, run_file(folder, stages))
-    return path
 
 
 def run_file(folder: Path, stages: bool) -> str:
@@ -132,43 +123,31 @@ def write_sample(
         "tower_only": tower_only,
         "stages": stages,
     }
-    stamp = _read_stamp(folder)
-    if stamp:
+    if stamp := read_object(folder / STAMP):
         if differing := [key for key in wanted if stamp.get(key) != wanted[key]]:
             raise UsageError(
                 f"{folder} holds another sample ({_words(stamp, differing)}); wanted {_words(wanted, differing)}. "
                 "Choose another folder, or remove that one"
             )
         return _report(folder, stamp, fresh=False)
+    if (folder / STAMP).exists():
+        raise UsageError(f"{folder / STAMP} is broken; choose another folder or empty it")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not empty and has no sample; choose another folder or empty it")
     target = folder.absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{target.name}{TEMPORARY_MARK}")
     with scratch as unfinished, naming_full_disk(target, temporary=Path(unfinished)):
-        _write_model(Path(unfinished) / "model", family, model, seed, tokenizer, tower_only)  # first: it may be refused
+        from lookonce.datasets.sample.model import write_model  # torch and transformers are slow to import
+
+        model_folder = Path(unfinished) / "model"  # first: it may be refused
+        write_model(model_folder, model, seed, tokenizer, family=FAMILIES[family], tower_only=tower_only)
         content = _write(Path(unfinished), seed, num_images, KVASIR_SIZES if sizes else None, stages) | wanted
         target.mkdir(exist_ok=True)
         for path in Path(unfinished).iterdir():
             os.replace(path, target / path.name)
     write_json(target / STAMP, content)  # last, since it marks the sample as complete
     return _report(folder, content, fresh=True)
-
-
-def _read_stamp(folder: Path) -> dict[str, object] | None:
-    try:
-        stamp: dict[str, object] = json.loads((folder / STAMP).read_text())
-        return stamp
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except ValueError as error:
-        raise UsageError(f"{folder / STAMP} is broken ({error}); choose another folder or empty it") from None
-
-
-def _write_model(folder: Path, family: str, model: str, seed: int, tokenizer: Path | None, tower_only: bool) -> None:
-    from lookonce.datasets.sample.model import write_model  # torch and transformers are slow to import
-
-    write_model(folder, model, seed, tokenizer, family=FAMILIES[family], tower_only=tower_only)
 
 
 def _write(
@@ -233,18 +212,18 @@ def _write_copies(images: Path, scenes: list[tuple[int, Scene]]) -> list[tuple[P
 def _records(path: Path, scene: Scene, stages: bool) -> list[Record]:
     """The records of a frame, each with one question."""
     metadata = {"image_id": path.stem, "source": scene.kind}
-    if not stages:
-        return [Record(images=(path,), turns=(Turn(*pair),), metadata=metadata) for pair in ask(scene)]
+    asked = ask_in_stages(scene) if stages else [(*pair, None) for pair in ask(scene)]
     return [
-        Record(images=(path,), turns=(Turn(question, answer),), metadata=metadata | {"stage": stage})
-        for question, answer, stage in ask_in_stages(scene)
+        Record((path,), (Turn(question, answer),), metadata=metadata | ({"stage": stage} if stage else {}))
+        for question, answer, stage in asked
     ]
 
 
 def _report(folder: Path, stamp: dict[str, object], fresh: bool) -> SampleReport:
     keys = ("num_files", "num_images", "num_questions", "model")
-    is_small = stamp["model"] == "tiny" and not stamp["tower_only"]
-    path = write_run_file(folder, bool(stamp["stages"])) if is_small else None
+    path = folder / RUN_FILE if stamp["model"] == "tiny" and not stamp["tower_only"] else None
+    if path and not path.exists():
+        write_text(path, run_file(folder, bool(stamp["stages"])))
     return SampleReport(folder=folder, fresh=fresh, run_file=path, **{key: stamp[key] for key in keys})  # type: ignore[arg-type]
 
 

@@ -11,7 +11,6 @@ takes as much memory as hundreds or thousands of tokens, so their number has a l
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -151,39 +150,19 @@ Answers = list[list[Answer]]
 """The answers to the questions of each dialogue of a batch."""
 
 
-class Engine(ABC):
-    """Answers questions with a model."""
-
-    @abstractmethod
-    def plan(self, dialogues: Sequence[Dialogue]) -> list[list[int]]:
-        """The numbers of the dialogues that are answered together."""
-
-    @abstractmethod
-    def stream(self, model: Any, batches: Sequence[Sequence[Dialogue]], notify: Notify = quiet) -> Iterator[Answers]:
-        """The greedy answers to each batch of dialogues that are answered together, in order."""
-
-    def answers(self, model: Any, dialogues: Sequence[Dialogue], notify: Notify = quiet) -> Answers:
-        """The greedy answers to dialogues that are answered together, in order."""
-        [found] = self.stream(model, [dialogues], notify)
-        return found
-
-
-def engine_of(opened: OpenRun) -> Engine:
-    """The engine of `eval.engine`."""
-    return Generate(opened) if opened.run.eval.engine == "generate" else SharedPrefixes(opened)
-
-
 @dataclass(frozen=True)
-class Generate(Engine):
+class Generate:
     """transformers' `generate`, in batches of questions of similar length, so that padding is small."""
 
     opened: OpenRun
 
     def plan(self, dialogues: Sequence[Dialogue]) -> list[list[int]]:
+        """The numbers of the dialogues that are answered together."""
         order = sorted(range(len(dialogues)), key=lambda number: dialogues[number].first.num_tokens)
         return [order[start : start + BATCH_SIZE] for start in range(0, len(order), BATCH_SIZE)]
 
     def stream(self, model: Any, batches: Sequence[Sequence[Dialogue]], notify: Notify = quiet) -> Iterator[Answers]:
+        """The greedy answers to each batch of dialogues that are answered together, in order."""
         run, tokenizer, collator = self.opened.run, self.opened.chat_tokenizer.tokenizer, self.opened.row_collator()
         limits = run.eval.max_new_tokens, run.train.precision
         for batch in batches:
@@ -200,7 +179,7 @@ def in_turns(dialogues: Sequence[Dialogue], answer: Callable[[list[Example]], li
     return answers
 
 
-class SharedPrefixes(Engine):
+class SharedPrefixes:
     """Each image's tokens once for all its questions, whose answers grow together."""
 
     def __init__(self, opened: OpenRun, *, min_compiled: int = MIN_COMPILED) -> None:
@@ -285,3 +264,11 @@ class SharedPrefixes(Engine):
                 compiled=is_quick and self._can_compile,
             )
         return self._decoder
+
+
+Engine = Generate | SharedPrefixes
+
+
+def engine_of(opened: OpenRun) -> Engine:
+    """The engine of `eval.engine`."""
+    return Generate(opened) if opened.run.eval.engine == "generate" else SharedPrefixes(opened)

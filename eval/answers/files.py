@@ -6,9 +6,8 @@ same bits. The first line identifies what the answers depend on; a file with ano
 file of its own, `SPLIT.partial-RANK.jsonl`, and any number of ranks may continue from them. A line that is cut short,
 by a kill or a power cut, is asked again.
 
-The cost is measured by the first rank, after the model is loaded. An evaluation that was interrupted has the cost of
-the questions that were answered last, and their number. Figures that vary do not belong to the scores, which are the
-same bytes in every repetition; so they have a file of their own.
+The cost is measured by the first rank, after the model is loaded; that of an interrupted evaluation is of the questions
+that were answered last. It has a file of its own, since the scores are the same bytes in every repetition.
 """
 
 from __future__ import annotations

@@ -36,49 +36,13 @@ from lookonce.eval.scores.prediction import Prediction, label, read_predictions,
 from lookonce.files import hash_file, write_json
 from lookonce.run.folder import Environment
 from lookonce.run.open import OpenRun
-from lookonce.text import Notify, quiet
-from lookonce.train.data.tokenize import ChatTokenizer, Example
+from lookonce.train.data.tokenize import Example
 from lookonce.train.model.frozen import model_settings
 
 Asked = tuple[Record, int]
 """A record, and the number of the turn that is asked."""
 Turns = Literal["predicted", "reference"]
 """Which answers the earlier turns of a prompt have: the model's, or the record's."""
-
-
-@dataclass(frozen=True)
-class Dialogues:
-    """Questions in their dialogues."""
-
-    asked: list[Asked]
-    numbers: list[list[int]]
-    """The numbers of the questions of each dialogue."""
-    prompts: list[Example]
-    """The prompt of each question; in those of later questions of a dialogue the answers are `NOT_ANSWERED`."""
-    each: list[Dialogue]
-
-    @classmethod
-    def of(cls, opened: OpenRun, asked: Sequence[Asked]) -> Dialogues:
-        """The dialogues of some questions of a run."""
-        numbers = together(asked, opened.run.eval.turns)
-        prompts = opened.prompts(without_answers(asked, numbers))
-        return cls([*asked], numbers, prompts, dialogues_of(numbers, prompts, opened.chat_tokenizer))
-
-    def plan(self, engine: Engine) -> list[list[int]]:
-        """The numbers of the dialogues that an engine answers together."""
-        return engine.plan(self.each)
-
-    def questions(self, batch: Iterable[int]) -> list[int]:
-        """The numbers of the questions of some dialogues."""
-        return [question for number in batch for question in self.numbers[number]]
-
-    def answer(
-        self, engine: Engine, model: Any, batches: Sequence[Sequence[int]], notify: Notify = quiet
-    ) -> Iterator[list[Answer]]:
-        """The answers to the questions of each batch of dialogues, in order."""
-        chosen = [[self.each[number] for number in batch] for batch in batches]
-        for answers in engine.stream(model, chosen, notify):
-            yield [answer for some in answers for answer in some]
 
 
 def together(asked: Sequence[Asked], turns: Turns) -> list[list[int]]:
@@ -104,11 +68,6 @@ def without_answers(asked: Sequence[Asked], numbers: Sequence[Sequence[int]]) ->
         for number in some:
             found[number] = (record, asked[number][1])
     return found
-
-
-def dialogues_of(numbers: Iterable[Sequence[int]], prompts: Any, chat: ChatTokenizer) -> list[Dialogue]:
-    """Each dialogue; `prompts` has the prompt of each question by its number, as in `Dialogues.prompts`."""
-    return [Dialogue.of([prompts[number] for number in some], chat) for some in numbers]
 
 
 def turns_before(
@@ -189,6 +148,8 @@ def row_of(
 
     The answer is the model's, or stands in a row of the same question.
     """
+    labels: dict[str, Any] = {name: label(record.metadata.get(name)) for name in ("source", "category", "stage")}
+    figures: dict[str, Any] = {name: getattr(answer, name, None) for name in ("logprob", "num_tokens", "ended")}
     return Prediction(
         origin=record.origin,
         images=tuple(map(str, record.images)),
@@ -199,13 +160,8 @@ def row_of(
         references=record.references,
         image_keys=tuple(image_keys),
         turn=turn,
-        source=label(record.metadata.get("source")),
-        category=label(record.metadata.get("category")),
-        stage=label(record.metadata.get("stage")),
         system=record.system,
-        logprob=answer.logprob if answer else None,
-        num_tokens=answer.num_tokens if answer else None,
-        ended=answer.ended if answer else None,
+        **labels | figures,
     )
 
 
@@ -219,7 +175,13 @@ class Questions:
 
     opened: OpenRun
     split: str
-    dialogues: Dialogues
+    asked: Sequence[Asked] = ()
+    """Record and turn of each question."""
+    numbers: Sequence[Sequence[int]] = ()
+    """The numbers of the questions of each dialogue."""
+    examples: Sequence[Example] = ()
+    """The prompt of each question; in those of later questions of a dialogue the answers are `NOT_ANSWERED`."""
+    dialogues: Sequence[Dialogue] = ()
     staged: Staged = "none"
     """Which answers the contexts have; predicted ones are not in these prompts, but in those of each stage."""
     baseline: Baseline | None = None
@@ -240,7 +202,15 @@ class Questions:
         if not records:
             raise UsageError(f"the run file names no records for `data.{split}`; add them or choose another --split")
         staged = (staged or run.eval.staged) if run.data.context else "none"
-        return cls(opened, split, Dialogues.of(opened, questions_of(opened, records, staged)), staged)
+        return cls(opened, split, staged=staged).asking(questions_of(opened, records, staged))
+
+    def asking(self, asked: Sequence[Asked], stage: int = 0) -> Questions:
+        """The same with other questions, of which the prompts are made."""
+        numbers = together(asked, self.opened.run.eval.turns)
+        examples = self.opened.prompts(without_answers(asked, numbers))
+        chat = self.opened.chat_tokenizer
+        dialogues = [Dialogue.of([examples[number] for number in some], chat) for some in numbers]
+        return replace(self, asked=asked, numbers=numbers, examples=examples, dialogues=dialogues, stage=stage)
 
     @cached_property
     def engine(self) -> Engine:
@@ -250,7 +220,7 @@ class Questions:
     @cached_property
     def planned(self) -> list[list[int]]:
         """The numbers of the dialogues that are answered together."""
-        return self.dialogues.plan(self.engine)
+        return self.engine.plan(self.dialogues)
 
     @property
     def stages(self) -> list[list[int]]:
@@ -262,30 +232,18 @@ class Questions:
         stages = self.stages
         if len(stages) == 1:
             return self
-        asked = in_context(self.opened, self.asked, stages[stage], answers)
-        return replace(self, dialogues=Dialogues.of(self.opened, asked), stage=stage)
+        return self.asking(in_context(self.opened, self.asked, stages[stage], answers), stage)
 
     def after_all(self, answers: Mapping[int, Answer]) -> Questions:
         """All questions with the prompts in which they were answered."""
         if self.staged != "predicted":
             return self
-        asked = in_context(self.opened, self.asked, range(len(self.asked)), answers)
-        return replace(self, dialogues=Dialogues.of(self.opened, asked))
-
-    @property
-    def asked(self) -> list[Asked]:
-        """Record and turn of each question."""
-        return self.dialogues.asked
-
-    @property
-    def examples(self) -> list[Example]:
-        """The prompt of each question."""
-        return self.dialogues.prompts
+        return self.asking(in_context(self.opened, self.asked, range(len(self.asked)), answers))
 
     @cached_property
     def batches(self) -> list[list[int]]:
         """The numbers of the questions that are answered together."""
-        return [self.dialogues.questions(batch) for batch in self.planned]
+        return [[question for number in batch for question in self.numbers[number]] for batch in self.planned]
 
     @property
     def name(self) -> str:
@@ -306,11 +264,11 @@ class Questions:
         """Answer some batches with a model, which may have an adapter; yields each one's number and answers."""
         bar = partial(tqdm, desc="answer questions", unit="question", leave=False)
         with bar(total=self.num_in(batches), disable=None if shows_progress else True) as progress:
-            chosen = [self.planned[number] for number in batches]
-            given = self.dialogues.answer(self.engine, model, chosen, self.opened.notify)
+            chosen = [[self.dialogues[one] for one in self.planned[number]] for number in batches]
+            given = self.engine.stream(model, chosen, self.opened.notify)
             for number, answers in zip(batches, given, strict=True):
-                yield number, answers
-                progress.update(len(answers))
+                yield number, [answer for some in answers for answer in some]
+                progress.update(sum(map(len, answers)))
 
     def of_questions(self, answered: Answered) -> dict[int, Answer]:
         """The answers of all batches, by the number of their question."""
@@ -320,7 +278,7 @@ class Questions:
     def predictions(self, answers: Mapping[int, Answer]) -> list[Prediction]:
         """The answers to all questions, each in the row of its question, in order."""
         special = self.opened.chat_tokenizer.special_token_ids
-        earlier = turns_before(self.asked, self.dialogues.numbers, answers, special)
+        earlier = turns_before(self.asked, self.numbers, answers, special)
         numbers = range(len(answers))
         return self.rows(self.asked, [earlier[one] for one in numbers], [answers[one] for one in numbers])
 
@@ -415,7 +373,11 @@ def as_asked(questions: Questions, baseline: Baseline | None) -> Questions:
     if baseline == "reference" or baseline == "none":
         return replace(Questions.of(questions.opened, questions.split, baseline), baseline=baseline)
     questions = replace(questions, baseline=baseline)
-    return _shuffled(questions) if baseline == "shuffled" else questions
+    if baseline != "shuffled":
+        return questions
+    records = {id(record): record for record, _ in questions.asked}
+    shown = dict(zip(records, shuffle_images([*records.values()], questions.opened.images), strict=True))
+    return questions.asking([(shown[id(record)], turn) for record, turn in questions.asked])
 
 
 def why_not(questions: Questions, baseline: Baseline | None) -> str:
@@ -428,13 +390,6 @@ def why_not(questions: Questions, baseline: Baseline | None) -> str:
     if baseline == "shuffled" and len(keys) < 2:
         return f"--shuffle-images needs at least two distinct images, and these records have {len(keys)}"
     return ""
-
-
-def _shuffled(questions: Questions) -> Questions:
-    opened, records = questions.opened, {id(record): record for record, _ in questions.asked}
-    shown = dict(zip(records, shuffle_images([*records.values()], opened.images), strict=True))
-    asked = [(shown[id(record)], turn) for record, turn in questions.asked]
-    return replace(questions, dialogues=Dialogues.of(opened, asked))
 
 
 def shuffle_images(records: Sequence[Record], images: ImageIndex, seed: int = 0) -> list[Record]:

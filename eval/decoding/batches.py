@@ -7,10 +7,9 @@ the records, so that a batch is the same whenever it is planned, and the answers
 bits of an uninterrupted one. A group with more questions than there is room for is split, and its prefix computed
 again. The prompts are computed in packs of training, one after another.
 
-The answers of a batch while they grow are columns of tensors, one entry for each branch. All columns stay on the
-device and are changed in place, and nothing is read back. So a pass can be captured as a CUDA graph, and the CPU asks
-only now and then which answers have ended. A branch that has ended stays where it is: passes overwrite its last token
-until it leaves the batch.
+The answers of a batch while they grow are columns of tensors on the device, one for each branch, changed in place.
+So a pass can be captured as a CUDA graph, and the CPU asks only now and then which answers have ended. Until a branch
+that has ended leaves the batch, passes overwrite its last token.
 """
 
 from __future__ import annotations

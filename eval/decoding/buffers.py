@@ -146,9 +146,9 @@ def _keep(layer: Any, rows: torch.Tensor, states: torch.Tensor, inputs: torch.Te
 class KeyValues:
     """The buffers of a model's layers of full attention, `[1, heads, num_slots, size]` each, and states of others."""
 
-    def __init__(self, model: Any, num_slots: int, dtype: torch.dtype, states: States) -> None:
+    def __init__(self, model: Any, num_slots: int, num_states: int, dtype: torch.dtype) -> None:
         """Allocate the buffers. `dtype` is that of the passes."""
-        self.num_slots, self.states = num_slots, states
+        self.num_slots, self.states = num_slots, States(model, num_states, dtype)
         config = text_model(model).config
         shape = (1, config.num_key_value_heads, num_slots, head_size(config))
         self._modules = [layer.self_attn for layer in text_model(model).layers if hasattr(layer, "self_attn")]

@@ -5,9 +5,8 @@ indices and in the buffer by slots. The positions of an answer continue from its
 that `generate` gives to its prompt, apart from rounding, while the tokens of an image are computed once. Layers of
 linear attention have a state for each question instead of keys and values.
 
-`Decoder` answers batches of questions. Answers that have ended leave the batch, which makes the later passes smaller.
-On a GPU passes have a few sizes, each with tensors of its own that serve all batches, and the CPU asks only now and
-then which answers have ended.
+Answers that have ended leave the batch, which makes the later passes smaller. On a GPU passes have a few sizes, each
+with tensors of its own that serve all batches.
 """
 
 from __future__ import annotations
@@ -20,17 +19,9 @@ from typing import Any
 import torch
 
 from lookonce.eval.decoding.batches import PADDING, BatchLayout, Branches, Room, Spans
-from lookonce.eval.decoding.buffers import KeyValues, States
+from lookonce.eval.decoding.buffers import KeyValues
 from lookonce.eval.decoding.dialogue import Answer
-from lookonce.eval.decoding.passes import (
-    Prompts,
-    Rows,
-    RowSteps,
-    add_token,
-    dense_mask,
-    inference,
-    rows_of_block,
-)
+from lookonce.eval.decoding.passes import Prompts, Rows, RowSteps, add_token, dense_mask, inference, rows_of_block
 from lookonce.train.data.batches import FeatureSource
 from lookonce.train.data.packing import BLOCK
 from lookonce.train.data.tokenize import ChatTokenizer, Example
@@ -89,7 +80,7 @@ class Decoder:
         """
         done: list[Grown] = []
         try:
-            for layout, branches, keys in self._begun(batches):
+            for layout, branches, keys in self.begun(batches):
                 if done:
                     yield self._read(done)
                 done = []
@@ -101,13 +92,8 @@ class Decoder:
         if done:
             yield self._read(done)
 
-    def first_tokens(self, batches: Iterable[Sequence[Example]]) -> Iterator[torch.Tensor]:
-        """The first token of each answer, which is known when the prompts have been computed."""
-        for _, branches, _ in self._begun(batches):
-            yield branches.token
-
-    def _begun(self, batches: Iterable[Sequence[Example]]) -> Generator[tuple[BatchLayout, Branches, KeyValues]]:
-        """Compute the prompts of each batch."""
+    def begun(self, batches: Iterable[Sequence[Example]]) -> Generator[tuple[BatchLayout, Branches, KeyValues]]:
+        """Compute the prompts of each batch, which gives the first token of each answer."""
         with contextlib.closing(self._prompts.ahead(batches)) as ahead:
             for layout, packs in ahead:
                 keys = self._buffer(len(layout.segments), PADDING + 1 + len(layout.prompts))
@@ -181,12 +167,10 @@ class Decoder:
     def _buffer(self, num_slots: int, num_states: int) -> KeyValues:
         """The buffers of a batch: some of its own, or those of all batches, in whole blocks."""
         if not self._by_rows:
-            return self._allocated(num_slots, num_states)
+            return KeyValues(self.model, num_slots, num_states, self.dtype)
         if self._keys is None or not self._keys.has_room(num_slots, num_states):
             self._steps.clear()  # their tensors are of no use for another buffer
             num_slots = -(-max(num_slots, self.room.num_slots + 1) // BLOCK) * BLOCK
-            self._keys = self._allocated(num_slots, max(num_states, (self.room.num_states or 0) + 1))
+            num_states = max(num_states, (self.room.num_states or 0) + 1)
+            self._keys = KeyValues(self.model, num_slots, num_states, self.dtype)
         return self._keys
-
-    def _allocated(self, num_slots: int, num_states: int) -> KeyValues:
-        return KeyValues(self.model, num_slots, self.dtype, States(self.model, num_states, self.dtype))

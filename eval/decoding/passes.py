@@ -34,16 +34,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from lookonce.eval.decoding.batches import (
-    PADDING,
-    UNUSED,
-    BatchLayout,
-    Branches,
-    Room,
-    Spans,
-    attends,
-    state_rows,
-)
+from lookonce.eval.decoding.batches import PADDING, UNUSED, BatchLayout, Branches, Room, Spans, attends, state_rows
 from lookonce.eval.decoding.buffers import Continued, KeyValues, OfPrompts, keep
 from lookonce.train.data.batches import Batch, FeatureSource, PackCollator, Prefetcher, image_inputs
 from lookonce.train.data.packing import BLOCK, padded_length

@@ -16,10 +16,9 @@ The text metrics of the challenges, BLEU, ROUGE, METEOR and chrF, need the extra
 challenges' own script (`evaluate`), called directly, since `evaluate` downloads its metrics. BLEU is the corpus figure
 over tokens of 13a, case-sensitive and without smoothing; ROUGE is the plain mean of F without stemming, where
 `evaluate` takes the median of a bootstrap; METEOR is that of NLTK. All are shares, not percent. Without the data of
-NLTK's WordNet METEOR has no synonyms, which its name states; for short answers that changes nothing. ROUGE and METEOR
-are computed once for each distinct answer and its references, also if the model and the majority give the same one;
-tokens, stems and synonyms once for each text and word. The cost for 9,000 questions is 2 s for short answers and about
-20 s for sentences of 20 words.
+NLTK's WordNet METEOR has no synonyms, which its name states; for short answers that changes nothing. Each distinct
+answer is scored once, and tokens, stems and synonyms are kept: 9,000 questions take 2 s with short answers and about
+20 s with sentences of 20 words.
 """
 
 from __future__ import annotations

@@ -11,9 +11,8 @@ For each other metric the model and the majority answers are scored on the same 
 questions to which it applies, which the references alone decide: closed questions have the reference yes or no, label
 questions have several labels in a reference to the same question text, points and boxes are references of nothing but
 two or four numbers. So every model is scored on the same questions. A figure whose highest value is not 1 on these
-references, such as METEOR, has it beside it. docs/metrics.md describes them. All are computed at once and kept under
-keys of their own, so the keys of the headline never change. The cost is about a second for 9,000 questions of 975
-images, without the text metrics.
+references, such as METEOR, has it beside it. docs/metrics.md describes them. The cost is about a second for 9,000
+questions of 975 images, without the text metrics.
 """
 
 from __future__ import annotations
@@ -79,35 +78,22 @@ class BaselineScore:
         return NAMES[key], f"{self.exact_match:.1%}", f"{100 * self.difference:+.1f}", interval
 
 
-@dataclass(frozen=True)
-class Headline:
-    """The interval of the exact match of all, and the baselines by their keys."""
-
-    interval: Interval | None = None
-    """The 95 % interval; None if there are too few images."""
-    baselines: dict[str, BaselineScore] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, predictions: Sequence[Prediction], answers: BaselineAnswers) -> Headline:
-        """The headline of some predictions, with the baselines that `answers` has beside the majority."""
-        if not predictions:
-            return cls()
-        majority: dict[str, Sequence[str]] = {"majority": [one.majority for one in predictions]}
-        right_Q = np.array([one.is_right for one in predictions], dtype=np.float64)
-        clusters = clusters_of([one.sources for one in predictions])
-
-        def baseline(texts: Sequence[str]) -> BaselineScore:
-            right = [one.accepts(text) for one, text in zip(predictions, texts, strict=True)]
-            baseline_Q = np.array(right, dtype=np.float64)
-            score = float(baseline_Q.mean())
-            return BaselineScore(
-                score, float(right_Q.mean()) - score, difference_interval(right_Q - baseline_Q, clusters)
-            )
-
-        return cls(
-            share_interval(right_Q, clusters),
-            {key: baseline(texts) for key, texts in (majority | dict(answers)).items()},
-        )
+def headline(
+    predictions: Sequence[Prediction], answers: BaselineAnswers
+) -> tuple[Interval | None, dict[str, BaselineScore]]:
+    """The interval of the exact match of all; and the majority and the baselines in `answers`, by their keys."""
+    if not predictions:
+        return None, {}
+    right_Q = np.array([one.is_right for one in predictions], dtype=np.float64)
+    clusters = clusters_of([one.sources for one in predictions])
+    majority: dict[str, Sequence[str]] = {"majority": [one.majority for one in predictions]}
+    baselines = {}
+    for key, texts in (majority | dict(answers)).items():
+        right = [one.accepts(text) for one, text in zip(predictions, texts, strict=True)]
+        baseline_Q = np.array(right, dtype=np.float64)
+        score, interval = float(baseline_Q.mean()), difference_interval(right_Q - baseline_Q, clusters)
+        baselines[key] = BaselineScore(score, float(right_Q.mean()) - score, interval)
+    return share_interval(right_Q, clusters), baselines
 
 
 MODEL, MAJORITY, PERFECT = attrgetter("predicted"), attrgetter("majority"), attrgetter("answer")
@@ -302,12 +288,12 @@ class Evaluation:
         """
         compared = [one.in_nfc for one in predictions]
         groups = {name: scores_by(compared, name) for name in GROUPINGS}
-        headline = Headline.of(compared, baselines or {})
+        interval, scored = headline(compared, baselines or {})
         return cls(
             predictions=predictions,
             overall=score(compared),
-            interval=headline.interval,
-            baselines=headline.baselines,
+            interval=interval,
+            baselines=scored,
             groups=groups,
             figures=figures(compared, groups, sizes or {}),
             counts=Counts.of(compared, training),

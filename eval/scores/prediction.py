@@ -11,9 +11,8 @@ A mean over groups (macro) gives each group the same weight, so that a question 
 others. A prediction whose record has no category is in no category; source and stage likewise.
 
 A comparison of runs knows only metrics that give each question a number, because images are drawn with their questions.
-Exact match is the headline, and the metric unless another is named: to choose the one that shows a difference is no
-comparison. Where it tells answers hardly apart, this is said. F1 of words needs no other library, and orders models as
-ROUGE-1 does.
+Exact match is the metric unless another is named. Where it tells answers hardly apart, this is said. F1 of words needs
+no other library, and orders models as ROUGE-1 does.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean, median
@@ -132,14 +131,10 @@ class Prediction:
         return {"version": VERSION} | kept | {"right": self.is_right}
 
 
-TEXTS = (*("question", "answer", "predicted", "majority", "system", "source", "category", "stage"),)
+TEXTS = ("question", "answer", "predicted", "majority", "system", "source", "category", "stage")
 """Keys whose values are single texts to compare."""
-OPTIONAL = {
-    *("references", "source", "category", "stage", "system", "earlier", "earlier_answers"),
-    *("context", "context_answers"),
-    *("logprob", "num_tokens", "ended"),
-}
-"""Keys that a row may lack."""
+OPTIONAL = {one.name for one in fields(Prediction) if one.default in (None, ())} - {"image_keys"}
+"""Keys that a row lacks if they have no value."""
 ROW = TypeAdapter(Prediction)
 
 

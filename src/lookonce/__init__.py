@@ -13,90 +13,59 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
-from lookonce.version import __version__
+from lookonce.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from lookonce.adapter.save import save_run
-    from lookonce.cache.store.reader import VisionCache
-    from lookonce.datasets.images import image_key
-    from lookonce.datasets.records import Record, Turn, read_records, write_records
-    from lookonce.errors import LookonceError
-    from lookonce.eval.answerer import Answerer
-    from lookonce.eval.decoding.dialogue import Answer
-    from lookonce.library import build_cache, load_without_tower, replace_tower
-    from lookonce.run.config import RunFile, read_run_file
-    from lookonce.train.data.dataset import (
-        DataCollatorForPacks,
-        DataCollatorForRows,
-        PackBatchSampler,
-        PackLoader,
-        VQADataset,
-    )
-    from lookonce.train.loop.trainer import PackTrainer
-    from lookonce.train.model.load import CachedVisionTower
-    from lookonce.train.model.packs import average_gradients, pack_loss, packed_attention
+    from lookonce.adapter.save import save_run as save_run
+    from lookonce.cache.store.reader import VisionCache as VisionCache
+    from lookonce.datasets.images import image_key as image_key
+    from lookonce.datasets.records import Record as Record
+    from lookonce.datasets.records import Turn as Turn
+    from lookonce.datasets.records import read_records as read_records
+    from lookonce.datasets.records import write_records as write_records
+    from lookonce.errors import LookonceError as LookonceError
+    from lookonce.eval.answerer import Answerer as Answerer
+    from lookonce.eval.decoding.dialogue import Answer as Answer
+    from lookonce.library import build_cache as build_cache
+    from lookonce.library import load_without_tower as load_without_tower
+    from lookonce.library import replace_tower as replace_tower
+    from lookonce.run.config import RunFile as RunFile
+    from lookonce.run.config import read_run_file as read_run_file
+    from lookonce.train.data.dataset import DataCollatorForPacks as DataCollatorForPacks
+    from lookonce.train.data.dataset import DataCollatorForRows as DataCollatorForRows
+    from lookonce.train.data.dataset import PackBatchSampler as PackBatchSampler
+    from lookonce.train.data.dataset import PackLoader as PackLoader
+    from lookonce.train.data.dataset import VQADataset as VQADataset
+    from lookonce.train.loop.trainer import PackTrainer as PackTrainer
+    from lookonce.train.model.load import CachedVisionTower as CachedVisionTower
+    from lookonce.train.model.packs import average_gradients as average_gradients
+    from lookonce.train.model.packs import pack_loss as pack_loss
+    from lookonce.train.model.packs import packed_attention as packed_attention
 
-__all__ = [
-    "__version__",
-    "Answer",
-    "Answerer",
-    "CachedVisionTower",
-    "DataCollatorForPacks",
-    "DataCollatorForRows",
-    "LookonceError",
-    "PackBatchSampler",
-    "PackLoader",
-    "PackTrainer",
-    "Record",
-    "RunFile",
-    "Turn",
-    "VQADataset",
-    "VisionCache",
-    "average_gradients",
-    "build_cache",
-    "image_key",
-    "load_without_tower",
-    "pack_loss",
-    "packed_attention",
-    "read_records",
-    "read_run_file",
-    "replace_tower",
-    "save_run",
-    "write_records",
-]
 _HOME = {
-    "Answer": "lookonce.eval.decoding.dialogue",
-    "Answerer": "lookonce.eval.answerer",
-    "CachedVisionTower": "lookonce.train.model.load",
-    "DataCollatorForPacks": "lookonce.train.data.dataset",
-    "DataCollatorForRows": "lookonce.train.data.dataset",
-    "PackBatchSampler": "lookonce.train.data.dataset",
-    "PackLoader": "lookonce.train.data.dataset",
-    "PackTrainer": "lookonce.train.loop.trainer",
-    "VQADataset": "lookonce.train.data.dataset",
-    "average_gradients": "lookonce.train.model.packs",
-    "build_cache": "lookonce.library",
-    "load_without_tower": "lookonce.library",
-    "pack_loss": "lookonce.train.model.packs",
-    "packed_attention": "lookonce.train.model.packs",
-    "replace_tower": "lookonce.library",
-    "save_run": "lookonce.adapter.save",
-    "LookonceError": "lookonce.errors",
-    "Record": "lookonce.datasets.records",
-    "RunFile": "lookonce.run.config",
-    "Turn": "lookonce.datasets.records",
-    "VisionCache": "lookonce.cache.store.reader",
-    "image_key": "lookonce.datasets.images",
-    "read_records": "lookonce.datasets.records",
-    "read_run_file": "lookonce.run.config",
-    "write_records": "lookonce.datasets.records",
+    "adapter.save": "save_run",
+    "cache.store.reader": "VisionCache",
+    "datasets.images": "image_key",
+    "datasets.records": "Record Turn read_records write_records",
+    "errors": "LookonceError",
+    "eval.answerer": "Answerer",
+    "eval.decoding.dialogue": "Answer",
+    "library": "build_cache load_without_tower replace_tower",
+    "run.config": "RunFile read_run_file",
+    "train.data.dataset": "DataCollatorForPacks DataCollatorForRows PackBatchSampler PackLoader VQADataset",
+    "train.loop.trainer": "PackTrainer",
+    "train.model.load": "CachedVisionTower",
+    "train.model.packs": "average_gradients pack_loss packed_attention",
 }
+"""The names in each module."""
+__all__ = sorted(["__version__", *" ".join(_HOME.values()).split()])
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'lookonce' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    for module, names in _HOME.items():
+        if name in names.split():
+            return getattr(importlib.import_module(f"lookonce.{module}"), name)
+    raise AttributeError(f"module 'lookonce' has no attribute {name!r}")
 
 
 def _keep_our_folder_from_posing_as_hugging_face_datasets() -> None:

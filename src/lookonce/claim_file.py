@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import psutil
 from pydantic import Field, TypeAdapter
@@ -63,14 +63,7 @@ class Process:
     @classmethod
     def this(cls, name: str = "") -> Process:
         pid = os.getpid()
-        return cls(
-            name or f"{socket.gethostname()}:{pid}",
-            socket.gethostname(),
-            pid,
-            machine(),
-            _born(pid),
-            _job(),
-        )
+        return cls(name or f"{socket.gethostname()}:{pid}", socket.gethostname(), pid, machine(), _born(pid), _job())
 
     def is_gone(self) -> bool:
         """Whether the process has ended: its own machine knows, and this job if Slurm has started it again since."""
@@ -148,7 +141,7 @@ class FolderClaim:
         self._content = {"worker": asdict(Process.this()), "command": command, "started": time.time()}
         self._file: ClaimFile | None = None
 
-    def __enter__(self) -> FolderClaim:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -170,11 +163,6 @@ class FolderClaim:
             return holder(self.path, self.expiry_s)
         return ""
 
-    @property
-    def is_taken(self) -> bool:
-        """Whether `take` has got the claim."""
-        return self._file is not None
-
     def is_lost(self) -> bool:
         """Whether another process has taken over what this one had taken."""
         if self._file is None or self._file.is_held():
@@ -184,10 +172,12 @@ class FolderClaim:
         except (FileNotFoundError, ValueError):
             return True
 
-    def follow(self, path: Path) -> None:
-        """Note that the claim file has moved to `path` with its folder."""
+    def release_moved(self, path: Path) -> None:
+        """Release the claim, whose file has moved to `path` with its folder."""
         assert self._file
-        self.path = self._file.path = path
+        self._file.path = path
+        self._file.release()
+        self._file = None
 
 
 def holder(path: Path, expiry_s: float) -> str:
@@ -214,7 +204,8 @@ def remove_if_dead(path: Path, expiry_s: float) -> bool:
             return False
         renamed = temporary_name(path)
         os.rename(path, renamed)
-        if _identity(renamed.stat()) != _identity(seen):  # another process took it over meanwhile: restore it
+        now = renamed.stat()  # the number of an inode alone may be reused at once
+        if (now.st_ino, now.st_mtime_ns) != (seen.st_ino, seen.st_mtime_ns):  # another process took it over: restore it
             with contextlib.suppress(FileExistsError):
                 os.link(renamed, path)
         renamed.unlink()
@@ -266,11 +257,6 @@ def age(path: Path) -> float:
     finally:
         with contextlib.suppress(OSError):
             pulse.unlink()
-
-
-def _identity(stat: os.stat_result) -> tuple[int, int]:
-    """Identifies a file. The inode alone does not: its number may be reused at once."""
-    return stat.st_ino, stat.st_mtime_ns
 
 
 def _born(pid: int) -> float:

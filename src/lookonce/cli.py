@@ -36,9 +36,8 @@ MODULES = {
     "study": ("study",),
     "train": ("bench", "selftest", "status", "train"),
 }
-COMMANDS = {name: f"lookonce.commands.{module}:{name}" for module, names in MODULES.items() for name in names} | {
-    "eval": "lookonce.commands.evaluate:evaluate"
-}
+COMMANDS = {name: (module, name) for module, names in MODULES.items() for name in names}
+COMMANDS["eval"] = ("evaluate", "evaluate")
 """The module and the name of each command in it."""
 DOCUMENTATION = Path(sys.prefix, "share", "lookonce", "docs", "index.md")
 """Where a wheel puts the pages; in a clone they are in docs/."""
@@ -58,8 +57,8 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, _, attribute = COMMANDS[cmd_name].partition(":")
-        command: click.Command = getattr(import_module(module), attribute)
+        module, name = COMMANDS[cmd_name]
+        command: click.Command = getattr(import_module(f"lookonce.commands.{module}"), name)
         return command
 
     def invoke(self, ctx: click.Context) -> Any:

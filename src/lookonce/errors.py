@@ -136,11 +136,6 @@ class FolderInUse(RunFolderError):
     """Another process uses the run folder."""
 
 
-def is_refusal(error: BaseException) -> bool:
-    """Whether the system refused for lack of permission, or because the disk is read-only."""
-    return isinstance(error, OSError) and error.errno in REFUSALS
-
-
 class NoRoom(OSError):
     """There is no room for a file; `needed` is its size as text, if that is known."""
 
@@ -183,7 +178,7 @@ def explain_os_error(error: OSError) -> str:
     path = target_of(error)
     if path is None:
         return error.strerror or str(error)
-    if not is_refusal(error):
+    if error.errno not in REFUSALS:
         return f"{path}: {error.strerror}"
     return f"cannot open {path}: {error.strerror}; who may is shown by: namei -l {shell(path.absolute())}"
 

@@ -23,7 +23,7 @@ from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.datasets.archives import by_archive
 from lookonce.errors import LookonceError, ModelError, UsageError
 from lookonce.files import write_text
-from lookonce.hub import ModelDownload, download_model, find_adapter, is_commit, is_hub_name
+from lookonce.hub import download_model, find_adapter, is_commit, is_hub_name
 from lookonce.run.config import RunFile
 from lookonce.run.records import SPLITS, read_split
 from lookonce.run.sections import HubAdapter, hub_adapter
@@ -103,7 +103,8 @@ def fetch(run: RunFile) -> FetchReport:
     Raises:
         ModelError: the model cannot be downloaded, is not what the Hub states, or is incomplete.
     """
-    found = _fetch_model(run)
+    is_folder = Path(run.model.path).expanduser().is_dir() or not is_hub_name(run.model.path)
+    found = None if is_folder else download_model(run.model.path, run.model.revision)
     model_folder = ModelFolder.open(run.model.path, run.model.revision, is_local=True)
     ImageProcessor(model_folder.folder, run.cache.backend, run.cache.min_pixels, run.cache.max_pixels)
     ChatTokenizer(model_folder.folder, model_folder.config, enable_thinking=run.data.enable_thinking)
@@ -131,14 +132,6 @@ def fetch(run: RunFile) -> FetchReport:
         start=str(start) if start else None,
         is_start_pinned=start is None or str(start) == str(run.train.start_from),
     )
-
-
-def _fetch_model(run: RunFile) -> ModelDownload | None:
-    """Download a model of the Hub; None for a model folder."""
-    name = run.model.path
-    if Path(name).expanduser().is_dir() or not is_hub_name(name):
-        return None
-    return download_model(name, run.model.revision)
 
 
 def _fetch_start(run: RunFile) -> HubAdapter | None:
@@ -179,9 +172,8 @@ def _check_data(run: RunFile) -> tuple[dict[str, Split], list[str]]:
 def _check_split(run: RunFile, split: str) -> Split:
     records = list(read_split(run, split))
     files, members_of = by_archive(path for record in records for path in record.images)
-    missing = [
-        str(path) for path, is_there in zip(files, threaded_map(os.path.isfile, files), strict=True) if not is_there
-    ]
+    are_here = zip(files, threaded_map(os.path.isfile, files), strict=True)
+    missing = [str(path) for path, is_here in are_here if not is_here]
     return Split(len(records), len(files) + sum(map(len, members_of.values())), missing)
 
 

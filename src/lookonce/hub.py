@@ -66,21 +66,21 @@ class Download:
     """Files of a repository on the Hub that are on this machine."""
 
     folder: Path
-    commit: str
-    license: str | None
-    """The licence that the card names; None if it names none."""
-
-
-@dataclass(frozen=True)
-class ModelDownload(Download):
-    """A model of the Hub that is on this machine."""
-
-    downloaded_bytes: int
-    """Bytes that were not here before; 0 if the Hub could not be reached."""
-    is_verified: bool
-    """Whether all its files have the content that the Hub states; False if the Hub could not be asked."""
+    downloaded_bytes: int = 0
+    """Bytes of a model that were not here before; 0 if the Hub could not be reached."""
+    is_verified: bool = True
+    """Whether all files of a model have the content that the Hub states; False if the Hub could not be asked."""
     refusal: str = ""
     """Why the Hub could not be asked."""
+
+    @property
+    def commit(self) -> str:
+        return self.folder.name
+
+    @property
+    def license(self) -> str | None:
+        """The licence that the card names; None if it names none."""
+        return license_in(self.folder)
 
 
 class Progress(tqdm):  # type: ignore[type-arg]
@@ -118,8 +118,11 @@ def verify(kind: str, name: str, folder: Path, notify: Notify = quiet) -> bool:
     """
     links = [path for path in folder.rglob("*") if path.is_symlink() and path.is_dir()]
     paths = [*links, *(path for path in folder.rglob("*") if path.is_file())]
-    stamps = {path.relative_to(folder).as_posix(): _stamp(path) for path in paths}
-    note, verified = _note(folder), {"folder": str(folder.resolve()), "files": stamps}
+    stats = {path.relative_to(folder).as_posix(): path.stat() for path in paths}
+    stamps = {name: [one.st_size, one.st_mtime_ns, one.st_ctime_ns] for name, one in stats.items()}
+    digest = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+    note = Path(constants.HF_ASSETS_CACHE, *NOTES, f"{digest}.json")
+    verified = {"folder": str(folder.resolve()), "files": stamps}
     if read_object(note) == verified:
         return True
     where: dict[str, Any] = {"repo_type": "dataset" if kind == "dataset" else "model", "revision": folder.name}
@@ -146,17 +149,6 @@ def verify(kind: str, name: str, folder: Path, notify: Notify = quiet) -> bool:
     with contextlib.suppress(OSError):  # a read-only folder
         write_json(note, verified)
     return True
-
-
-def _note(folder: Path) -> Path:
-    digest = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
-    return Path(constants.HF_ASSETS_CACHE, *NOTES, f"{digest}.json")
-
-
-def _stamp(path: Path) -> list[int]:
-    """The size and the times of a file. No program can set the second one."""
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 
 def locate(name: str, revision: str | None, *, is_local: bool = False) -> Path:
@@ -214,7 +206,7 @@ def _find(kind: str, name: str, revision: str | None, patterns: Sequence[str], i
     return folder
 
 
-def download_model(name: str, revision: str | None) -> ModelDownload:
+def download_model(name: str, revision: str | None) -> Download:
     """Download the missing files of a model; if the Hub cannot be reached, all must be here.
 
     Raises:
@@ -238,7 +230,7 @@ def download_model(name: str, revision: str | None) -> ModelDownload:
         raise _refusal("model", name, revision, error) from None
     reasons: list[str] = []
     is_verified = verify("model", name, folder, notify=reasons.append)
-    return ModelDownload(folder, folder.name, license_in(folder), num_bytes, is_verified, *reasons)
+    return Download(folder, num_bytes, is_verified, *reasons)
 
 
 def _refusal(kind: str, name: str, revision: str | None, error: BaseException) -> ModelError:
@@ -303,4 +295,4 @@ def download_dataset(name: str, revision: str | None, files: Sequence[str]) -> D
             "local copy with --source DIR"
         ) from None
     verify("dataset", name, Path(folder))
-    return Download(Path(folder), Path(folder).name, license_in(Path(folder)))
+    return Download(Path(folder))

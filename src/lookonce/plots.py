@@ -1,10 +1,9 @@
-"""Plots by matplotlib: curves, a forest plot, a histogram, and points; as SVG within a page, as SVG files, and as PDF.
+"""Plots by matplotlib: curves, a forest plot, a histogram, and points; as SVG within a page, and as PDF.
 
 Design: the same numbers give the same bytes. Matplotlib's own defaults are used whatever the user's matplotlibrc says,
-ids come from a fixed salt, and no date is written. Text stays text, so it can be searched and read aloud, and no `$` in
-a name starts a formula. A plot is 520 units wide, so that a phone shows it at three quarters of its size. Within a page
-colours are variables of its style sheet, light or dark as the reader's system asks for; a file has the light ones.
-Matplotlib is imported with the first plot, which takes 0.3 s.
+ids come from a fixed salt, and no date is written. Text stays text, so it can be searched and read aloud. A plot is 520
+units wide, so that a phone shows it at three quarters of its size. Within a page colours are variables of its style
+sheet. Matplotlib is imported with the first plot, which takes 0.3 s.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ VARIABLES = {INK: "--ink", SOFT: "--soft", GRID: "--line", BAR: "--bar", MARK: "
     colour: f"--line{number}" for number, colour in enumerate(LINES, start=1)
 }
 """The names of the colours in the style sheet of a page."""
-PAPER = "#fbfbf9"
 MAX_BINS = 40
 STYLE: Any = {
     "svg.hashsalt": "lookonce",
@@ -91,9 +89,6 @@ class Panel:
     lines: Sequence[Line]
     limits: tuple[float, float] | None = None
     """The range that is drawn; by default that of the values."""
-    marked: tuple[float, float] | None = None
-    """A point to mark, with `words` beside it."""
-    words: str = ""
     height: int = 200
 
 
@@ -117,8 +112,10 @@ def _figure(height: float) -> Figure:
 
 def to_svg(figure: Figure, label: str) -> str:
     """A plot as an element of a page; screen readers read `label`."""
-    svg = _saved(figure)
-    svg = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</defs>|<!--.*?-->", "", svg, flags=re.S)
+    text = io.StringIO()
+    with _style():
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    svg = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</defs>|<!--.*?-->", "", text.getvalue(), flags=re.S)
     svg = re.sub(r' id="[\w.]+_\d+"', "", svg)  # those that nothing refers to; another plot has them too
     svg = re.sub(
         "#[0-9a-f]{6}", lambda found: f"var({VARIABLES[found[0]]})" if found[0] in VARIABLES else found[0], svg
@@ -129,11 +126,6 @@ def to_svg(figure: Figure, label: str) -> str:
     return re.sub(r"\s*\n\s*", "\n", start + svg.partition("<svg")[2].partition(">")[2]).strip()
 
 
-def to_file(figure: Figure) -> str:
-    """A plot as the text of an SVG file."""
-    return _saved(figure, facecolor=PAPER)
-
-
 @_style()
 def write_pdf(figure: Figure, path: Path) -> None:
     """Write a plot as PDF, with TrueType fonts, which journals accept."""
@@ -142,30 +134,12 @@ def write_pdf(figure: Figure, path: Path) -> None:
 
 
 @_style()
-def _saved(figure: Figure, **colours: Any) -> str:
-    text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None}, **colours)
-    return text.getvalue()
-
-
-@_style()
-def curves(panels: Sequence[Panel], x_name: str, title: str = "") -> Figure:
-    """Draw the panels below each other."""
-    named = max((len(panel.lines) for panel in panels if any(line.name for line in panel.lines)), default=0)
-    figure = _figure(sum(panel.height for panel in panels) + 16 * -(-named // 2) + 24 * bool(title))
-    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=[one.height for one in panels])
-    for axis, panel in zip(axes[:, 0], panels, strict=True):
-        _draw(axis, panel)
-    axes[-1, 0].set_xlabel(x_name)
-    if title:
-        figure.suptitle(shown(title), x=0.02, ha="left", weight="bold")
-    handles = {line.get_label(): line for axis in axes[:, 0] for line in axis.get_lines() if line.get_label()[0] == " "}
-    if handles:
-        figure.legend(handles=list(handles.values()), loc="outside lower center", ncols=2)
-    return figure
-
-
-def _draw(axis: Axes, panel: Panel) -> None:
+def curves(panel: Panel, x_name: str) -> Figure:
+    """Draw the lines of a panel, with their names below it."""
+    named = len(panel.lines) if any(line.name for line in panel.lines) else 0
+    figure = _figure(panel.height + 16 * -(-named // 2))
+    axis = figure.subplots()
+    axis.set_xlabel(x_name)
     axis.set_title(shown(panel.name, 60), color=SOFT)
     for place, line in enumerate(panel.lines):
         width = 1.6 + 0.9 * min(len(panel.lines) - 1 - place, 4) if line.kind != "faint" else 0.7
@@ -182,11 +156,10 @@ def _draw(axis: Axes, panel: Panel) -> None:
     if panel.limits and -math.inf < panel.limits[0] < panel.limits[1] < math.inf:
         margin = 0.04 * (panel.limits[1] - panel.limits[0])
         axis.set_ylim(panel.limits[0] - margin, panel.limits[1] + margin)
-    if panel.marked and math.isfinite(panel.marked[1]):
-        axis.plot(*panel.marked, "o", markersize=10, markerfacecolor="none", color=MARK, label="_")
-        is_right = panel.marked[0] > sum(axis.get_xlim()) / 2
-        shift, side = (-9, "right") if is_right else (9, "left")
-        axis.annotate(shown(panel.words), panel.marked, (shift, 9), textcoords="offset points", ha=side)
+    handles = {name: line for line in axis.get_lines() if (name := str(line.get_label()))[0] == " "}
+    if handles:
+        figure.legend(handles=list(handles.values()), loc="outside lower center", ncols=2)
+    return figure
 
 
 @_style()

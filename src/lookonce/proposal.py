@@ -174,18 +174,14 @@ def run_file_text(given: Mapping[str, Any], facts: Facts, proposals: Sequence[Pr
         *_comment(f"Proposed from {records} ({facts.samples_per_image:.1f} each), for {machine}."),
     ]
     for section in ("model", "data", "cache", "lora", "batch", "train"):
-        own = [one for one in proposals if one.key.startswith(f"{section}.")]
         lines += _comment(f"data.val is not set: {NO_VAL}") if section == "data" and "data.val" not in given else []
-        keys = [f"{_name(key)}: {in_yaml(value)}" for key, value in given.items() if key.startswith(f"{section}.")]
-        for one in own:
-            name = _name(one.key)
+        here = f"{section}."
+        keys = [f"{key.removeprefix(here)}: {in_yaml(value)}" for key, value in given.items() if key.startswith(here)]
+        for one in (one for one in proposals if one.key.startswith(here)):
+            name = one.key.removeprefix(here)
             keys += [*_comment(f"{name}: {one.reason}"), f"{name}: {in_yaml(one.value)}"]
         lines += [f"{section}:", *(f"  {line}" for line in keys)] if keys else []
     return "\n".join([*lines, f"output: {in_yaml(given['output'])}", ""])
-
-
-def _name(key: str) -> str:
-    return key.partition(".")[2]
 
 
 def _comment(text: str) -> list[str]:
@@ -224,7 +220,6 @@ def init(path: Path, given: Mapping[str, Any], gpu_memory_gb: float | None = Non
         UsageError: the file exists and `force` is not set, or a given value is not allowed.
         RecordsError: the training records cannot be read.
     """
-    refuse_existing(path, force)
     facts = find_facts(_run(given), gpu_memory_gb)
     proposals = propose(facts)
     text = run_file_text(given, facts, proposals)

@@ -12,13 +12,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, LiteralString, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from lookonce.errors import UsageError, explain_os_error

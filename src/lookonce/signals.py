@@ -28,8 +28,9 @@ def handle_signals(handler: Handler, *others: signal.Signals) -> Iterator[None]:
 
     Does nothing outside the main thread, as Python requires.
     """
-    on_main_thread = threading.current_thread() is threading.main_thread()
-    handled = [number for number in (*SIGNALS, *others) if on_main_thread and not _stays_ignored(number)]
+    handled = {*SIGNALS, *others} if threading.current_thread() is threading.main_thread() else set()
+    for number in (signal.SIGHUP, signal.SIGINT):  # ignored by nohup and by a script's `&`: stays so
+        handled -= {number} if signal.getsignal(number) is signal.SIG_IGN else set()
     before = {number: signal.signal(number, handler) for number in handled}
     try:
         yield
@@ -38,36 +39,17 @@ def handle_signals(handler: Handler, *others: signal.Signals) -> Iterator[None]:
             signal.signal(number, previous)
 
 
-def _stays_ignored(number: signal.Signals) -> bool:
-    """Whether the parent process has set a signal to be ignored: SIGHUP by nohup, SIGINT by a script's `&`."""
-    return number in (signal.SIGHUP, signal.SIGINT) and signal.getsignal(number) is signal.SIG_IGN
-
-
 @contextlib.contextmanager
-def workers_without_signals() -> Iterator[None]:
-    """Processes that are started within the block do not get the signals that a terminal or Slurm sends to a group.
-
-    Their parent gets these and ends them; otherwise each would print a traceback.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, signal.SIGINT))
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextlib.contextmanager
-def exit_on_signal(advice: str | Callable[[], str]) -> Iterator[None]:
+def exit_on_signal(advice: Callable[[], str]) -> Iterator[None]:
     """Within the block, end the program at once on a signal or on Ctrl-C; `advice` ends the message."""
     process_id = os.getpid()
 
     def stop(number: int, frame: FrameType | None) -> None:
         if os.getpid() != process_id:  # a worker that was forked within the block; its parent ends it
             return
-        what = advice if isinstance(advice, str) else advice()
         if number == signal.SIGINT:
-            raise KeyboardInterrupt(f"interrupted; {what}")
-        raise Stopped(f"stopped by {signal.Signals(number).name}; {what}")
+            raise KeyboardInterrupt(f"interrupted; {advice()}")
+        raise Stopped(f"stopped by {signal.Signals(number).name}; {advice()}")
 
     with handle_signals(stop, signal.SIGINT):
         yield

@@ -172,15 +172,11 @@ class State:
         """The phases with work left, in order: plan, cache (with the number of shards), train, eval."""
         if self.is_trained and self.is_evaluated:
             return []
-        is_planned, num_pending = self.cache.is_planned, self.cache.num_pending
-        phases = {
-            "plan": not is_planned,
-            "cache": not is_planned,
-            f"cache {num_pending}": is_planned and num_pending > 0,
-            "train": not self.is_trained,
-            "eval": not self.is_evaluated,
-        }
-        return [phase for phase, is_missing in phases.items() if is_missing]
+        found = ["plan", "cache"]
+        if self.cache.is_planned:
+            found = [f"cache {self.cache.num_pending}"] if self.cache.num_pending else []
+        found += [] if self.is_trained else ["train"]
+        return found if self.is_evaluated else [*found, "eval"]
 
     @property
     def is_under_way(self) -> bool:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from lookonce.run.open import OpenRun
 
 
+OF_TRAINING = ("num_steps", "first_step", "num_samples", "num_too_long", "wait_share", "startup_seconds")
+"""Figures of a summary that are those of the training."""
+
+
 @dataclass(frozen=True)
 class Summary:
     """The figures of a run and where its results are."""
@@ -64,9 +68,10 @@ class Summary:
 
     def text(self) -> str:
         """One named line per figure."""
+        cache = f"{size(self.cache_bytes)} in {count(self.num_shards, 'shard')}"
         lines = [
             ("images", f"{count(self.num_files, 'file')}, {self.num_distinct:,} distinct"),
-            ("cache", self._cache()),
+            ("cache", f"{cache}, encoded once in {duration(self.encode_seconds)}"),
             ("", self.cache),
             ("training", self._training()),
         ]
@@ -81,10 +86,6 @@ class Summary:
         lines += [("report", self.report)] if self.report else []
         lines += [("adapter", self.adapter), ("try next", self.next_command)]
         return f"\n{self.run}\n\n{rows(lines)}\n"
-
-    def _cache(self) -> str:
-        amount = f"{size(self.cache_bytes)} in {count(self.num_shards, 'shard')}"
-        return f"{amount}, encoded once in {duration(self.encode_seconds)}"
 
     def _training(self) -> str:
         resumed = f" since it was resumed at step {self.first_step:,}" if self.first_step else ""
@@ -120,12 +121,7 @@ def summarise(opened: OpenRun, evaluation: Evaluation | None) -> Summary:
         cache_bytes=cache.size_bytes,
         num_shards=cache.num_shards,
         encode_seconds=cache.encode_seconds,
-        num_steps=trained.num_steps,
-        first_step=trained.first_step,
-        num_samples=trained.num_samples,
-        num_too_long=trained.num_too_long,
         train_seconds=trained.seconds,
-        wait_share=trained.wait_share,
         split=run.eval.split,
         num_questions=evaluation.overall.num_questions if evaluation else 0,
         exact_match=evaluation.overall.exact_match if evaluation else None,
@@ -134,8 +130,8 @@ def summarise(opened: OpenRun, evaluation: Evaluation | None) -> Summary:
         next_command=_next_command(opened, evaluation),
         best_validation_loss=best_loss,
         best_validation_step=best_step,
-        startup_seconds=trained.startup_seconds,
         exact_match_interval=[*evaluation.interval] if evaluation and evaluation.interval else None,
+        **{name: getattr(trained, name) for name in OF_TRAINING},
     )
 
 

@@ -158,10 +158,9 @@ def listed(items: Sequence[str], most: int = 5) -> str:
     return ", ".join(items[:most]) + rest
 
 
-def first_few(lines: Sequence[str], most: int, what: str = "") -> list[str]:
-    """The first few of many lines, indented, and one that counts the others, which may be called `what`."""
-    rest = len(lines) - most
-    more = [f"  and {count(rest, what) if what else f'{rest:,} more'}"] if rest > 0 else []
+def first_few(lines: Sequence[str], most: int) -> list[str]:
+    """The first few of many lines, indented, and one that counts the others."""
+    more = [f"  and {len(lines) - most:,} more"] if len(lines) > most else []
     return [*(f"  {line}" for line in lines[:most]), *more]
 
 
@@ -181,7 +180,9 @@ def shown(text: str, width: int = MAX_SHOWN) -> str:
 
 def one_line(text: str) -> str:
     """A text from data on one line, with escapes for characters that cannot be printed."""
-    return text if text.isprintable() else "".join(map(_escaped, text))
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def printable(text: str) -> str:
@@ -200,10 +201,6 @@ def json_text(value: Any, indent: int | None = None) -> str:
         line if line.isprintable() else "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in line)
         for line in text.split("\n")
     )
-
-
-def _escaped(char: str) -> str:
-    return char if char.isprintable() else ascii(char)[1:-1]
 
 
 def quoted(text: str, width: int = MAX_SHOWN) -> str:

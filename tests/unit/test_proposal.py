@@ -23,7 +23,6 @@ def proposed(**changes) -> dict[str, Proposal]:
         ("Qwen3-VL-8B", 48, 6656, None, None),
         ("Qwen3-VL-8B", 24, 4480, True, None),
         ("Qwen3-VL-8B", 16, 2176, "selective", "nf4"),
-        ("Qwen3-VL-4B", 24, 3712, None, None),
         ("Qwen3-VL-4B", 16, 2176, "selective", None),
         ("Qwen3-VL-4B", 12, 2560, "selective", "nf4"),
         ("Qwen3-VL-2B", 12, 3072, None, None),

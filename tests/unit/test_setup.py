@@ -77,7 +77,6 @@ GPU = 'test "$*" = -L && echo "GPU 0: NVIDIA H200 (UUID: GPU-1)"'
         (GPU, (), "constraints-gpu.txt", "found a GPU"),
         ("exit 9", (), "constraints.txt", "found no GPU"),
         ("echo No devices were found", (), "constraints.txt", "found no GPU"),
-        (GPU, ("CONSTRAINTS=constraints.txt",), "constraints.txt", "found a GPU"),
         ("exit 9", ("CONSTRAINTS=constraints-gpu.txt",), "constraints-gpu.txt", "found no GPU"),
     ],
 )

@@ -146,18 +146,10 @@ def test_what_is_not_ready_stops_a_release(release, old, new, project, changed, 
     changelog = CHANGELOG.replace(old, new) if old else CHANGELOG
     found = release.problems(changelog, "2.0.0", CITATION, project, changed)
     assert len(found) == (problem is not None) and all(problem in one for one in found)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "problem"),
-    [
-        ("2.0.0", "1.0.0", "no line `version: 2.0.0`"),
-        ("2030-01-02", "2029-01-02", "no line `date-released: 2030-01-02`"),
-    ],
-)
-def test_another_version_or_date_to_cite_stops_a_release(release, old, new, problem):
-    [found] = release.problems(CHANGELOG, "2.0.0", CITATION.replace(old, new), {"urls": {}}, "")
-    assert found == f"CITATION.cff has {problem}"
+    citation = CITATION.replace("2030", "2029")
+    assert release.problems(CHANGELOG, "2.0.0", citation, {"urls": {}}, "") == [
+        "CITATION.cff has no line `date-released: 2030-01-02`"
+    ]
 
 
 def test_all_checks_run_before_a_release_that_is_not_ready_is_refused(release, monkeypatch, capsys):

@@ -1,11 +1,18 @@
-"""The summary of a run."""
+"""The end of a run: its summary, its report, and the questions that an evaluation has answered so far."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
+import lookonce.workflow as workflow
+from lookonce.datasets.records import Record, Turn
+from lookonce.eval.answers.files import PartialAnswers
+from lookonce.eval.decoding.dialogue import Answer
 from lookonce.run.folder import RunFolder
+from lookonce.status import find_unfinished
 from lookonce.summary import Summary
 
 SUMMARY = Summary(
@@ -52,28 +59,46 @@ def test_what_was_not_measured_is_left_out():
     unmeasured = {"best_validation_loss": None, "best_validation_step": None, "startup_seconds": {}}
     text = replace(SUMMARY, exact_match=None, majority=None, **unmeasured).text()
     assert not any(words in text for words in ("exact match", "val loss", "first step"))
-
-
-def test_records_left_out_are_reported():
     assert "3 records left out as too long" in replace(SUMMARY, num_too_long=3).text()
-
-
-def test_a_resumed_training_states_from_which_step_it_is_timed():
     assert "10 steps; 1 min 1 s since it was resumed at step 4" in replace(SUMMARY, first_step=4).text()
 
 
-def test_a_summary_is_read_as_it_was_written(tmp_path):
-    (tmp_path / "summary.json").write_text(json.dumps(SUMMARY.to_json()))
-    assert Summary.read(RunFolder(tmp_path)) == SUMMARY
-
-
-def test_a_summary_of_a_version_without_the_newer_keys_is_read(tmp_path):
+def test_a_summary_without_newer_keys_or_with_former_ones_is_read(tmp_path):
     newer = {"best_validation_loss", "best_validation_step", "startup_seconds"}
     older = {name: value for name, value in SUMMARY.to_json().items() if name not in newer}
+    (tmp_path / "summary.json").write_text(json.dumps(SUMMARY.to_json() | {"ms_per_sample_plain": 3.0}))
+    assert Summary.read(RunFolder(tmp_path)) == SUMMARY
     (tmp_path / "summary.json").write_text(json.dumps(older))
     assert Summary.read(RunFolder(tmp_path)).best_validation_loss is None
 
 
-def test_a_summary_with_keys_of_an_earlier_version_is_read(tmp_path):
-    (tmp_path / "summary.json").write_text(json.dumps(SUMMARY.to_json() | {"ms_per_sample_plain": 3.0}))
-    assert Summary.read(RunFolder(tmp_path)) == SUMMARY
+def test_a_report_that_cannot_be_written_is_a_note(make_run, tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise MemoryError("no memory left")
+
+    notes = []
+    opened = SimpleNamespace(
+        run=make_run(),
+        records={"train": []},
+        images=SimpleNamespace(key_of={}),
+        folder=RunFolder(tmp_path / "run"),
+        notify=notes.append,
+    )
+    monkeypatch.setattr(workflow, "report_training", fail)
+    assert workflow._report(opened, SimpleNamespace(to_json=dict)) is None
+    assert notes == [f"no report was written (no memory left); to try again: lookonce report {tmp_path / 'run'}"]
+
+
+YES = Answer("yes", (1, 2), -0.5, "stop")
+
+
+def test_answers_of_all_ranks_are_counted_beside_the_questions_of_the_split(tmp_path):
+    stages = ("test", 0, [3]), ("test-stage-2", 0, [2])
+    for name, rank, batches in (*stages, ("test", 1, [4]), ("val-untuned", 0, [1]), ("other", 0, [1])):
+        with PartialAnswers(tmp_path / "predictions", name, "an evaluation", rank) as partial:
+            for number, size in enumerate(batches):
+                partial.add(10 * rank + number, [YES] * size)
+    record = Record((Path("a"),), (Turn("Is there text?", "yes"),) * 2)
+    found = find_unfinished(RunFolder(tmp_path), {"test": [record] * 8, "val": [record]})
+    assert found == {"test": (9, 16), "val-untuned": (1, 2)}
+    assert find_unfinished(RunFolder(tmp_path / "absent"), {"test": [record]}) == {}

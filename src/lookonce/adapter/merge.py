@@ -79,16 +79,6 @@ def check_target(target: Path) -> None:
         raise UsageError(f"{target} exists, and a merge does not write into an existing folder; choose another DIR")
 
 
-def check_outside(target: Path, model: Path) -> None:
-    """Check that the target is not in the model's own folder, of which all files are copied.
-
-    Raises:
-        UsageError: it is.
-    """
-    if model.resolve() in target.resolve().parents:
-        raise UsageError(f"{target} is in the folder of the model, {model}; choose another DIR")
-
-
 # The folder.
 
 
@@ -136,8 +126,7 @@ def copy_others(source: Path, folder: Path, plan: Plan, dtype: str | None) -> No
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value: dict[str, Any] = read_json(path)
-        return value
+        return dict(read_json(path))
     except ValueError as error:
         raise ModelError(f"{path} is broken ({error}); copy or download it again") from None
 
@@ -165,7 +154,7 @@ def _indexed(index: dict[str, Any], plan: Plan) -> dict[str, Any]:
     """The index of the result, in the order of the model's own."""
     file_of = {one.stored.name: file for file, tensors in plan.files.items() for one in tensors}
     names = [name for name in dict.fromkeys((*index["weight_map"], *sorted(file_of))) if name in file_of]
-    metadata = {**(index.get("metadata") or {}), "total_size": sum(map(plan.bytes_of, plan.files))}
+    metadata = {**(index.get("metadata") or {}), "total_size": plan.num_bytes}
     return index | {"metadata": metadata, "weight_map": {name: file_of[name] for name in names}}
 
 
@@ -220,7 +209,8 @@ def merge(place: Path, target: Path, dtype: Dtype = "bf16", *, onto_unquantised:
 
 def _merge(opened: OpenRun, target: Path, dtype: Dtype) -> Merged:
     run, model, adapter = opened.run, opened.model_folder.folder, opened.folder.adapter
-    check_outside(target, model)
+    if model.resolve() in target.resolve().parents:  # of which all files are copied
+        raise UsageError(f"{target} is in the folder of the model, {model}; choose another DIR")
     identity = opened.model_identity() | {"cache": opened.fingerprint.sha256}
     opened.folder.check_inputs(identity)
     limit_cpu_threads(model)
@@ -239,12 +229,14 @@ def _merge(opened: OpenRun, target: Path, dtype: Dtype) -> Merged:
     for left in scratch_folders(parent):
         if left.name.startswith(SCRATCH + PURPOSE):
             shutil.rmtree(left)
-    num_bytes = sum(map(plan.bytes_of, plan.files))
-    check_room(parent, num_bytes + sum((model / path).stat().st_size for path in others), f"{target}", ADVICE)
+    cost, other_bytes = Cost(), sum((model / path).stat().st_size for path in others)
+    check_room(parent, plan.num_bytes + other_bytes, f"{target}", ADVICE)
     with scratch_folder(parent, PURPOSE) as scratch:
         folder = scratch / target.name
         folder.mkdir()
-        cost = _write_weights(model, folder, plan, num_bytes)
+        with tqdm(total=plan.num_bytes, desc="merge", unit="B", unit_scale=True, leave=False, disable=None) as bar:
+            for file, planned in plan.files.items():
+                write_file(model / file, folder / file, planned, cost, bar.update)
         copy_others(model, folder, plan, "float32" if dtype == "fp32" else None)
         write_json(folder / RECORD, {"made_from": made_from})
         flush_files(folder)
@@ -256,17 +248,8 @@ def _merge(opened: OpenRun, target: Path, dtype: Dtype) -> Merged:
         dtype=dtype,
         num_tensors=plan.num_tensors,
         num_changed=cost.num_tensors,
-        size_bytes=num_bytes,
+        size_bytes=plan.num_bytes,
         rounding=cost.share,
         is_untied=plan.is_untied,
         left_out=list(map(str, left_out)),
     )
-
-
-def _write_weights(model: Path, folder: Path, plan: Plan, num_bytes: int) -> Cost:
-    """Write all files of weights; returns what was changed and what rounding cost."""
-    total = Cost()
-    with tqdm(total=num_bytes, desc="merge", unit="B", unit_scale=True, leave=False, disable=None) as bar:
-        for file, planned in plan.files.items():
-            total.add(write_file(model / file, folder / file, planned, bar.update))
-    return total

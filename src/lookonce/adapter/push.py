@@ -24,21 +24,14 @@ from typing import Any
 
 import xxhash
 from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
-from huggingface_hub.errors import (
-    BadRequestError,
-    HfHubHTTPError,
-    LocalTokenNotFoundError,
-    RepositoryNotFoundError,
-)
+from huggingface_hub.errors import BadRequestError, HfHubHTTPError, LocalTokenNotFoundError, RepositoryNotFoundError
 
 from lookonce.adapter.card import UNKNOWN, BaseModel, CardFacts, card, facts_of, find_base_model
 from lookonce.errors import UploadError, UsageError
 from lookonce.files import read_json, read_object
 from lookonce.hub import CARD, is_hub_name
-from lookonce.run.config import RunFile
+from lookonce.run.config import RunFile, changed
 from lookonce.run.folder import RECORD, RunFolder
-from lookonce.run.sections import ModelSection
-from lookonce.settings import Section
 from lookonce.text import count, first_line, rows, shell, size, table
 
 ABSOLUTE = re.compile(r"(~|/|[A-Za-z]:[\\/])[^\s{}<>|]*[\\/][^\n]*|/[\w.-]+")
@@ -49,17 +42,7 @@ TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{30,}\b")
 
 def reduced_run(run: RunFile, base: BaseModel) -> RunFile:
     """The run with the name of its base model on the Hub, and each path as its last part."""
-    return _reduced(run, base)  # type: ignore[no-any-return]
-
-
-def _reduced(value: Any, base: BaseModel) -> Any:
-    if isinstance(value, ModelSection):
-        return value.model_copy(update={"path": base.name, "revision": base.commit})
-    if isinstance(value, Section):
-        return value.model_copy(update={name: _reduced(inner, base) for name, inner in value})
-    if isinstance(value, list):
-        return [_reduced(inner, base) for inner in value]
-    return Path(value.name) if isinstance(value, Path) else value
+    return changed(run, lambda path: Path(path.name), {"path": base.name, "revision": base.commit})
 
 
 def without_folders(value: Any) -> Any:
@@ -200,16 +183,11 @@ class Upload:
 
     repository: str
     files: Files
+    card: str
     facts: CardFacts
     options: Options
     commit: str | None = None
     """None if nothing was uploaded."""
-
-    @property
-    def card(self) -> str:
-        content = self.files[CARD]
-        assert isinstance(content, bytes)
-        return content.decode()
 
     @property
     def url(self) -> str:
@@ -292,7 +270,7 @@ def prepare(folder: RunFolder, repository: str, options: Options) -> Upload:
     merged = options.merged
     text = card(facts, repository, is_merged=merged is not None, licence=options.licence, revision=options.branch)
     files = merged_files(folder, merged, facts, text) if merged else adapter_files(folder, facts, text)
-    return Upload(repository, files, facts, options)
+    return Upload(repository, files, text, facts, options)
 
 
 def push(upload: Upload) -> Upload:

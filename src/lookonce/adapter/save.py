@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
@@ -144,7 +144,8 @@ def _own_config(section: LoraSection, model: ModelFolder) -> LoraConfig:
 
 
 def _check_options(adapter: Path, config: LoraConfig, own: LoraConfig) -> None:
-    theirs, mine = (_plain(asdict(one)) for one in (config, own))
+    # Lists have no order, and an empty value is none.
+    theirs, mine = ({name: _in_order(one) or None for name, one in asdict(each).items()} for each in (config, own))
     theirs["target_modules"] = mine["target_modules"]  # of which a run's are made; shapes show that they are the same
     unknown = [name for name in theirs if name not in WITHOUT_EFFECT and theirs[name] != mine.get(name)]
     unknown += ["init_lora_weights"] if config.init_lora_weights not in NEW_WEIGHTS else []
@@ -153,13 +154,13 @@ def _check_options(adapter: Path, config: LoraConfig, own: LoraConfig) -> None:
         raise _refusal(adapter, f"a run has no {named}")
 
 
-def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options in which lists have no order, and an empty value is none."""
-    return {name: _in_order(one) or None for name, one in options.items()}
-
-
 def _check_shapes(adapter: Path, shapes: Mapping[str, Shape], own: LoraConfig, model: ModelFolder) -> None:
-    wanted = dict(_shapes_on(model, own))
+    wanted: dict[str, Shape] = {}
+    with warnings.catch_warnings(), contextlib.suppress(ValueError):  # none are wanted if it has no such modules
+        warnings.simplefilter("ignore")  # on tied embeddings
+        wrapped = get_peft_model(empty_model(model.config), deepcopy(own), low_cpu_mem_usage=True)
+        weights = get_peft_model_state_dict(wrapped, save_embedding_layers=False)
+        wanted = {name: tuple(weight.shape) for name, weight in weights.items()}
     wrong = sorted(name for name in shapes.keys() | wanted.keys() if shapes.get(name) != wanted.get(name))
     if wrong:
         found, needed = ([*one[wrong[0]]] if wrong[0] in one else "none" for one in (shapes, wanted))
@@ -168,18 +169,6 @@ def _check_shapes(adapter: Path, shapes: Mapping[str, Shape], own: LoraConfig, m
             f"the shapes of {count(len(wrong), 'tensor')} are not those on {model.folder}, first of all {wrong[0]}: "
             f"{found} in the adapter, {needed} on this model (`model.path`)",
         )
-
-
-def _shapes_on(model: ModelFolder, own: LoraConfig) -> Iterator[tuple[str, Shape]]:
-    """The names and shapes of an adapter's tensors on a model; none if it has no such modules."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # on tied embeddings
-        try:
-            wrapped = get_peft_model(empty_model(model.config), deepcopy(own), low_cpu_mem_usage=True)
-        except ValueError:
-            return
-        for name, weight in get_peft_model_state_dict(wrapped, save_embedding_layers=False).items():
-            yield name, tuple(weight.shape)
 
 
 def _check_model(adapter: Path, config: LoraConfig, opened: OpenRun) -> None:

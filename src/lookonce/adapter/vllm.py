@@ -21,8 +21,7 @@ from lookonce.run.config import RunFile
 from lookonce.run.open import Needs, open_run
 from lookonce.text import listed, shell
 
-CODE = "https://github.com/vllm-project/vllm/blob"
-LORA_UTILS = f"{CODE}/001e63a89b474b88345fd72912fe068c4ae83f41/vllm/lora/utils.py"
+LORA_UTILS = "https://github.com/vllm-project/vllm/blob/001e63a89b474b88345fd72912fe068c4ae83f41/vllm/lora/utils.py"
 RELEASES = "https://docs.vllm.ai/en"
 WHOLE_MODULES = f"{RELEASES}/v0.10.0/api/vllm/lora/peft_helper.html"
 LORA_CONFIG = f"{RELEASES}/v0.14.0/api/vllm/config/lora/"

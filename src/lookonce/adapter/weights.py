@@ -262,11 +262,6 @@ class Cost:
     change: float = 0.0
     rounding: float = 0.0
 
-    def add(self, other: Cost) -> None:
-        self.num_tensors += other.num_tensors
-        self.change += other.change
-        self.rounding += other.rounding
-
     @property
     def share(self) -> float:
         """The length of what rounding changed, as a share of what the adapter changes."""
@@ -297,8 +292,10 @@ class Plan:
     def num_tensors(self) -> int:
         return sum(map(len, self.files.values()))
 
-    def bytes_of(self, file: str) -> int:
-        return sum(one.stored.num_bytes for one in self.files[file])
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all tensors."""
+        return sum(one.stored.num_bytes for planned in self.files.values() for one in planned)
 
 
 def empty_model(config: Any) -> Any:
@@ -360,8 +357,8 @@ def _parameter_names(model: Any, names: Iterable[str]) -> dict[str, str]:
     return {name: rename_source_key(name, renamings, converters, model.base_model_prefix, known)[0] for name in names}
 
 
-def write_file(source: Path, target: Path, planned: Sequence[Planned], progress: Progress) -> Cost:
-    """Write one file of the merged model.
+def write_file(source: Path, target: Path, planned: Sequence[Planned], cost: Cost, progress: Progress) -> None:
+    """Write one file of the merged model; adds to `cost`.
 
     Raises:
         ModelError: the source is broken, or a result is no finite number.
@@ -370,8 +367,8 @@ def write_file(source: Path, target: Path, planned: Sequence[Planned], progress:
         with atomic_write(target) as temporary:
             shutil.copyfile(source, temporary)
         progress(sum(one.stored.num_bytes for one in planned))
-        return Cost()
-    file, cost, by_name = TensorFile(source), Cost(), {one.stored.name: one for one in planned}
+        return
+    file, by_name = TensorFile(source), {one.stored.name: one for one in planned}
 
     def content(stored: Stored) -> Iterator[torch.Tensor]:
         one = by_name[stored.name]
@@ -380,7 +377,6 @@ def write_file(source: Path, target: Path, planned: Sequence[Planned], progress:
             progress(block.nbytes)
 
     write_tensors(target, [one.stored for one in planned], file.metadata, content)
-    return cost
 
 
 def _copied(file: TensorFile, one: Stored) -> Iterator[torch.Tensor]:

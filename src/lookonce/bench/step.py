@@ -10,10 +10,9 @@ fp8        `shared` with the frozen weights' products in fp8
 
 Design: each variant runs its whole pipeline: reading, batches, Trainer's loop, optimizer, logging. Whole epochs are
 timed, so that every variant runs the same samples. Waiting for data is included; the first steps, which warm up, are
-not. The measurement adds no host-device sync between its first and last step. Each sample's tokens are counted as if it
-stood alone, so that a variant that processes fewer tokens does not look slower. The FLOPs of the matrix products
-are a share of those that this GPU reaches in large products. Under torchrun the processes share each step as they do in
-training, and times are of all of them together. Synthetic data have the sizes and questions of Kvasir-VQA's frames.
+not. The measurement adds no host-device sync between its first and last step. Under torchrun the processes share each
+step as they do in training, and times are of all of them together. Synthetic data have the sizes and questions of
+Kvasir-VQA's frames.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from lookonce.run.config import RunFile, read_run_file
 from lookonce.run.open import OpenRun
 from lookonce.run.sections import UNQUANTISED, Frozen
 from lookonce.run.startup import Startup
-from lookonce.text import Notify, count, duration, table
+from lookonce.text import Notify, count, duration, quiet, table
 from lookonce.train.data.batches import CachedFeatures, FeatureSource, Pixels
 from lookonce.train.data.dataset import DataCollatorForRows, VQADataset
 from lookonce.train.data.sampler import Sampler
@@ -69,6 +68,8 @@ HEADER = (
     "before",
     "first loss",
 )
+FORMER = {"variant": "way", "description": "says", "matmul_share": "products_share"}
+"""The keys of JSON that differ from the fields: those of the first version, which called variants ways."""
 
 
 @dataclass(frozen=True)
@@ -102,21 +103,8 @@ class Measured:
         return f"{self.variant}: {self.ms_per_sample:.2f} ms per sample{rate}, wait {_percent(self.wait_share)}{peak}"
 
     def to_json(self) -> dict[str, Any]:
-        """The keys are those of the first version, which called variants ways."""
-        return {
-            "way": self.variant,
-            "says": self.description,
-            "num_steps": self.num_steps,
-            "num_samples": self.num_samples,
-            "seconds": self.seconds,
-            "warm_up_seconds": self.warm_up_seconds,
-            "wait_share": self.wait_share,
-            "tokens_per_second": self.tokens_per_second,
-            "products_share": self.matmul_share,
-            "peak_gb": self.peak_gb,
-            "losses": self.losses,
-            "ms_per_sample": self.ms_per_sample,
-        }
+        values = {FORMER.get(name, name): value for name, value in vars(self).items()}
+        return values | {"ms_per_sample": self.ms_per_sample}
 
 
 @dataclass(frozen=True)
@@ -139,16 +127,14 @@ class StepReport:
         return self.measured[0].ms_per_sample / one.ms_per_sample
 
     def text(self) -> str:
-        notes = [f"  {one.variant}: {one.description} ({count(one.num_steps, 'step')})" for one in self.measured]
-        missing = [f"  not measured: {', '.join(self.missing)}"] if self.missing else []
-        rate = [f"  matmul rate: {self.tflops:.0f} TFLOP/s, measured in large products"] if self.tflops else []
+        lines = [f"{one.variant}: {one.description} ({count(one.num_steps, 'step')})" for one in self.measured]
+        lines += [f"not measured: {', '.join(self.missing)}"] if self.missing else []
+        lines += [f"matmul rate: {self.tflops:.0f} TFLOP/s, measured in large products"] if self.tflops else []
         samples = count(self.samples_per_epoch, "training sample")
-        epoch = f"  epoch: the {samples} of this run; before: compilation and first steps"
         shared = f", shared by {self.num_ranks} processes" if self.num_ranks > 1 else ""
-        steps = f"  {self.samples_per_step} samples per step{shared}"
-        return "\n".join(
-            [table(HEADER, [self._row(one) for one in self.measured]), *notes, *missing, *rate, epoch, steps]
-        )
+        lines.append(f"epoch: the {samples} of this run; before: compilation and first steps")
+        lines.append(f"{self.samples_per_step} samples per step{shared}")
+        return "\n".join([table(HEADER, [self._row(one) for one in self.measured]), *(f"  {line}" for line in lines)])
 
     def _row(self, one: Measured) -> tuple[str, ...]:
         return (
@@ -166,14 +152,8 @@ class StepReport:
         )
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "ways": [one.to_json() for one in self.measured],
-            "samples_per_step": self.samples_per_step,
-            "samples_per_epoch": self.samples_per_epoch,
-            "tflops": self.tflops,
-            "num_ranks": self.num_ranks,
-            "missing": self.missing,
-        }
+        others = {name: value for name, value in vars(self).items() if name != "measured"}
+        return {"ways": [one.to_json() for one in self.measured]} | others
 
 
 def _percent(share: float | None) -> str:
@@ -242,12 +222,7 @@ def find_variants(names: Sequence[str]) -> list[Variant]:
 
 
 def set_up(
-    variant: Variant,
-    opened: OpenRun,
-    examples: Sequence[Example],
-    num_steps: int,
-    folder: Path,
-    notify: Notify,
+    variant: Variant, opened: OpenRun, examples: Sequence[Example], num_steps: int, folder: Path, notify: Notify
 ) -> tuple[Any, Any]:
     """A model with a new adapter, and a trainer of `num_steps` steps that saves nothing; `notify` gets its notes."""
     if variant.name == "liger":
@@ -322,7 +297,7 @@ def bench_step(
     examples: Sequence[Example],
     variants: Sequence[Variant],
     num_steps: int = 0,
-    notify: Notify = lambda text: None,
+    notify: Notify = quiet,
 ) -> Iterator[StepReport]:
     """Train variants and measure them; nothing is saved. `notify` gets notes.
 
@@ -346,12 +321,7 @@ def bench_step(
 
 
 def _measure(
-    variant: Variant,
-    opened: OpenRun,
-    examples: Sequence[Example],
-    num_steps: int,
-    rate: float | None,
-    notify: Notify,
+    variant: Variant, opened: OpenRun, examples: Sequence[Example], num_steps: int, rate: float | None, notify: Notify
 ) -> Measured:
     _free_memory()
     batch = opened.run.batch

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from lookonce.cache.format import STORAGE
 from lookonce.checks.report import CheckReport, Result
-from lookonce.claim_file import EXPIRY_S, holder, is_living
+from lookonce.claim_file import holder, is_living
 from lookonce.disk_space import existing, free_bytes, with_margin
 from lookonce.environment import LAUNCH, MPI, gpu_gb, launch_note
 from lookonce.errors import LookonceError, RunFolderError, UsageError
@@ -30,7 +30,7 @@ from lookonce.run.folder import CLAIM, NUM_CHECKPOINTS, RunFolder
 from lookonce.run.sections import RECORDED, UNQUANTISED
 from lookonce.run.start_adapter import find_start, start_identity
 from lookonce.settings import explain, load_values, set_key
-from lookonce.text import shell, size
+from lookonce.text import first_line, shell, size
 from lookonce.train.model.gpu_memory import BYTES, fits, measured_name, peak_gb, usable_gb
 
 if TYPE_CHECKING:
@@ -86,19 +86,6 @@ def _remove(values: Any, problem: Any) -> None:
         del holder[key]
 
 
-PACKAGES = {
-    "bnb": "bitsandbytes",
-    "8bit": "bitsandbytes",
-    "torchao": "torchao",
-    "galore": "galore_torch",
-    "apollo": "apollo_torch",
-    "lomo": "lomo_optim",
-    "grokadamw": "grokadamw",
-    "schedule_free": "schedulefree",
-    "stable_adamw": "optimi",
-    "anyprecision": "torchdistx",
-}
-"""Parts of optimizer names of transformers, and the package that each needs."""
 PLAIN_TRAINING = {
     "scheduler": "constant",
     "scheduler_args": {},
@@ -142,11 +129,7 @@ def _as_one_process() -> Iterator[None]:
 
 
 def _packages(run: RunFile) -> Iterator[Result]:
-    needed = {
-        package: f"train.optimizer: {run.train.optimizer}"
-        for part, package in PACKAGES.items()
-        if part in run.train.optimizer
-    }
+    needed = {}
     if run.model.attention == "flash_attention_2":
         needed["flash_attn"] = "model.attention: flash_attention_2"
     if run.cache.backend == "torchvision":
@@ -157,16 +140,20 @@ def _packages(run: RunFile) -> Iterator[Result]:
 
 
 def _training(run: RunFile) -> Iterator[Result]:
+    import torch
+    from transformers import Trainer
+
     from lookonce.train.loop.arguments import check_scheduler, training_arguments
     from lookonce.train.loop.log_files import check_trackers
     from lookonce.train.model.frozen import check_frozen
 
+    model: Any = torch.nn.Module()
     plain = run.model_copy(update={"train": run.train.model_copy(update=PLAIN_TRAINING)})
     checks: tuple[Callable[[], Any], ...] = (
         lambda: check_scheduler(run.train),
         lambda: check_trackers(run.train.track),
         lambda: check_frozen(run.train.frozen, "train.frozen"),
-        lambda: training_arguments(plain, run.output),
+        lambda: Trainer.get_optimizer_cls_and_kwargs(training_arguments(plain, run.output), model),
     )
     for must_pass in checks:
         try:
@@ -174,6 +161,9 @@ def _training(run: RunFile) -> Iterator[Result]:
                 must_pass()
         except LookonceError as error:
             yield Result("error", "training", str(error), "correct the section `train`")
+        except (ImportError, ValueError) as error:  # by transformers, of an optimizer whose package is missing
+            what = f"train.optimizer: {run.train.optimizer}: {first_line(error)}"
+            yield Result("error", "packages", what, "install it, or change the key")
 
 
 PAGE = "docs/training.md#memory"
@@ -261,24 +251,19 @@ def check_start(run: RunFile) -> Iterator[Result]:
         yield Result("ok", "start", f"the adapter of {start.folder}")
 
 
-def check_output(run: RunFile, images: CheckedImages) -> list[Result]:
+def check_output(run: RunFile, images: CheckedImages) -> Iterator[Result]:
     """The run folder, and the folder of caches if features are to be written."""
-    results = []
     folders = {"output": run.output} | ({"cache.dir": run.cache.dir} if images.to_encode else {})
-    for key, folder in folders.items():
-        place = existing(folder)
+    for key, path in folders.items():
+        place = existing(path)
         if not place.is_dir():
-            results.append(Result("error", "output", f"`{key}`: {place} is a file", f"choose another `{key}`"))
+            yield Result("error", "output", f"`{key}`: {place} is a file", f"choose another `{key}`")
         elif not os.access(place, os.W_OK | os.X_OK):
             what = f"`{key}`: {place} may not be written to"
-            results.append(Result("error", "output", what, f"chmod u+w, or another `{key}`"))
-    return [*results, *_run_folder(run, images)]
-
-
-def _run_folder(run: RunFile, images: CheckedImages) -> Iterator[Result]:
+            yield Result("error", "output", what, f"chmod u+w, or another `{key}`")
     folder = RunFolder(run.output)
-    if is_living(run.output / CLAIM, EXPIRY_S):
-        used_by = holder(run.output / CLAIM, EXPIRY_S)
+    if is_living(run.output / CLAIM, run.cache.claim_s):
+        used_by = holder(run.output / CLAIM, run.cache.claim_s)
         yield Result("error", "output", f"{run.output} is in use by {used_by}", "wait until it has ended, or stop it")
         return
     try:

@@ -37,7 +37,7 @@ from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.metadata import MANIFEST, read_plan
 from lookonce.cache.store.reader import VisionCache, find_cache
 from lookonce.checks.report import Result
-from lookonce.datasets.images import ImageIndex, bytes_key, read_header, read_many
+from lookonce.datasets.images import ImageIndex, ImageInfo, inspect_images
 from lookonce.datasets.records import Record, RecordsFile, Turn
 from lookonce.errors import BadImage, ImageError, LookonceError, ModelError, RecordsError
 from lookonce.hub import locate
@@ -151,11 +151,7 @@ def _read(
 ) -> list[Result]:
     """Read a file; returns what is wrong with it, and adds what is left out to `notes`."""
     broken: list[str] = []
-    file = RecordsFile(
-        path,
-        run.data.image_root,
-        broken=lambda origin, error: broken.append(str(error)),
-    )
+    file = RecordsFile(path, run.data.image_root, broken=lambda origin, error: broken.append(str(error)))
     try:
         found = iter(file)
         records.by_split[split] += islice(found, most)
@@ -285,11 +281,34 @@ class CheckedImages:
 def check_images(run: RunFile, records: CheckedRecords, model: CheckedModel) -> tuple[CheckedImages, list[Result]]:
     """Find every image of the records in the cache, or on disk."""
     found, results = CheckedImages(), []
-    origin_of = records.images()
-    unusable: dict[Path, str] = {}
+    origin_of, unusable = records.images(), dict[Path, str]()
     cache, state = _open_cache(run, model, found)
-    rest = _by_plan(cache, origin_of, found, unusable) if cache else list(origin_of)
-    _on_disk(rest, cache, model, found, unusable)
+    if cache:
+        found.keys |= index_from_plan(read_plan(cache.folder), list(origin_of), without_files=True).key_of
+
+    def is_known(path: Path) -> bool:
+        """Whether the cache has an image, or knows that it cannot be encoded; notes what it knows."""
+        key = found.keys.get(path, "")
+        if cache and key in cache:
+            found.tokens[path] = cache.entry(key)[1].num_tokens
+        elif cache and key in cache.failed and not cache.failed[key].retry:
+            unusable[path] = f"{path} is quarantined: {cache.failed[key].reason}"
+        return path in found.tokens or path in unusable
+
+    rest = [path for path in origin_of if not is_known(path)]  # the cache may know them by another name
+    inspected, to_encode = inspect_images(rest), []
+    for path in rest:
+        image = inspected[path]
+        found.keys |= {path: image.key} if image.key else {}
+        if image.key and is_known(path):
+            continue
+        if problem := image.problem or _wrong_size(model.processor, image):
+            unusable[path] = problem
+            continue
+        to_encode.append(path)
+        if model.processor and (num_tokens := planned_tokens(model.processor, image.size)):
+            found.tokens[path] = num_tokens
+    found.to_encode = found.distinct(to_encode)
     if cache is None and state.level == "error":
         results.append(state)
     elif found.to_encode:
@@ -338,51 +357,14 @@ def _open_cache(run: RunFile, model: CheckedModel, found: CheckedImages) -> tupl
     return cache, Result("ok", "cache", f"{count(len(cache), 'image')} in {cache.folder}")
 
 
-def _by_plan(cache: VisionCache, paths: Iterable[Path], found: CheckedImages, unusable: dict[Path, str]) -> list[Path]:
-    """Look up the images that the plan knows; returns the others, and those that are planned only."""
-    paths = list(paths)
-    known = index_from_plan(read_plan(cache.folder), paths, without_files=True)
-    return [path for path in paths if not _find(cache, known.key_of.get(path, ""), path, found, unusable)]
-
-
-def _find(cache: VisionCache, key: str, path: Path, found: CheckedImages, unusable: dict[Path, str]) -> bool:
-    """Whether the cache has an image, or knows that it cannot be encoded."""
-    if key:
-        found.keys[path] = key
-    if key in cache:
-        found.tokens[path] = cache.entry(key)[1].num_tokens
-    elif key in cache.failed and not cache.failed[key].retry:
-        unusable[path] = f"{path} is quarantined: {cache.failed[key].reason}"
-    return path in found.tokens or path in unusable
-
-
-def _on_disk(
-    paths: list[Path],
-    cache: VisionCache | None,
-    model: CheckedModel,
-    found: CheckedImages,
-    unusable: dict[Path, str],
-) -> None:
-    """Read the images that the plan does not know; the cache may know them by another name."""
-    keys = set()
-    for path, data in read_many(paths):
-        if isinstance(data, ImageError):
-            unusable[path] = str(data)
-            continue
-        key = found.keys[path] = bytes_key(data)
-        if cache and _find(cache, key, path, found, unusable):
-            continue
-        try:
-            size = read_header(data, path).size
-            if model.processor:
-                model.processor.check_size(size, path)
-        except BadImage as error:
-            unusable[path] = str(error)
-            continue
-        found.to_encode += [] if key in keys else [path]
-        keys.add(key)
-        if model.processor and (num_tokens := planned_tokens(model.processor, size)):
-            found.tokens[path] = num_tokens
+def _wrong_size(processor: ImageProcessor | None, image: ImageInfo) -> str:
+    """Why the processor does not take images of this size; empty if it does."""
+    try:
+        if processor and image.size:
+            processor.check_size(image.size, image.path)
+    except BadImage as error:
+        return str(error)
+    return ""
 
 
 TRAINED = ("train", "val")

@@ -6,19 +6,11 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from lookonce.commands.options import (
-    JSON,
-    PATH,
-    check_launch,
-    emit,
-    notify,
-    only_results_on_stdout,
-    remember_run_file,
-)
+from lookonce.commands.options import JSON, PATH, check_launch, emit, notify, only_results_on_stdout, remember_run_file
 
 if TYPE_CHECKING:
     from lookonce.adapter.merge import Dtype
@@ -128,18 +120,7 @@ def merge(run_dir: Path, folder: Path, dtype: Dtype, onto_unquantised: bool, as_
 @click.option("--revision", "branch", metavar="BRANCH", help="Upload to this branch instead of main.")
 @click.option("--dry-run", is_flag=True, help="Show what would be uploaded, without network access.")
 @JSON
-def push(
-    run_dir: Path,
-    repository: str,
-    merged: Path | None,
-    base_model: str | None,
-    dataset: str | None,
-    licence: str | None,
-    is_public: bool,
-    branch: str | None,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
+def push(run_dir: Path, repository: str, dry_run: bool, as_json: bool, **options: Any) -> None:
     """Upload a run's adapter to the Hugging Face Hub, with a model card, or the model that it was merged into.
 
     RUN is the folder of a trained run, or its run file. The card has the base model, the dataset and its licence, the
@@ -165,9 +146,8 @@ def push(
     from lookonce.run.open import Needs, open_run
 
     remember_run_file(run_dir)
-    options = Options(merged, base_model, dataset, licence, is_public, branch)
     needs = Needs("lookonce adapter push", adapter=True, recorded=True)
-    upload = prepare(open_run(run_dir, needs).folder, repository, options)
+    upload = prepare(open_run(run_dir, needs).folder, repository, Options(**options))
     done = upload if dry_run else push_upload(upload)
     emit(done.to_json(), done.text(), as_json)
     for note in done.notes:

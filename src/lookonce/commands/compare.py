@@ -85,12 +85,7 @@ def compare(paths: tuple[Path, ...], split: str | None, baseline: Path | None, m
 @PDF
 @JSON
 def report(
-    paths: tuple[Path, ...],
-    split: str | None,
-    baseline: Path | None,
-    output: Path,
-    has_pdf: bool,
-    as_json: bool,
+    paths: tuple[Path, ...], split: str | None, baseline: Path | None, output: Path, has_pdf: bool, as_json: bool
 ) -> None:
     """Write one HTML page about a run, or about several side by side.
 

@@ -5,18 +5,13 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from lookonce.commands.options import JSON, PATH, SEED, emit, notify
 from lookonce.datasets.formats.registry import FORMAT_NAMES
 from lookonce.errors import UsageError
-
-if TYPE_CHECKING:
-    from lookonce.datasets.audit.corpus import Corpus
-    from lookonce.train.data.token_stats import TokenStats
-
 
 RECORDS = click.argument("records", metavar="RECORDS...", type=PATH, nargs=-1, required=True)
 IMAGE_ROOT = click.option(
@@ -102,16 +97,21 @@ def audit(
     if tokenizer is None and (max_pixels or enable_thinking):
         raise UsageError("counting tokens needs a tokenizer: give a model folder with --tokenizer DIR")
     corpus = Corpus.read(records, image_root, decode=decode)
-    report = run_audit(corpus)
-    thinks = None if enable_thinking is None else enable_thinking == "true"
-    stats = _token_stats(corpus, tokenizer, max_pixels, thinks) if tokenizer else None
-    sections, texts, tokens = [], [], {}
-    if stats:
+    findings, sections, texts, tokens = [], [], [], {}
+    if tokenizer:
+        from lookonce.run.sections import BatchSection
         from lookonce.train.data import token_stats
 
-        report = report.with_findings(token_stats.findings(stats))
-        sections, texts = [token_stats.section(stats)], [token_stats.to_text(stats)]
+        thinks = None if enable_thinking is None else enable_thinking == "true"
+        counter = token_stats.TokenCounter(tokenizer, max_pixels, thinks)
+        stats = token_stats.count_tokens(corpus, counter, str(tokenizer), BatchSection())
+        findings, sections, texts = (
+            token_stats.findings(stats),
+            [token_stats.section(stats)],
+            [token_stats.to_text(stats)],
+        )
         tokens = {"tokens": stats.to_json()}
+    report = run_audit(corpus, findings)
     if html:
         from lookonce.datasets.audit.report import draw_contact_sheet, to_page
         from lookonce.files import write_text
@@ -120,13 +120,6 @@ def audit(
         notify(f"wrote the page to {html}")
     emit(report.to_json() | tokens, to_text(report, texts), as_json)
     sys.exit(1 if strict and report.count("error") else 0)
-
-
-def _token_stats(corpus: Corpus, tokenizer: Path, max_pixels: int | None, thinks: bool | None) -> TokenStats:
-    from lookonce.run.sections import BatchSection
-    from lookonce.train.data.token_stats import TokenCounter, count_tokens
-
-    return count_tokens(corpus, TokenCounter(tokenizer, max_pixels, thinks), str(tokenizer), BatchSection())
 
 
 FORMAT = click.Choice(FORMAT_NAMES)
@@ -155,12 +148,7 @@ FORMAT = click.Choice(FORMAT_NAMES)
 @click.option("--coerce-answers", is_flag=True, help="Write answers that are numbers or booleans as text.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @JSON
-def convert(
-    source: Path,
-    target: Path,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def convert(source: Path, target: Path, as_json: bool, **options: Any) -> None:
     """Write records in another format.
 
     The suffix of OUT decides the kind of file: .jsonl, .json (an array), .csv, .tsv or .parquet. Images stay where they

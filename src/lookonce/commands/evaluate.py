@@ -183,26 +183,22 @@ def predict(
             f"{num_ranks()} in the environment on purpose: unset WORLD_SIZE"
         )
     check_launch()
-    by_records, by_options = bool(records or image_root), bool(questions or patterns or images)
-    if (
-        by_records == by_options
-        or (by_records and not records)
-        or (by_options and not questions)
-        or (patterns and images)
-    ):
+    others = patterns or images if records else image_root
+    if bool(records) == bool(questions) or others or (patterns and images):
         raise UsageError(
             "questions come either from --records, with --image-root for its images, or from --question, about each "
             "image of --images or about those of --image together; give the options of one of these"
         )
     with only_results_on_stdout():
+        from lookonce.datasets.records import check_target
         from lookonce.eval.answerer import Answerer, ask_each, match_images, read_questions
-        from lookonce.eval.predict import check_output
+        from lookonce.eval.predict import SUFFIXES
         from lookonce.eval.predict import predict as answer_all
         from lookonce.run.folder import claimed_around
 
     remember_run_file(run_dir)
     if output:
-        check_output(output, records, overwrite=overwrite)
+        check_target(output, records, SUFFIXES, overwrite=overwrite)
     broken: Mapping[str, LookonceError] = {}
     if records:
         asked, broken = read_questions(records, image_root)
@@ -357,11 +353,10 @@ def export(
     with claimed_around(output, "lookonce export"):
         split = split or run.eval.split
         predictions = read_predictions(find_predictions(folder, split))
-        info, expected = SubmissionInfo(), f"a mapping of {', '.join(SubmissionInfo.model_fields)}"
+        what, expected = f"submission info {info_file}", f"a mapping of {', '.join(SubmissionInfo.model_fields)}"
+        info = SubmissionInfo()
         if info_file:
-            info = read_settings(
-                info_file, SubmissionInfo, f"submission info {info_file}", "name another file", expected
-            )
+            info = read_settings(info_file, SubmissionInfo, what, "name another file", expected)
         are_here = all(path.exists() for path in getattr(run.data, split, ()))
         records = [*read_split(run, split)] if split in ("val", "test") and are_here else []
         missing = lacks(predictions, challenge, records)

@@ -50,9 +50,7 @@ VERIFY_IMAGES = click.option(
     "--verify-images", is_flag=True, help="Read all image files and compare them with the cache, which takes a while."
 )
 SPLIT = click.option(
-    "--split",
-    type=click.Choice(["train", "val", "test", "held_out"]),
-    help="By default `eval.split` of the run file.",
+    "--split", type=click.Choice(["train", "val", "test", "held_out"]), help="By default `eval.split` of the run file."
 )
 META = "lookonce.run_file"
 """The key of click's context under which a command notes its run file, with the keys that it replaces."""
@@ -82,13 +80,13 @@ def read_run(path: Path, assignments: tuple[str, ...], allowed: str = RUN_FILE) 
         raise UsageError(f"{error}\n{path} is not a folder, so it was read as a run file; name {allowed}") from None
 
 
-def read_existing(path: Path, assignments: tuple[str, ...], allowed: str = RUN_FILE) -> RunFile:
+def read_existing(path: Path, assignments: tuple[str, ...]) -> RunFile:
     """Read a run file and check that its records and model exist, before slow imports: mistakes are reported at once.
 
     Raises:
         LookonceError: the run file has mistakes, or names files that do not exist.
     """
-    run = read_run(path, assignments, allowed)
+    run = read_run(path, assignments)
     from lookonce.run.records import check_paths
 
     check_paths(run)

@@ -86,6 +86,13 @@ def sample(folder: Path, as_json: bool, **options: Any) -> None:
         notify(NEXT.format(run=shell(report.run_file), output=shell(f"runs/{folder.absolute().name}")))
 
 
+GPU_MEMORY = click.option(
+    "--gpu-memory",
+    "gpu_gb",
+    type=GIGABYTES,
+    metavar="GB",
+    help="Memory of the GPU that will train, in GB; by default that of this machine's.",
+)
 MODEL, OUTPUT = "Qwen/Qwen3-VL-8B-Instruct", "runs/first"
 
 
@@ -96,13 +103,7 @@ MODEL, OUTPUT = "Qwen/Qwen3-VL-8B-Instruct", "runs/first"
 @click.option("--val", multiple=True, metavar="RECORDS", help="Records file for the validation loss.")
 @click.option("--test", multiple=True, metavar="RECORDS", help="Records file for a final evaluation.")
 @click.option("--image-root", metavar="DIR", help="Folder of the images; by default that of the records file.")
-@click.option(
-    "--gpu-memory",
-    "gpu_gb",
-    type=GIGABYTES,
-    metavar="GB",
-    help="Memory of the GPU that will train, in GB; by default that of this machine's.",
-)
+@GPU_MEMORY
 @click.option("--output", metavar="DIR", help=f"The run folder; by default {OUTPUT}.")
 @click.option("--yes", "is_yes", is_flag=True, help="Ask nothing: use the defaults for what is not given.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
@@ -159,25 +160,16 @@ def _ask(options: dict[str, Any], gpu_gb: float | None) -> float | None:
 
 def _by_key(options: dict[str, Any]) -> dict[str, Any]:
     """The given values by their keys in the run file."""
-    keys = {"model": "model.path", "image_root": "data.image_root", "output": "output"}
-    keys |= {split: f"data.{split}" for split in ("train", "val", "test")}
-    values = {
-        keys[name]: list(value) if isinstance(value, tuple) else value for name, value in options.items() if value
-    }
-    return {key: values[key] for key in ("model.path", *(key for key in values if key != "model.path"))}
+    keys = {"model": "model.path"} | {name: f"data.{name}" for name in ("train", "val", "test", "image_root")}
+    given = {key: options[name] for name, key in (keys | {"output": "output"}).items() if options[name]}
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
 
 
 @click.command()
 @RUN
 @SET
 @click.option("--all", "is_all", is_flag=True, help="Read all records, not only the first thousand of each file.")
-@click.option(
-    "--gpu-memory",
-    "gpu_gb",
-    type=GIGABYTES,
-    metavar="GB",
-    help="Memory of the GPU that will train, in GB; by default that of this machine's.",
-)
+@GPU_MEMORY
 @JSON
 def check(run_file: Path, assignments: tuple[str, ...], is_all: bool, gpu_gb: float | None, as_json: bool) -> None:
     """List what would stop the run later, or surprise its user.

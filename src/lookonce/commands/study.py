@@ -8,16 +8,7 @@ from pathlib import Path
 
 import click
 
-from lookonce.commands.options import (
-    JSON,
-    PATH,
-    PDF,
-    Decimal,
-    check_launch,
-    emit,
-    notify,
-    only_results_on_stdout,
-)
+from lookonce.commands.options import JSON, PATH, PDF, Decimal, check_launch, emit, notify, only_results_on_stdout
 from lookonce.text import count
 
 STUDY = click.argument("study_file", metavar="STUDY.yaml", type=PATH)

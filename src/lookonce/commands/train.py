@@ -29,7 +29,7 @@ from lookonce.commands.options import (
 from lookonce.environment import rank
 from lookonce.errors import UsageError
 from lookonce.families.lookup import DEFAULT, FAMILIES
-from lookonce.run.startup import Startup
+from lookonce.run.startup import Startup, process_age
 from lookonce.settings import MAX_COUNT
 from lookonce.text import quiet
 
@@ -67,7 +67,7 @@ def train(
     check_launch()
     with only_results_on_stdout():
         run = read_existing(run_file, assignments)
-        startup = Startup.of_process(notify if rank() == 0 else quiet)
+        startup = Startup(notify if rank() == 0 else quiet, age_s=process_age())
         with startup.timed("load libraries"):
             from lookonce.workflow import train as train_run
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +30,6 @@ Answered = tuple[Prediction, ...]
 """The answers of all runs to one question."""
 
 
-@dataclass(frozen=True)
-class Kind:
-    """Questions that are shown together, such as those that one run answers wrong."""
-
-    title: str
-    num_questions: int
-    rows: list[Answered]
-    """Those that are shown."""
-
-
 def answers(runs: Sequence[ReportedRun]) -> list[dict[str, Any]] | None:
     """The answers that are shown, by kind; of several seeds those of the first."""
     first_seeds: dict[str, Run] = {}  # the runs of a study have the name of their variant
@@ -51,8 +41,8 @@ def answers(runs: Sequence[ReportedRun]) -> list[dict[str, Any]] | None:
         return None
     names = [run.name for run in answered]
     return [
-        {"kind": kind.title, "num_questions": kind.num_questions, "shown": [_answers(row, names) for row in kind.rows]}
-        for kind in draw_sheet(answered)
+        {"kind": title, "num_questions": num_questions, "shown": [_answers(row, names) for row in rows]}
+        for title, (num_questions, rows) in draw_sheet(answered).items()
     ]
 
 
@@ -62,19 +52,17 @@ def _answers(row: Answered, names: Sequence[str]) -> dict[str, Any]:
     return asked | {"predicted": {name: one.predicted for name, one in zip(names, row, strict=True)}}
 
 
-def draw_sheet(runs: Sequence[Run]) -> list[Kind]:
-    """Draw `NUM_SHOWN` questions, each kind in turn; the runs answered the same questions."""
+def draw_sheet(runs: Sequence[Run]) -> dict[str, tuple[int, list[Answered]]]:
+    """Draw `NUM_SHOWN` questions, each kind in turn: by title, how many questions the kind has, and those drawn.
+
+    The runs answered the same questions.
+    """
     kinds = _kinds(runs)
     random_order = random.Random(SEED)
-    waiting = {title: _spread(random_order.sample(rows, len(rows))) for title, rows in kinds.items()}
-    drawn: dict[str, list[Answered]] = {title: [] for title in kinds}
-    while waiting and sum(map(len, drawn.values())) < NUM_SHOWN:
-        for title in list(waiting)[: NUM_SHOWN - sum(map(len, drawn.values()))]:
-            if waiting[title]:
-                drawn[title].append(waiting[title].pop(0))
-            else:
-                del waiting[title]
-    return [Kind(title, len(kinds[title]), rows) for title, rows in drawn.items()]
+    spread = {title: _spread(random_order.sample(rows, len(rows))) for title, rows in kinds.items()}
+    in_turn = [(title, rows[turn]) for turn in range(NUM_SHOWN) for title, rows in spread.items() if turn < len(rows)]
+    drawn = in_turn[:NUM_SHOWN]
+    return {title: (len(rows), [row for kind, row in drawn if kind == title]) for title, rows in kinds.items()}
 
 
 def _kinds(runs: Sequence[Run]) -> dict[str, list[Answered]]:

@@ -9,7 +9,8 @@ those of the result, which an earlier evaluation may have left, count as absent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +21,7 @@ from lookonce.errors import UsageError
 from lookonce.eval.join import Run, in_one_order
 from lookonce.eval.scores.metrics import IN_CONTEXT
 from lookonce.eval.scores.prediction import GROUPINGS, Prediction, read_predictions
-from lookonce.eval.statistics import Interval, clusters_of, difference_interval, share_interval
+from lookonce.eval.statistics import Clusters, Interval, clusters_of, difference_interval, share_interval
 from lookonce.report.runs import ReportedRun
 from lookonce.run.config import RunFile
 from lookonce.text import shell, table
@@ -97,14 +98,20 @@ def _scores(seeds: Sequence[ReportedRun]) -> ContextScores:
         for name, (first, second) in PAIRS.items()
         if (both := right[first].keys() & right[second].keys())
     }
-    groups = _groups(seeds[0], rows[0])
-    found = _estimates(shares | pairs, groups, rows[0])
+    groups, clusters = _groups(seeds[0], rows[0]), clusters_of([one.sources for one in rows[0]])
+
+    def estimates(values_Q: Right, interval: Callable[[Right, Clusters], Interval | None]) -> dict[str, Estimate]:
+        return {
+            group: Estimate(float(values_Q[is_in_Q].mean()), interval(values_Q[is_in_Q], clusters[is_in_Q]))
+            for group, is_in_Q in groups.items()
+        }
+
     return ContextScores(
         flat[0][2].name,
         len(seeds),
         {name: int(is_in_Q.sum()) for name, is_in_Q in groups.items()},
-        {kind: found[kind] for kind in shares},
-        {name: found[name] for name in pairs},
+        {kind: estimates(right_Q, share_interval) for kind, right_Q in shares.items()},
+        {name: estimates(difference_Q, difference_interval) for name, difference_Q in pairs.items()},
         [line for run, by_kind in zip(seeds, answers, strict=True) if (line := _command(run, by_kind))],
     )
 
@@ -118,16 +125,10 @@ def _answers(run: ReportedRun) -> dict[str, Run]:
         path = run.folder.predictions(f"{run.split}-{kind}") if run.folder else None
         if path and path.exists() and kind not in found:
             beside = replace(run.answers, predictions=read_predictions(path))
-            found |= {kind: beside} if _is_same_questions(run.answers, beside) else {}
+            with contextlib.suppress(UsageError):  # they are to other questions
+                in_one_order([run.answers, beside])
+                found[kind] = beside
     return found
-
-
-def _is_same_questions(one: Run, other: Run) -> bool:
-    try:
-        in_one_order([one, other])
-    except UsageError:
-        return False
-    return True
 
 
 def _groups(run: ReportedRun, rows: Sequence[Prediction]) -> dict[str, NDArray[np.bool_]]:
@@ -138,21 +139,6 @@ def _groups(run: ReportedRun, rows: Sequence[Prediction]) -> dict[str, NDArray[n
         for value in map(as_text, form.order):
             groups[f"{form.by} {value}"] = np.array([getattr(one.in_nfc, form.by) == value for one in rows])
     return {name: is_in_Q for name, is_in_Q in groups.items() if is_in_Q.any()}
-
-
-def _estimates(
-    columns: Mapping[str, Right], groups: Mapping[str, NDArray[np.bool_]], rows: Sequence[Prediction]
-) -> dict[str, dict[str, Estimate]]:
-    """The estimate of each column for each group."""
-    clusters = clusters_of([one.sources for one in rows])
-    found: dict[str, dict[str, Estimate]] = {}
-    for name, right_Q in columns.items():
-        interval = difference_interval if name in PAIRS else share_interval
-        found[name] = {
-            group: Estimate(float(right_Q[is_in_Q].mean()), interval(right_Q[is_in_Q], clusters[is_in_Q]))
-            for group, is_in_Q in groups.items()
-        }
-    return found
 
 
 def _command(run: ReportedRun, answers: Mapping[str, Run]) -> str:

@@ -1,15 +1,12 @@
 """The report of one or several runs: their numbers as JSON, and an HTML page of them.
 
 Design: each part gives numbers, which are its JSON, and templates/report.html.jinja shows them. So every number of the
-page is in the JSON. The page has everything in it: style sheet, plots as SVG, thumbnails as data: URLs, no script. A
-part of which nothing is known has no heading.
-
-It costs two seconds for 9,000 questions about 975 images, 0.8 of them to import matplotlib and to draw.
+page is in the JSON. A part of which nothing is known has no heading. It costs two seconds for 9,000 questions about 975
+images, 0.8 of them to import matplotlib and to draw.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -122,15 +119,15 @@ class Report:
             "differing": _lines(known["settings"] | defaults, page.setting, known["differing"]),
             "facts": _lines(json["provenance"]["facts"], lambda text: shown(text or "", 120)),
             "splits": _splits(self.runs),
+            "GROUPINGS": GROUPINGS,
+            "NAMES": NAMES,
+            "DISTANCES": DISTANCES,
         }
-        fixed = {"GROUPINGS": GROUPINGS, "NAMES": NAMES, "DISTANCES": DISTANCES}
-        values |= fixed
         return page.render(template, **values | more)
 
     def plots(self) -> dict[str, Figure]:
         """The curves of the runs, a plot for each figure."""
-        known = self.numbers["curves"] or {}
-        return {panel.name: plots.curves([panel], "step") for panel in _panels(known)}
+        return {panel.name: plots.curves(panel, "step") for panel in _panels(_logged(self.runs))}
 
 
 def _tiles(scored: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -279,46 +276,36 @@ def _metrics(run: ReportedRun) -> dict[str, Any]:
 
 def curves(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
     """What each run has logged."""
-    found = {run.name: _curves(run) for run in runs}
-    return {name: one for name, one in found.items() if one["loss"] or one["validation_loss"]} or None
-
-
-def _curves(run: ReportedRun) -> dict[str, Any]:
-    """The curves without values that are not finite, which have no place in a plot."""
-    logged = Curves(
-        *(
-            {step: value for step, value in curve.items() if isinstance(value, int | float) and math.isfinite(value)}
-            for curve in vars(run.curves).values()
-        )
-    )
     return {
-        "loss": logged.loss,
-        "validation_loss": logged.validation_loss,
-        "learning_rate": logged.learning_rate,
-        "best": logged.best,
-        "exact_match_while_training": logged.exact_match,
-        "most_right": logged.most_right,
-    }
+        name: {
+            "loss": one.loss,
+            "validation_loss": one.validation_loss,
+            "learning_rate": one.learning_rate,
+            "best": one.best,
+            "exact_match_while_training": one.exact_match,
+            "most_right": one.most_right,
+        }
+        for name, one in _logged(runs).items()
+    } or None
 
 
-def _panels(found: Mapping[str, Any]) -> Iterator[Panel]:
+def _logged(runs: Sequence[ReportedRun]) -> dict[str, Curves]:
+    """The curves of the runs that have logged a loss."""
+    return {run.name: run.curves for run in runs if run.curves.loss or run.curves.validation_loss}
+
+
+def _panels(logged: Mapping[str, Curves]) -> Iterator[Panel]:
     """A panel for each figure."""
-    logged = [Curves(one["loss"], one["validation_loss"]) for one in found.values()]
-    is_alone = len(found) == 1
-    losses = [
-        line
-        for number, (name, one) in enumerate(zip(found, logged, strict=True))
-        for line in _losses(name, one, number, is_alone)
-    ]
-    if found:
-        lows, highs = zip(*(one.loss_range() for one in logged), strict=True)
+    is_alone, numbered = len(logged) == 1, [*enumerate(logged.items())]
+    if logged:
+        lows, highs = zip(*(one.loss_range() for one in logged.values()), strict=True)
+        losses = [line for number, (name, one) in numbered for line in _losses(name, one, number, is_alone)]
         yield Panel("loss", losses, (min(lows), max(highs)), height=300)
-    names = {"learning_rate": "learning rate", "exact_match_while_training": "exact match while training"}
-    for key, title in names.items():
+    for key, title in {"learning_rate": "learning rate", "exact_match": "exact match while training"}.items():
         lines = [
-            Line("" if is_alone else name, one[key], "line" if key == "learning_rate" else "marked", number)
-            for number, (name, one) in enumerate(found.items())
-            if len(one[key]) > 1
+            Line("" if is_alone else name, curve, "line" if key == "learning_rate" else "marked", number)
+            for number, (name, one) in numbered
+            if len(curve := getattr(one, key)) > 1
         ]
         if lines:
             yield Panel(title, lines, None if key == "learning_rate" else (0, 1), height=220)
@@ -339,47 +326,34 @@ def cost(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
 
 def cost_lines(costs: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     """A line for each figure that is known of a run, with a cell for each run."""
-    lines = [[name, *map(show, costs.values())] for name, show in COST_LINES.items()]
+    cells = [_cost_cells(one) for one in costs.values()]
+    lines = [[name, *(of_run[name] for of_run in cells)] for name in (cells[0] if cells else ())]
     return [line for line in lines if any(line[1:])]
 
 
-def _optional(key: str, show: Callable[[Any], str]) -> Callable[[Mapping[str, Any]], str]:
-    return lambda one: "" if one[key] is None else show(one[key])
-
-
-def _training_time(one: Mapping[str, Any]) -> str:
-    since = f" since step {one['first_step']:,}" if one["first_step"] else ""
-    return "" if one["training_seconds"] is None else f"{duration(one['training_seconds'])}{since}"
-
-
-def _answering_time(one: Mapping[str, Any]) -> str:
-    seconds = one["answering_seconds"]
-    return "" if seconds is None else f"{duration(seconds)}, {1e3 * seconds / one['num_answered']:.1f} ms a question"
-
-
-def _gpu_hours(one: Mapping[str, Any]) -> str:
-    if one["num_gpus"] == 0:
-        return "none, on a CPU"
-    return "" if one["gpu_hours"] is None else f"{one['gpu_hours']:.2f} on {one['num_gpus']} GPU"
-
-
-COST_LINES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "encoding the cache": _optional("cache_seconds", duration),
-    "before the first step": lambda one: (
-        duration(sum(one["startup_seconds"].values())) if one["startup_seconds"] else ""
-    ),
-    "training": _training_time,
-    "answering": _answering_time,
-    "GPU hours": _gpu_hours,
-    "memory reserved": _optional("memory_gb", "{:.1f} GB".format),
-    "steps": _optional("num_steps", "{:,}".format),
-    "samples": _optional("num_samples", "{:,}".format),
-    "ms a sample": _optional("ms_per_sample", "{:.2f}".format),
-    "tokens per second": _optional("tokens_per_second", "{:,.0f}".format),
-    "waiting for data": _optional("wait_share", "{:.1%}".format),
-    "cache": _optional("cache_bytes", size),
-    "adapter": _optional("adapter_bytes", size),
-}
+def _cost_cells(one: Mapping[str, Any]) -> dict[str, str]:
+    """Each figure of a run as text, by its name; empty if it is not known."""
+    startup, since = one["startup_seconds"].values(), f" since step {one['first_step']:,}" if one["first_step"] else ""
+    shown: dict[str, tuple[Any, Callable[[Any], str]]] = {
+        "encoding the cache": (one["cache_seconds"], duration),
+        "before the first step": (sum(startup) if startup else None, duration),
+        "training": (one["training_seconds"], lambda seconds: f"{duration(seconds)}{since}"),
+        "answering": (
+            one["answering_seconds"],
+            lambda seconds: f"{duration(seconds)}, {1e3 * seconds / one['num_answered']:.1f} ms a question",
+        ),
+        "GPU hours": (one["gpu_hours"], lambda hours: f"{hours:.2f} on {one['num_gpus']} GPU"),
+        "memory reserved": (one["memory_gb"], "{:.1f} GB".format),
+        "steps": (one["num_steps"], "{:,}".format),
+        "samples": (one["num_samples"], "{:,}".format),
+        "ms a sample": (one["ms_per_sample"], "{:.2f}".format),
+        "tokens per second": (one["tokens_per_second"], "{:,.0f}".format),
+        "waiting for data": (one["wait_share"], "{:.1%}".format),
+        "cache": (one["cache_bytes"], size),
+        "adapter": (one["adapter_bytes"], size),
+    }
+    cells = {name: "" if value is None else show(value) for name, (value, show) in shown.items()}
+    return cells | ({"GPU hours": "none, on a CPU"} if one["num_gpus"] == 0 else {})
 
 
 def settings(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
@@ -387,17 +361,15 @@ def settings(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
     known = {run.name: flatten(run.settings.model_dump(mode="json")) for run in runs if run.settings}
     if not known:
         return None
-    defaults = _defaults(next(run.settings for run in runs if run.settings)) if len(known) == 1 else None
+    defaults = None
+    if len(known) == 1:  # those of a run file that names model, records and output, and nothing else
+        [run] = [run.settings for run in runs if run.settings]
+        required = {"model": {"path": run.model.path}, "data": {"train": run.data.train}, "output": run.output}
+        defaults = flatten(RunFile.model_validate(required, context=RECORDED).model_dump(mode="json"))
     compared = [*known.values(), *([defaults] if defaults else [])]
     names = dict.fromkeys(name for values in known.values() for name in values)
     differing = [name for name in names if len({page.setting(values.get(name)) for values in compared}) > 1]
     return {"differing": differing, "settings": known, "defaults": defaults}
-
-
-def _defaults(run: RunFile) -> dict[str, Any]:
-    """The settings of a run file that names model, records and output, and nothing else."""
-    required = {"model": {"path": run.model.path}, "data": {"train": run.data.train}, "output": run.output}
-    return flatten(RunFile.model_validate(required, context=RECORDED).model_dump(mode="json"))
 
 
 def _data(run: ReportedRun) -> dict[str, Any]:

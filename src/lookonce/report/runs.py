@@ -1,10 +1,9 @@
 """The runs of a report, with all that is known of them: answers, scores, records, curves, and what they cost.
 
-Design: everything is read from the files of the run folder, and each file may be absent, because a run may be
-unfinished or of an earlier version. The part that needs a file names what it lacks. Neither torch nor the model is
-loaded. A predictions file outside a run folder has answers only. Image keys come from the plan of the run's cache, so
-no image is read. Without the plan images are compared by their paths, which does not find a copy under another name.
-Of a grouping the groups with most questions are scored, since question texts may all be different.
+Design: everything is read from the files of the run folder, each of which may be absent, because a run may be
+unfinished or of an earlier version. Neither torch nor the model is loaded. A predictions file outside a run folder has
+answers only. Image keys come from the plan of the run's cache, so no image is read. Without the plan images are
+compared by their paths, which does not find a copy under another name.
 
 All cost is recorded by the phases; nothing is estimated. GPU hours count the GPUs that the training could use, since
 their number is recorded and that of its processes is not.
@@ -13,9 +12,10 @@ their number is recorded and that of its processes is not.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,20 +28,20 @@ from lookonce.cache.store.metadata import read_plan
 from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.prepare.run import REPORT
 from lookonce.datasets.records import Record
-from lookonce.errors import LookonceError, UsageError
+from lookonce.errors import LookonceError
 from lookonce.eval.answers.files import AnsweringCost
-from lookonce.eval.join import Run, find_predictions, read_runs, short_names
+from lookonce.eval.join import Run, check_splits, find_predictions, folder_at, is_file, read_file, short_names
 from lookonce.eval.scores.metrics import BASELINES, Evaluation, read_metrics
 from lookonce.eval.scores.prediction import GROUPINGS, MAX_GROUPS, Prediction
-from lookonce.eval.statistics import Clusters, Interval, clusters_of, share_interval
+from lookonce.eval.statistics import Interval, clusters_of, share_interval
 from lookonce.files import read_object
 from lookonce.run.config import RunFile
-from lookonce.run.folder import AGAIN, RECORD, Environment, RunFolder, read_form
+from lookonce.run.folder import AGAIN, Environment, RunFolder, read_form
 from lookonce.run.log_file import Curves, read_curves, read_lines
 from lookonce.run.records import read_splits, without_fold
 from lookonce.status import TrainingPhase, find_training
 from lookonce.summary import Summary
-from lookonce.text import first_line, listed
+from lookonce.text import first_line
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,15 @@ class DataFacts:
         trained_on = {path for record in records["train"] for path in record.images}
         keys = {key_of[path] for path in trained_on if path in key_of}
         return cls(
-            splits={split: _split_facts(some, key_of) for split, some in records.items() if some},
+            splits={
+                split: SplitFacts(
+                    num_records=len(some),
+                    num_questions=sum(len(record.turns) for record in some),
+                    num_images=len({key_of.get(path, path) for record in some for path in record.images}),
+                )
+                for split, some in records.items()
+                if some
+            },
             seen=frozenset(keys | set(map(str, trained_on))),
             has_keys=all(path in key_of for path in trained_on),
             prepared=read_object(run.data.train[0].parent / REPORT),
@@ -96,15 +104,6 @@ class DataFacts:
         return not self.seen.isdisjoint((*prediction.image_keys, *prediction.images))
 
 
-def _split_facts(records: Iterable[Record], key_of: Mapping[Path, str]) -> SplitFacts:
-    records = list(records)
-    return SplitFacts(
-        num_records=len(records),
-        num_questions=sum(len(record.turns) for record in records),
-        num_images=len({key_of.get(path, path) for record in records for path in record.images}),
-    )
-
-
 def overlap(predictions: Sequence[Prediction], facts: DataFacts) -> dict[str, Any]:
     """How many questions and images of a split training has seen, and the exact match of all others."""
     seen = [one for one in predictions if facts.is_seen(one)]
@@ -115,9 +114,6 @@ def overlap(predictions: Sequence[Prediction], facts: DataFacts) -> dict[str, An
         "exact_match_of_others": sum(one.is_right for one in others) / len(others) if others else None,
         "by_content": facts.has_keys and all(one.image_keys or not one.images for one in predictions),
     }
-
-
-Shares = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -156,25 +152,19 @@ def score_run(predictions: Sequence[Prediction]) -> RunScores:
         np.array([getattr(one, name) for one in predictions], dtype=np.float64)
         for name in ("is_right", "is_majority_right")
     )
-    groups: dict[str, dict[str, Scored]] = {}
-    num_groups = {}
+
+    def scored(chosen: NDArray[np.bool_] | slice) -> Scored:
+        right, interval = right_Q[chosen], share_interval(right_Q[chosen], clusters[chosen])
+        return Scored(len(right), float(right.mean()), interval, float(guessed_Q[chosen].mean()))
+
+    groups, num_groups = {}, {}
     for by in GROUPINGS:
         names = [getattr(one, by) for one in predictions]
         sizes = Counter(name for name in names if name is not None)
-        groups[by], num_groups[by] = {}, len(sizes)
-        for largest, _ in sizes.most_common(MAX_GROUPS):
-            is_in_Q = np.array([name == largest for name in names])
-            groups[by][largest] = _scored(right_Q[is_in_Q], guessed_Q[is_in_Q], clusters[is_in_Q])
-    return RunScores(
-        overall=_scored(right_Q, guessed_Q, clusters),
-        num_images=int(clusters.max(initial=-1)) + 1,
-        groups=groups,
-        num_groups=num_groups,
-    )
-
-
-def _scored(right_Q: Shares, guessed_Q: Shares, clusters: Clusters) -> Scored:
-    return Scored(len(right_Q), float(right_Q.mean()), share_interval(right_Q, clusters), float(guessed_Q.mean()))
+        largest = [name for name, _ in sizes.most_common(MAX_GROUPS)]
+        groups[by] = {group: scored(np.array([name == group for name in names])) for group in largest}
+        num_groups[by] = len(sizes)
+    return RunScores(scored(slice(None)), int(clusters.max(initial=-1)) + 1, groups, num_groups)
 
 
 @dataclass(frozen=True)
@@ -224,7 +214,9 @@ class ReportedRun:
 
     @cached_property
     def curves(self) -> Curves:
-        return read_curves(self.folder.log) if self.folder else Curves()
+        """What the training has logged, without values that are not finite, which have no place in a plot."""
+        logged = vars(read_curves(self.folder.log)) if self.folder else {}
+        return Curves(*({step: one for step, one in curve.items() if isfinite(one)} for curve in logged.values()))
 
     @cached_property
     def log(self) -> list[dict[str, Any]]:
@@ -273,6 +265,10 @@ class ReportedRun:
         return DataFacts.read(self.settings, str(self.inputs.get("cache", ""))) if self.settings else DataFacts()
 
 
+OF_TRAINING = ("startup_seconds", "first_step", "num_steps", "num_samples", "wait_share")
+"""Figures of the training that are part of its cost."""
+
+
 @dataclass(frozen=True)
 class Cost:
     """What a run cost; None where it is not recorded."""
@@ -304,34 +300,26 @@ class Cost:
 
     @classmethod
     def of(cls, run: ReportedRun) -> Cost:
-        trained, summary, answering = run.trained, run.summary, run.answering
-        gpus = run.environment.get("gpus")
-        seconds, first_step, samples = trained.get("seconds"), trained.get("first_step", 0), trained.get("num_samples")
-        startup = trained.get("startup_seconds", {})
+        trained: dict[str, Any] = dict.fromkeys(OF_TRAINING) | {"startup_seconds": {}, "first_step": 0} | run.trained
+        summary, answering = run.summary, run.answering
+        gpus, seconds, samples = run.environment.get("gpus"), trained.get("seconds"), trained.get("num_samples")
         busy = (seconds or 0) + (answering.get("seconds") or 0)
         rates = [line["tokens_per_second"] for line in run.log if line.get("tokens_per_second")]
+        adapter = [*run.folder.adapter.iterdir()] if run.folder and run.folder.adapter.is_dir() else None
         return cls(
-            startup_seconds=startup,
             cache_seconds=summary.get("encode_seconds"),
             training_seconds=seconds,
-            first_step=first_step,
             answering_seconds=answering.get("seconds") if answering.get("num_answered") else None,
             num_answered=answering.get("num_answered", 0),
             num_gpus=None if gpus is None else len(gpus),
             gpu_hours=len(gpus) * busy / 3600 if gpus and busy else None,
             memory_gb=max((line["memory_gb"] for line in run.log if line.get("memory_gb")), default=None),
-            num_steps=trained.get("num_steps"),
-            num_samples=samples,
-            ms_per_sample=1e3 * seconds / samples if seconds and samples and not first_step else None,
+            ms_per_sample=1e3 * seconds / samples if seconds and samples and not trained["first_step"] else None,
             tokens_per_second=median(rates) if rates else None,
-            wait_share=trained.get("wait_share"),
             cache_bytes=summary.get("cache_bytes"),
-            adapter_bytes=_size_of(run.folder.adapter) if run.folder else None,
+            adapter_bytes=None if adapter is None else sum(path.stat().st_size for path in adapter),
+            **{name: trained[name] for name in OF_TRAINING},
         )
-
-
-def _size_of(folder: Path) -> int | None:
-    return sum(path.stat().st_size for path in folder.iterdir()) if folder.is_dir() else None
 
 
 def open_runs(paths: Sequence[Path], split: str | None = None) -> list[ReportedRun]:
@@ -342,32 +330,16 @@ def open_runs(paths: Sequence[Path], split: str | None = None) -> list[ReportedR
         LookonceError: a path is none of these, or predictions are damaged.
     """
     opened = [_open(path, name, split) for path, name in zip(paths, short_names(paths), strict=True)]
-    folders = [run for path, run in zip(paths, opened, strict=True) if not _is_file(path)]
-    if len({run.split for run in folders}) > 1:
-        said = listed([f"{run.name}: {run.split}" for run in folders])
-        raise UsageError(f"the runs were evaluated on different splits ({said}); choose one with --split")
+    check_splits({run.name: run.split for path, run in zip(paths, opened, strict=True) if not is_file(path)})
     return opened
 
 
 def _open(path: Path, name: str, split: str | None) -> ReportedRun:
-    is_file, folder = _is_file(path), _folder_of(path)
+    folder = folder_at(path)
     settings = folder.read_run() if folder else None
-    chosen = path.stem if is_file else split or (settings.eval.split if settings else "")
-    if folder and split and not is_file:
-        find_predictions(folder, split)
-    is_answered = is_file or (folder is not None and folder.predictions(chosen).exists())
-    answers = replace(read_runs([path], chosen)[0], name=name) if is_answered else None
+    chosen = path.stem if is_file(path) else split or (settings.eval.split if settings else "")
+    file = path
+    if folder and not is_file(path):
+        file = find_predictions(folder, chosen) if split else folder.predictions(chosen)
+    answers = read_file(name, file, folder) if file is path or file.exists() else None
     return ReportedRun(name, chosen if folder else "", answers, folder, settings)
-
-
-def _is_file(path: Path) -> bool:
-    """Whether a path is a predictions file."""
-    return path.suffix == ".jsonl"
-
-
-def _folder_of(path: Path) -> RunFolder | None:
-    """The run folder of a path; None for a predictions file elsewhere."""
-    if not _is_file(path):
-        return RunFolder.find(path)
-    above = path.absolute().parent.parent
-    return RunFolder(above) if (above / RECORD).exists() else None

@@ -9,7 +9,7 @@ that was moved makes no other run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from functools import cache, reduce
 from pathlib import Path
@@ -83,14 +83,10 @@ class RunFile(Section):
         return values
 
     @model_validator(mode="after")
-    def _starts_elsewhere(self) -> RunFile:
+    def _starts_elsewhere_and_measures_what_it_needs(self) -> RunFile:
         start = self.train.start_from
         if isinstance(start, Path) and start.absolute() == self.output.absolute():
             raise ValueError(f"train.start_from is the run's own output, {self.output}; name another run")
-        return self
-
-    @model_validator(mode="after")
-    def _measures_what_it_needs(self) -> RunFile:
         best, saved, every = self.train.best, self.train.save_steps, self.eval.every
         if every and not self.data.val:
             raise ValueError("eval.every answers validation questions and needs data.val")
@@ -163,15 +159,18 @@ def read_run_file(path: Path, assignments: Iterable[str] = ()) -> RunFile:
 
 def with_absolute_paths(run: RunFile) -> RunFile:
     """The same run, with paths that do not depend on the working directory."""
-    return _absolute(run)  # type: ignore[no-any-return]
+    model = {"path": str(Path(run.model.path).absolute())} if Path(run.model.path).is_dir() else {}
+    return changed(run, lambda path: path if VARIABLE.search(str(path)) else path.absolute(), model)
 
 
-def _absolute(value: Any) -> Any:
-    if isinstance(value, ModelSection):
-        is_folder = Path(value.path).is_dir()
-        return value.model_copy(update={"path": str(Path(value.path).absolute())}) if is_folder else value
-    if isinstance(value, Section):
-        return value.model_copy(update={name: _absolute(inner) for name, inner in value})
-    if isinstance(value, list):
-        return [_absolute(inner) for inner in value]
-    return value.absolute() if isinstance(value, Path) and not VARIABLE.search(str(value)) else value
+def changed(run: RunFile, change: Callable[[Path], Path], model: dict[str, Any]) -> RunFile:
+    """The run with each path changed, and with other values in its section `model`."""
+
+    def inside(value: Any) -> Any:
+        if isinstance(value, Section):
+            return value.model_copy(update={name: inside(inner) for name, inner in value})
+        if isinstance(value, list):
+            return [inside(inner) for inner in value]
+        return change(value) if isinstance(value, Path) else value
+
+    return inside(run.model_copy(update={"model": run.model.model_copy(update=model)}))  # type: ignore[no-any-return]

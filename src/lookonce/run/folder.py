@@ -105,9 +105,10 @@ class TrainedElsewhere:
 class RunFolder:
     """The files of one run."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.adapter = folder / "adapter"
+    def __init__(self, folder: Path, adapter: Path | None = None) -> None:
+        """`adapter` is the folder of the adapter, if it is not the usual one."""
+        self.folder, self._record = folder, folder / RECORD
+        self.adapter = adapter or folder / "adapter"
         self.checkpoints = folder / "checkpoints"
         self.trained = folder / "trained.json"
         self.log = folder / "log.jsonl"
@@ -141,12 +142,6 @@ class RunFolder:
         return any(path.exists() for path in (self.log, self.checkpoints, self.adapter))
 
     @property
-    def _holds_files(self) -> bool:
-        """Whether there is anything but a claim and temporary files."""
-        names = (path.name for path in self.folder.iterdir()) if self.folder.exists() else ()
-        return any(name != CLAIM and TEMPORARY_MARK not in name for name in names)
-
-    @property
     def last_checkpoint(self) -> Path | None:
         """The newest checkpoint that was written completely; its checksums are not compared."""
         return next(iter(self.complete_checkpoints()), None)
@@ -175,8 +170,9 @@ class RunFolder:
                     "\n".join([f"{self.folder} holds another run, which differs in", *lines])
                     + "\nChoose another `output`, or move that run away and start again with --restart"
                 )
-        elif self._holds_files and not self._record.exists():
-            raise RunFolderError(f"{self.folder} is not empty and does not hold a run; choose another `output`")
+        elif self.folder.exists() and not self._record.exists():
+            if any(path.name != CLAIM and TEMPORARY_MARK not in path.name for path in self.folder.iterdir()):
+                raise RunFolderError(f"{self.folder} is not empty and does not hold a run; choose another `output`")
 
     def differences(self, run: RunFile, identity: dict[str, Any]) -> list[Difference]:
         """What tells this run from the recorded one, without what may change; the arguments are those of `check`.
@@ -240,10 +236,6 @@ class RunFolder:
                 f"inputs of {self.folder} have changed since training ({', '.join(found)}), so its adapter does not "
                 "fit; restore them, or train again with: lookonce train RUN.yaml --restart"
             )
-
-    @property
-    def _record(self) -> Path:
-        return self.folder / RECORD
 
     def move_away(self) -> Path | None:
         """Rename the folder to make room for a new run; returns the new path, or None if it holds none."""
@@ -372,22 +364,18 @@ class Environment:
         )
 
 
-class RunClaim:
+class RunClaim(FolderClaim):
     """This process's claim of a run folder, once `take` has got it; a context manager that releases it."""
 
     def __init__(self, folder: Path, command: str, expiry_s: float = EXPIRY_S) -> None:
         """`command` says what this process does: "lookonce train"."""
-        self.folder, self._command, self._expiry_s = folder, command, expiry_s
-        self._claim = self._unclaimed()
-        self._is_new = False
+        super().__init__(folder / CLAIM, command, expiry_s)
+        self.folder, self._command, self._is_new = folder, command, False
         self._caches = contextlib.ExitStack()
-
-    def __enter__(self) -> RunClaim:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._caches.close()
-        self._claim.__exit__()
+        super().__exit__()
         if self._is_new:
             with contextlib.suppress(OSError):  # not empty
                 self.folder.rmdir()
@@ -395,10 +383,12 @@ class RunClaim:
     def use_cache(self, folder: Path) -> None:
         """Use a cache, if there is one, until this claim is released; raises CacheError if another process owns it."""
         if folder.is_dir():
-            self._caches.enter_context(using(folder, self._command, self._expiry_s))
+            self._caches.enter_context(using(folder, self._command, self.expiry_s))
 
-    def take(self, patience_s: float = 0.0) -> None:
+    def take(self, patience_s: float = 0.0) -> str:
         """Claim the folder, which is made if it does not exist; waits up to `patience_s` while another process uses it.
+
+        No process that holds it is returned: that is an error.
 
         Raises:
             RunFolderError: another process uses it, or it cannot be written to.
@@ -408,7 +398,7 @@ class RunClaim:
         self._is_new = not self.folder.exists()
         deadline = time.monotonic() + patience_s
         try:
-            while (used_by := self._claim.take()) and time.monotonic() < deadline:
+            while (used_by := super().take()) and time.monotonic() < deadline:
                 time.sleep(POLL_S)
         except OSError as error:
             how = f"make room ({size(free_bytes(self.folder))} are free there)" if is_full(error) else "allow it"
@@ -417,15 +407,7 @@ class RunClaim:
             ) from None
         if used_by:
             raise FolderInUse(f"{self.folder} {IN_USE} {used_by}; wait until it has ended, or stop it")
-
-    @property
-    def is_taken(self) -> bool:
-        """Whether this process has taken the claim; another one may have taken over since."""
-        return self._claim.is_taken
-
-    def is_lost(self) -> bool:
-        """Whether another process has taken over."""
-        return self._claim.is_lost()
+        return ""
 
     def check(self) -> None:
         """Check that the folder is still this process's, before writing to it.
@@ -434,8 +416,7 @@ class RunClaim:
             RunFolderError: another process has taken over, or the folder was moved.
         """
         if self.is_lost():
-            path = self._claim.path
-            by = f", now in use by {holder(path, self._expiry_s)}" if path.exists() else ""
+            by = f", now in use by {holder(self.path, self.expiry_s)}" if self.path.exists() else ""
             raise RunFolderError(
                 f"{self.folder} was taken over by another process or moved while this one was suspended{by}; this "
                 "process ends without writing to it"
@@ -449,14 +430,9 @@ class RunClaim:
         """
         moved = RunFolder(self.folder).move_away()
         if moved:
-            with self._claim as before:
-                before.follow(moved / CLAIM)
-                self._claim = self._unclaimed()
-                self.take()
+            self.release_moved(moved / CLAIM)
+            self.take()
         return moved
-
-    def _unclaimed(self) -> FolderClaim:
-        return FolderClaim(self.folder / CLAIM, self._command, self._expiry_s)
 
 
 @contextlib.contextmanager

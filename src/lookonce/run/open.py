@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from lookonce.cache.format import BUILD_COMMAND
 from lookonce.cache.store.fingerprint import Fingerprint, Source
@@ -31,14 +31,7 @@ from lookonce.files import hash_file
 from lookonce.hub import locate
 from lookonce.run.config import RunFile, read_run_file
 from lookonce.run.folder import RECORD, RunClaim, RunFolder
-from lookonce.run.records import (
-    UNUSABLE_ADVICE,
-    cached_images,
-    find_images,
-    read_splits,
-    with_contexts,
-    without_fold,
-)
+from lookonce.run.records import UNUSABLE_ADVICE, cached_images, find_images, read_splits, with_contexts, without_fold
 from lookonce.run.sections import ContextSection, DataSection, ModelSection
 from lookonce.settings import checked, set_key
 from lookonce.text import Notify, quiet, shell
@@ -52,7 +45,6 @@ if TYPE_CHECKING:
     from lookonce.train.data.batches import FeatureSource, RowCollator
     from lookonce.train.data.tokenize import ChatTokenizer, Example
 
-Found = TypeVar("Found")
 Once = Callable[[Callable[[], Any]], Any]
 """Calls a function in one of several processes and returns its result in all of them."""
 Timed = Callable[[str], AbstractContextManager[Any]]
@@ -60,16 +52,6 @@ MEGABYTE = 1_000_000
 PIXEL_SETTINGS = {"backend", "min_pixels", "max_pixels"}
 FEATURE_SETTINGS = {*PIXEL_SETTINGS, "dtype"}
 """The keys of the section `cache` that change the fingerprint."""
-
-
-def at_once(function: Callable[[], Found]) -> Found:
-    """`Once` for a single process."""
-    return function()
-
-
-def untimed(name: str) -> AbstractContextManager[Any]:
-    """`Timed` without a clock."""
-    return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -217,16 +199,9 @@ class OpenRun:
         from lookonce.train.data.tokenize import make_examples
 
         batch = self.run.batch
-        return make_examples(
-            self.chat_tokenizer,
-            self.records[split],
-            self.key_of,
-            self.cache.grid_thw,
-            batch.longest_record,
-            split,
-            batch.limiting_key,
-            batch.stage_order if split == "train" else None,
-        )
+        order = batch.stage_order if split == "train" else None
+        found = self.chat_tokenizer, self.records[split], self.key_of, self.cache.grid_thw
+        return make_examples(*found, batch.longest_record, split, batch.limiting_key, order)
 
     def prompts(self, asked: Sequence[tuple[Record, int]]) -> list[Example]:
         """The prompts of some turns of records, without their answers."""
@@ -312,11 +287,9 @@ class OpenRun:
         """Encode the images that the cache lacks, together with any number of other workers; by default of the run."""
         from lookonce.cache.build.worker import BuildOptions, build_cache
 
-        options = BuildOptions(
-            self.shard_bytes, self._provenance(), worker, wait, retry_quarantined, self.run.cache.claim_s
-        )
-        root, wanted = self.run.cache.dir, images or self.images
-        report = build_cache(root, self.fingerprint, self.processor, wanted, self.load_tower, options)
+        root, settings = self.run.cache.dir, (worker, wait, retry_quarantined, self.run.cache.claim_s)
+        options = BuildOptions(self.shard_bytes, self._provenance(), *settings)
+        report = build_cache(root, self.fingerprint, self.processor, images or self.images, self.load_tower, options)
         self.source.write_note(root, self.fingerprint)  # its folder may not have existed before
         return report
 
@@ -331,8 +304,8 @@ def open_run(
     needs: Needs,
     assignments: Sequence[str] = (),
     *,
-    once: Once = at_once,
-    timed: Timed = untimed,
+    once: Once = lambda function: function(),
+    timed: Timed = nullcontext,
     notify: Notify = quiet,
 ) -> OpenRun:
     """Claim what a command changes of a run, then read what it needs.

@@ -50,8 +50,6 @@ Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 """How many of something, such as steps."""
 NumTokens = Annotated[int, Field(ge=1, le=1_000_000)]
 """Tokens that are in memory together; the models that are trained take at most 262,144."""
-NumRows = Annotated[int, Field(ge=1, le=100_000)]
-"""Rows that are in memory together."""
 NumPixels = Annotated[int, Field(ge=1, le=100_000_000)]
 """Pixels of an image; the models' own limit is a sixth of it or less."""
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -291,9 +289,6 @@ Order = Annotated[
 ]
 
 
-NumSamples = Annotated[int, Field(ge=1, le=1_000_000)]
-
-
 class BatchSection(Section):
     """How records become optimizer steps and forward passes."""
 
@@ -301,7 +296,7 @@ class BatchSection(Section):
     """`shared`: all questions about an image share one pass over its tokens, several images per sequence. `packed`:
     each question has its own copy of the image, without padding. `separate`: each question is a padded row of a batch.
     All three train on the same steps with the same loss."""
-    samples_per_step: Same[NumSamples] = 16
+    samples_per_step: Same[Annotated[int, Field(ge=1, le=1_000_000)]] = 16
     """Records (questions) per optimizer step: the effective batch size, over all forward passes and all GPUs."""
     tokens_per_pack: Same[NumTokens] = 8192
     """Tokens of the longest pack in `shared` and `packed` mode, limited by GPU memory. Longer records are left out;
@@ -309,7 +304,7 @@ class BatchSection(Section):
     questions_per_image: Same[Count | None] = None
     """At most this many questions about an image stay together when the order is shuffled. By default all of them; 1 is
     the usual random order."""
-    samples_per_forward: Same[NumRows] = 4
+    samples_per_forward: Same[Annotated[int, Field(ge=1, le=100_000)]] = 4
     """Rows per forward pass in `separate` mode. Limited by GPU memory; loss and gradients do not depend on it."""
     max_tokens: Same[NumTokens] = 4096
     """Records with more tokens are left out and counted; so are records that are longer than a pack."""
@@ -379,7 +374,6 @@ else:
     StartFrom = Annotated[UserPath, WrapValidator(_either), PlainSerializer(str, when_used="json")]
 
 
-Tracker = Literal["tensorboard", "wandb", "mlflow"]
 Argument = Annotated[int | float, Field(ge=-MAX_COUNT, le=MAX_COUNT)]
 SchedulerArgument = Annotated[bool | Argument | str, BeforeValidator(number_from_text)]
 Frozen = Literal["precision", "fp8", "int8", "nf4"]
@@ -448,7 +442,7 @@ class TrainSection(Section):
     the most right answers (see `eval.every`). By default the last step."""
     seed: Same[Seed] = 42
     """Seed of the adapter's initial weights, the order of the records, dropout, and the share of `data.where`."""
-    track: Free[list[Tracker]] = []
+    track: Free[list[Literal["tensorboard", "wandb", "mlflow"]]] = []
     """Trackers that also get the log: tensorboard, wandb, mlflow; one or a list. TensorBoard's files lie in the run
     folder; the others follow their environment variables, such as WANDB_PROJECT and MLFLOW_TRACKING_URI. Needs: pip
     install 'lookonce[track]' for TensorBoard, 'lookonce[wandb]', 'lookonce[mlflow]'."""
@@ -459,13 +453,9 @@ class TrainSection(Section):
         return bool(self.steps or self.epochs)
 
     @model_validator(mode="after")
-    def _shards_what_it_can(self) -> TrainSection:
+    def _can_be_trained(self) -> TrainSection:
         if self.fsdp and self.frozen != UNQUANTISED:
             raise ValueError(f"fsdp cannot shard quantised weights (got frozen={self.frozen}); remove one of the two")
-        return self
-
-    @model_validator(mode="after")
-    def _has_an_adapter(self) -> TrainSection:
         if not (self.has_steps or self.start_from):
             raise ValueError("without `epochs` there is nothing to train, so `start_from` must name a trained run")
         return self

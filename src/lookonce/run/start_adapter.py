@@ -25,14 +25,6 @@ MODEL = "language_model"
 """The recorded input that both runs must share."""
 
 
-class PushedRun(RunFolder):
-    """A run that was uploaded to the Hub, on this machine: its adapter and its record are in one folder."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.adapter = folder
-
-
 def find_start(run: RunFile) -> RunFolder | None:
     """The run folder of `train.start_from`; None for a training that starts with a new adapter.
 
@@ -78,11 +70,12 @@ def folder_of(start: Path | str, *, is_local: bool = True) -> RunFolder | None:
             "or let this write it: lookonce fetch RUN.yaml --pin"
         )
     try:
-        return PushedRun(find_adapter(adapter.name, adapter.revision, is_local=is_local))
+        pushed = find_adapter(adapter.name, adapter.revision, is_local=is_local)
     except ModelError:
         if is_local:
             return None
         raise
+    return RunFolder(pushed, adapter=pushed)  # an upload has adapter and record in one folder
 
 
 def _not_trained(path: Path | str, folder: RunFolder) -> str:

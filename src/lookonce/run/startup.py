@@ -27,22 +27,17 @@ SHORT_S = 0.1
 class Startup:
     """Times named pieces of work; `notify` gets a note of each."""
 
-    def __init__(self, notify: Notify, patience_s: float = PATIENCE_S, age_s: float = 0.0) -> None:
+    def __init__(self, notify: Notify, age_s: float = 0.0) -> None:
         """`age_s`: how long ago the start began."""
-        self.notify, self._patience_s = notify, patience_s
+        self.notify = notify
         self._began, self._has_ended = time.perf_counter() - age_s, False
         self.seconds: dict[str, float] = {}
         """Seconds of all that has ended, by name, in order; the sum of those with one name."""
 
-    @classmethod
-    def of_process(cls, notify: Notify) -> Startup:
-        """A start that began with this process."""
-        return cls(notify, age_s=process_age())
-
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
         """Time the block, whose name says what is done: "read records". Blocks must not contain each other."""
-        said = threading.Timer(self._patience_s, self.notify, [f"{name} ..."])
+        said = threading.Timer(PATIENCE_S, self.notify, [f"{name} ..."])
         said.daemon = True
         said.start()
         began = time.perf_counter()

@@ -4,9 +4,8 @@ Design: scores and differences are those of `lookonce compare`. The cost of a va
 all that it needs: the variants before it in its sequence, or those that it is routed to. What several need counts for
 each of them, since each alone would have to pay it. The cost of answering is that of its own answers.
 
-Each variant of a sequence has answered the questions of all stages, so forgetting is read off its predictions: the best
-exact match after an earlier phase, less that after the last one. The figures are means over the seeds of which all
-phases are complete.
+Each variant of a sequence has answered the questions of all stages, so forgetting is read off its predictions. It is a
+mean over the seeds of which all phases are complete.
 
 As files, tables are CSV with the figures as they are, and LaTeX with the cells as the page shows them. LaTeX needs the
 packages booktabs and adjustbox, which makes a table no wider than the text.
@@ -157,17 +156,13 @@ def figures(comparison: Comparison, study: StudyFile, runs: Mapping[str, Reporte
         found.append(
             VariantFigures(
                 variant=variant,
-                seeds=one.seeds,
-                exact_match=one.exact_match,
                 exact_match_by_seed=[score.overall.exact_match for score in scores if score],
-                interval=one.interval,
-                majority=one.majority,
-                spread=one.spread,
                 difference=pair.difference if pair else None,
                 difference_interval=pair.interval if pair else None,
                 p_holm=pair.p_holm if pair else None,
                 is_distinguishable=bool(pair and pair.better),
                 cost=VariantCost.of(variant, study, one.seeds, costs),
+                **{name: getattr(one, name) for name in ("seeds", "exact_match", "interval", "majority", "spread")},
             )
         )
     return found

@@ -15,9 +15,9 @@
 Design: a variant says what `--set` says on the command line, so that the run file stays the only place where keys have
 a meaning. Paths are relative to the working directory, as in a run file. All mistakes of the file are named at once.
 
-The runs are variants times seeds, each an ordinary run file with a run folder of its own. A run is what its run file
-says and nothing else, so each can be trained, resumed, evaluated and looked at by the other commands. Run files are
-written again whenever the study runs; the record of what was trained is in the run folders.
+The runs are variants times seeds, each an ordinary run file with a run folder of its own, which the other commands can
+train, resume and evaluate. Run files are written again whenever the study runs; the record of what was trained is in
+the run folders.
 """
 
 from __future__ import annotations

@@ -5,10 +5,8 @@ the sampler: records become examples, and the packs of the first epoch give the 
 are read for their size. Runs with the same records and the same section `batch` share one count. Nothing is written.
 
 Time needs a measured rate: that of a variant of which a run has been trained, or one that the user gives for the first
-variant. Variants without a rate of their own get that of another one, by their tokens a sample. It is the time of
-training alone: what precedes the first step and the answers afterwards are not in it.
-
-Answers that other runs must give first are counted as if they were the true ones, which are about as long.
+variant. Variants without a rate of their own get that of another one, by their tokens a sample. It is the time from the
+first step to the last. Answers that other runs must give first are counted as if they were the true ones.
 """
 
 from __future__ import annotations

@@ -3,11 +3,10 @@
 Design: of the jobs that can start, the one with the longest sequence of jobs behind it goes first, since sequences
 bound the time of all (list scheduling by critical path).
 
-Each process is an ordinary command with its output in a log file, so what happens to one concerns only the jobs that
-wait for it: they are skipped with the reason, and the others finish. What another process uses, such as the same
-command on another machine, is no failure: its job waits, and others go on. SIGTERM and SIGUSR1 are passed on to the
-processes, which save their state and end with 75; nothing is started after that. If this process is killed, Linux sends
-SIGTERM to its children. The processes are looked at five times a second.
+Each process is an ordinary command with its output in a log file. If one fails, the jobs that wait for it are skipped
+with the reason, and the others finish. What another process uses, such as the same command on another machine, is no
+failure: its job waits, and others go on. SIGTERM and SIGUSR1 are passed on to the processes, which save their state and
+end with 75; nothing is started after that. If this process is killed, Linux sends SIGTERM to its children.
 """
 
 from __future__ import annotations

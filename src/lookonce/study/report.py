@@ -4,10 +4,9 @@ Design: runs of one variant are seeds of one another as the study has them, what
 records that is drawn by the seed is another one for each. Runs that are not complete are left out, and named. The page
 is that of `lookonce report` with the variants first.
 
-A run's own majority answers are those of the records that it is trained on. A variant with a part of the records, such
-as the last phase of a sequence, would be compared with the majority of that part, which answers the other stages badly.
-So the rows get the majority of all training records of the base run, the same for every variant, and the scores beside
-them follow. The run folders stay as they are.
+A variant with a part of the records, such as the last phase of a sequence, has the majority answers of that part, which
+answer the other stages badly. So the rows get the majority of all training records of the base run, the same for every
+variant, and the scores beside them follow. The run folders stay as they are.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ from lookonce import page, plots
 from lookonce.datasets.majority import Majority
 from lookonce.errors import LookonceError, UsageError
 from lookonce.eval.compare import LEVEL, WIDTH, Comparison, compare, to_json, to_text
-from lookonce.eval.join import Run
-from lookonce.eval.scores.metrics import Headline
-from lookonce.eval.scores.prediction import read_predictions
+from lookonce.eval.scores.metrics import headline
 from lookonce.eval.statistics import PERMUTATIONS
 from lookonce.files import write_text
 from lookonce.report.contexts import context_text
@@ -45,7 +42,7 @@ from lookonce.study.figures import (
     variants_table,
 )
 from lookonce.study.file import StudyFile, read_study
-from lookonce.study.state import RoutedRun, StudyStatus
+from lookonce.study.state import StudyStatus
 from lookonce.text import count, first_line, listed, shell, table
 from lookonce.version import __version__
 
@@ -74,7 +71,7 @@ def _with(majority: Majority, run: ReportedRun) -> ReportedRun:
     rows = [replace(row, majority=majority.answer(row.question)) for row in run.answers.predictions]
     if rows == run.answers.predictions:
         return run
-    baselines = run.metrics["baselines"] | {"majority": asdict(Headline.of(rows, {}).baselines["majority"])}
+    baselines = run.metrics["baselines"] | {"majority": asdict(headline(rows, {})[1]["majority"])}
     metrics = run.metrics | {"baselines": baselines}
     return replace(run, answers=replace(run.answers, predictions=rows), known_metrics=metrics)
 
@@ -220,10 +217,7 @@ def _open(status: StudyStatus) -> Mapping[str, ReportedRun]:
     for one, run in zip(complete, open_runs([one.run.output for one in complete]), strict=True):
         answers = replace(run.answers, name=one.variant, training=one.variant) if run.answers else None
         opened[one.name] = replace(run, answers=answers)
-    return opened | {one.name: _routed(one) for one in status.routed.values() if status.has_answered(one.name)}
-
-
-def _routed(one: RoutedRun) -> ReportedRun:
-    one.write()  # its runs may have answered again
-    answers = Run(one.variant, read_predictions(one.predictions), one.variant, one.seed)
-    return ReportedRun(one.name, "", answers, None, None)
+    for routed in status.routed.values():
+        if status.has_answered(routed.name):  # written again, since its runs may have answered again
+            opened[routed.name] = ReportedRun(routed.name, "", routed.write(), None, None)
+    return opened

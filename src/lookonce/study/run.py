@@ -5,10 +5,9 @@ train --resume`, and `lookonce eval` where a trained run lacks the split. What i
 and the cache, again right before a job is started. A run waits for the build of its own features only. Several builds
 may write to one cache: they are workers, which share its shards.
 
-A build encodes the images of its run file, those of the selected training records (`data.where`, `data.replay`) and of
-all others. So a run needs no build of its own if its images are among those of another one with the same features: an
-variant with all records serves the variants with some of them. A share is drawn by the seed, so the seeds of a variant
-may differ in their images. They are compared by path, and nothing is hashed. Files are read once for all runs.
+A build encodes the images of its run file, of training those that are selected (`data.where`, `data.replay`). So a run
+needs no build of its own if its images are among those of another one with the same features. A share is drawn by the
+seed, so the seeds of a variant may differ in their images. They are compared by path. Files are read once for all runs.
 
 For the scheduler of a cluster a job has the kind of its command and the options, and not the command, because the
 scheduler's own scripts give it GPUs and requeue it. So `slurm/study.sh` knows nothing of variants, seeds and sequences.

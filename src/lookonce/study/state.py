@@ -4,15 +4,15 @@ Design: what was done is recorded nowhere else. A run is what its folder records
 and runs that were trained or evaluated by other commands count as well. A run whose record differs from the study file,
 or that needs such a run, is *outdated*: it is never mixed with the others, but refused or trained again.
 
-A variant with a `route` answers each question with the adapter of its stage. The variants that are routed to answer all
-questions, so nothing is trained or answered again, and the answers are theirs to the bit. The predictions are written
-beside the other runs, and made again whenever they are needed: they never lag behind those that they are taken from.
+A variant with a `route` answers each question with the adapter of its stage. Nothing is trained or answered again. Its
+predictions are made again whenever they are needed, so they never lag behind those that they are taken from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -95,16 +95,7 @@ def _lacks(one: StudyRun, runs: Runs, outdated: Collection[str]) -> str:
 
 def in_order(runs: Runs) -> list[StudyRun]:
     """The runs, each after those that it needs."""
-    ordered: dict[str, StudyRun] = {}
-
-    def add(one: StudyRun) -> None:
-        for name in one.needs:
-            add(runs[name])
-        ordered.setdefault(one.name, one)
-
-    for one in runs.values():
-        add(one)
-    return list(ordered.values())
+    return [runs[name] for name in TopologicalSorter({one.name: one.needs for one in runs.values()}).static_order()]
 
 
 def refuse_outdated(runs: Runs, again: bool, study: Path) -> set[str]:
@@ -140,10 +131,6 @@ class RoutedRun:
     def split(self) -> str:
         return next(iter(self.runs.values())).run.eval.split
 
-    @property
-    def predictions(self) -> Path:
-        return self.folder.predictions(self.split)
-
     def check(self) -> None:
         """Check that there is a run for each question of the split.
 
@@ -157,8 +144,8 @@ class RoutedRun:
         except UsageError as error:
             raise UsageError(f"variant {self.variant}: {error}") from None
 
-    def write(self) -> None:
-        """Write predictions and scores; all of its runs must have answered.
+    def write(self) -> Run:
+        """Write predictions and scores, and return the answers; all of its runs must have answered.
 
         Raises:
             UsageError: questions have a label without a run, or the runs answered different questions.
@@ -170,8 +157,9 @@ class RoutedRun:
                 predictions = read_predictions(find_predictions(one.folder, self.split))
                 answers[value] = Run(one.variant, predictions, one.variant, one.seed)
             evaluation = Evaluation.of(route(answers, self.by))
-            write_predictions(self.predictions, evaluation.predictions)
+            write_predictions(self.folder.predictions(self.split), evaluation.predictions)
             write_json(self.folder.metrics(self.split), evaluation.to_json())
+        return Run(self.variant, evaluation.predictions, self.variant, self.seed)
 
     def score(self) -> Score | None:
         """The score that was written; None if there is none."""
@@ -238,16 +226,6 @@ class StudyStatus:
     def num_complete(self) -> int:
         return sum(map(self.is_current, self.runs))
 
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing is left to do."""
-        return self.num_complete == len(self.runs) and not self._not_asked()
-
-    def _not_asked(self) -> list[tuple[str, str]]:
-        """The complete runs that lack answers beside their own evaluation, and with which context."""
-        absent = {name: state.not_asked for name, state in self.states.items() if self.is_current(name)}
-        return [(name, " and ".join(WORDS[kind] for kind in kinds)) for name, kinds in absent.items() if kinds]
-
     def to_json(self) -> dict[str, Any]:
         values = [
             {"run": name, "variant": one.variant, "seed": one.seed, "folder": one.run.output}
@@ -267,7 +245,9 @@ class StudyStatus:
         routed = [(one.name, "routed", "", *_figures(self._score(one))) for one in self.routed.values()]
         lines = [table(HEADER, [*runs, *routed])]
         lines += [f"{name} is outdated: {reason}" for name, reason in self.outdated.items()]
-        lines += [f"{name} is not asked with {said} earlier answers yet" for name, said in self._not_asked()]
+        absent = {name: one.not_asked for name, one in self.states.items() if one.not_asked and self.is_current(name)}
+        said = {name: " and ".join(WORDS[kind] for kind in kinds) for name, kinds in absent.items()}
+        lines += [f"{name} is not asked with {whose} earlier answers yet" for name, whose in said.items()]
         return "\n".join([*lines, "", f"{self.num_complete} of {count(len(self.runs), 'run')} complete"])
 
 

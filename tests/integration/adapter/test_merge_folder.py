@@ -19,6 +19,7 @@ from transformers import AutoModelForImageTextToText
 
 from lookonce.adapter import merge as module
 from lookonce.adapter.merge import Merged, merge
+from lookonce.adapter.weights import BLOCK_VALUES
 from lookonce.cache.store.fingerprint import hash_language_model
 from lookonce.datasets.sample.model import write_model
 from lookonce.errors import RunFolderError, UsageError
@@ -49,15 +50,14 @@ from pathlib import Path
 written = 0
 write_file = whole.write_file
 
-def killed(source, target, planned, progress):
+def killed(source, target, planned, cost, progress):
     global written
     def dying(num_bytes):
         progress(num_bytes)
         if written == int(sys.argv[3]):
             os.kill(os.getpid(), signal.SIGKILL)
-    cost = write_file(source, target, planned, dying)
+    write_file(source, target, planned, cost, dying)
     written += 1
-    return cost
 
 whole.write_file = killed
 whole.merge(Path(sys.argv[1]), Path(sys.argv[2]))
@@ -216,3 +216,44 @@ def test_a_model_that_has_changed_since_training_is_refused(made, tmp_path):
     with pytest.raises(RunFolderError, match="have changed since training"):
         merge_in(tmp_path / "copy", tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
+
+
+NUM_ROWS, NUM_COLUMNS = 20_480, 2_048
+MAX_GROWTH = 60_000_000
+"""Less than the tensor's 84 MB in bfloat16, and its 168 MB in float32."""
+MERGE = """
+import resource, sys
+from dataclasses import replace
+from pathlib import Path
+import torch
+from lookonce.adapter.weights import Change, Cost, Planned, Stored, _header, write_file
+
+folder, step = Path(sys.argv[1]), int(sys.argv[4])
+
+def merge(name, rows, columns):
+    num_bytes = 2 * rows * columns
+    tensors = [Stored(one, "BF16", (rows, columns), num_bytes) for one in ("changed", "copied")]
+    header = _header(tensors, {})
+    with (folder / name).open("wb") as file:  # zeros that take no place on the disk
+        file.write(header)
+        file.truncate(len(header) + 2 * num_bytes)
+    changed, copied = (replace(one, offset=len(header) + start) for one, start in zip(tensors, (0, num_bytes)))
+    change = Change(torch.ones(1, rows, 8), torch.ones(1, 8, columns), 0.5)
+    planned = [Planned(tensors[0], changed, change), Planned(tensors[1], copied)]
+    cost = Cost()
+    write_file(folder / name, folder / f"{name}-merged", planned, cost, lambda _: None)
+    assert cost.change == 16.0 * rows * columns, cost
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+before = merge("small", 2 * step // int(sys.argv[3]), int(sys.argv[3]))
+print(merge("large", int(sys.argv[2]), int(sys.argv[3])) - before)
+"""
+
+
+@pytest.mark.guarantee("Merging takes a few blocks of memory, whatever the size of a tensor.")
+def test_the_memory_does_not_grow_with_the_tensor(tmp_path: Path, preloaded: Any) -> None:
+    arguments = [str(tmp_path), str(NUM_ROWS), str(NUM_COLUMNS), str(BLOCK_VALUES)]
+    done = preloaded.start(MERGE, *arguments, folder=tmp_path)
+    assert done.wait() == 0, done.error
+    growth = int(done.out)
+    assert growth < MAX_GROWTH, f"{growth:,} bytes"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lookonce.datasets.audit.audit import Audit, audit
-from lookonce.datasets.audit.corpus import Corpus, list_questions
+from lookonce.datasets.audit.corpus import Corpus
 from lookonce.datasets.audit.findings import Finding
 from lookonce.datasets.audit.report import to_text
 
@@ -41,11 +41,3 @@ def test_real_rows_have_the_findings_that_counting_gives(real_rows, result):
     per_image = Counter(Counter(row["image_filename"] for row in rows).values())
     assert result.questions_per_image == dict(sorted(per_image.items()))
     assert to_text(result).count("cannot read image") == 1
-
-
-def test_on_real_rows_the_majority_baseline_is_what_counting_gives(real_rows, result):
-    by_question: dict[str, Counter[str]] = {}
-    for one in list_questions(Corpus.read([real_rows])):
-        by_question.setdefault(one.question, Counter())[one.answer] += 1
-    right = sum(counts.most_common(1)[0][1] for counts in by_question.values())
-    assert result.baselines[0].num_right == right

@@ -10,7 +10,7 @@ import pytest
 from support.trainings import COMPILED_ON_GPU
 
 from lookonce.eval.answers.engines import Generate, SharedPrefixes
-from lookonce.eval.answers.questions import Dialogues
+from lookonce.eval.answers.questions import Questions
 from lookonce.eval.decoding import decoder, passes
 from lookonce.run.open import TO_BUILD, open_run
 from lookonce.train.model.load import PRECISIONS, load_without_tower
@@ -33,15 +33,18 @@ class Asked:
         inputs.build()
         self.session = inputs
         self.model = random_lora(inputs, load_without_tower, PRECISIONS[precision]).to("cuda").eval()
-        self.dialogues = Dialogues.of(self.session, [(record, 0) for record in inputs.records["train"]])
+        self.questions = Questions(self.session, "train").asking([(record, 0) for record in inputs.records["train"]])
 
     def given(self, engine) -> Tokens:
         """The tokens of each answer."""
-        batches = self.dialogues.plan(engine)
+        dialogues, numbers = self.questions.dialogues, self.questions.numbers
+        batches = engine.plan(dialogues)
         found: dict[int, tuple[int, ...]] = {}
-        for batch, answers in zip(batches, self.dialogues.answer(engine, self.model, batches), strict=True):
-            found |= zip(self.dialogues.questions(batch), (answer.token_ids for answer in answers), strict=True)
-        return [found[number] for number in range(len(self.dialogues.asked))]
+        given = engine.stream(self.model, [[dialogues[number] for number in batch] for batch in batches])
+        for batch, answers in zip(batches, given, strict=True):
+            for number, some in zip(batch, answers, strict=True):
+                found |= zip(numbers[number], (answer.token_ids for answer in some), strict=True)
+        return [found[number] for number in range(len(self.questions.asked))]
 
     def generated(self) -> Tokens:
         return self.given(Generate(self.session))
@@ -55,7 +58,7 @@ def num_different(some: Tokens, others: Tokens) -> int:
 def test_float32_answers_are_those_of_generate_over_several_batches(make_run, random_lora, min_compiled):
     asked = Asked(make_run(), random_lora, "fp32")
     engine = SharedPrefixes(asked.session, min_compiled=min_compiled)
-    assert len(asked.dialogues.plan(engine)) > 2
+    assert len(engine.plan(asked.questions.dialogues)) > 2
     shared, generated = asked.given(engine), asked.generated()
     assert len(set(shared)) > 3 and num_different(shared, generated) <= len(shared) // 100
 
@@ -91,14 +94,14 @@ def test_later_questions_follow_own_answers_as_with_generate(make_run, random_lo
     asked = Asked(make_run(), random_lora, "fp32")
     chat = asked.session.chat_tokenizer
     records = [replace(one, turns=one.turns * 3) for one in asked.session.records["train"]]
-    dialogues = Dialogues.of(asked.session, [(record, turn) for record in records for turn in range(3)])
+    questions = Questions(asked.session, "train").asking([(record, turn) for record in records for turn in range(3)])
     first = [tokens[1] for tokens in asked.generated()]
     end = max(set(first), key=first.count)
-    ended = [np.append(np.array([end], np.int32), dialogue.later[0][1:]) for dialogue in dialogues.each]
-    each = [replace(one, later=(piece, piece)) for one, piece in zip(dialogues.each, ended, strict=True)]
+    ended = [np.append(np.array([end], np.int32), dialogue.later[0][1:]) for dialogue in questions.dialogues]
+    each = [replace(one, later=(piece, piece)) for one, piece in zip(questions.dialogues, ended, strict=True)]
     tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=end, decode=lambda ids, **_: "an answer" * (len(ids) > 1))
     ending = SimpleNamespace(image_token_id=chat.image_token_id, merge_size=chat.merge_size, tokenizer=tokenizer)
-    asked.session, asked.dialogues = asked.session.changed(chat_tokenizer=ending), replace(dialogues, each=each)
+    asked.session, asked.questions = asked.session.changed(chat_tokenizer=ending), replace(questions, dialogues=each)
     shared = asked.given(SharedPrefixes(asked.session, min_compiled=min_compiled))
     generated = asked.generated()
     shown = [tokens for tokens in shared if tokens[-1] == end and len(tokens) > 1]

@@ -6,10 +6,10 @@ import json
 import shutil
 import socket
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-from support import answers
-from support.answers import look_trained
+from support.answers import interrupt_after, look_trained
 
 from lookonce.eval.answers import engines
 from lookonce.eval.run import evaluate_run
@@ -61,20 +61,6 @@ def results(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for name in ("predictions", "metrics") for path in (folder / name).iterdir()}
 
 
-def interrupt_after(monkeypatch, num_batches: int) -> list[int]:
-    """Interrupt the program after some batches; returns the number of questions of each batch that is asked."""
-    asked, real = [], engines.greedy_answers
-
-    def greedy_answers(model, tokenizer, collator, batch, *options):
-        if len(asked) == num_batches:
-            raise KeyboardInterrupt
-        asked.append(len(batch))
-        return real(model, tokenizer, collator, batch, *options)
-
-    monkeypatch.setattr(engines, "greedy_answers", greedy_answers)
-    return asked
-
-
 @SAME_PREDICTIONS
 def test_an_interrupted_evaluation_continues_and_ends_with_the_same_bytes(trained, run, monkeypatch):
     notes, expected = [], results(trained.output)
@@ -101,7 +87,7 @@ def test_so_does_one_in_batches(trained, run, monkeypatch):
     expected, notes = results(run), []
     shutil.rmtree(run / "predictions")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        added = answers.interrupt_after(patch, 3)
+        added = interrupt_after(patch, 3)
         evaluate_run(run / "run.yaml", "test")
     evaluate_run(run / "run.yaml", "test", notify=notes.append)
     assert f"continuing an evaluation: {sum(added)} of 87 questions were answered before" in notes
@@ -110,15 +96,11 @@ def test_so_does_one_in_batches(trained, run, monkeypatch):
 
 def test_an_evaluation_that_was_not_yet_saved_loads_no_model(trained, run, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("lookonce.eval.answers.questions.write_predictions", interrupted)
+        patch.setattr("lookonce.eval.answers.questions.write_predictions", Mock(side_effect=KeyboardInterrupt))
         evaluate_run(run, "test")
     monkeypatch.setattr("lookonce.eval.run.load_trained", pytest.fail)
     evaluate_run(run, "test")
     assert results(run) == results(trained.output)
-
-
-def interrupted(*arguments) -> None:
-    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("change", ["adapter", "questions", "max_new_tokens"])
@@ -143,22 +125,6 @@ def test_answers_to_other_questions_or_of_another_adapter_are_not_taken(trained,
     evaluate_run(run / "run.yaml", "test", notify=notes.append)
     assert not [note for note in notes if "continuing" in note]
     assert sum(asked) == 87 and not list(run.glob("predictions/*partial*"))
-
-
-def test_a_training_that_is_killed_while_it_evaluates_continues_there(trained, tmp_path, monkeypatch):
-    sections = {"train": {"steps": 1}, "eval": {"split": "test"}}
-    changes = {name: getattr(trained, name).model_copy(update=change) for name, change in sections.items()}
-    run, notes = trained.model_copy(update=changes | {"output": tmp_path / "run"}), []
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        interrupt_after(patch, 2)
-        train(run, **QUIET)
-    asked = interrupt_after(monkeypatch, NEVER)
-    train(run, resume=True, notify=notes.append)
-    assert "continuing an evaluation: 16 of 87 questions were answered before" in notes and sum(asked) == 87 - 16
-    found = results(run.output)
-    shutil.rmtree(run.output / "predictions")
-    evaluate_run(run.output, "test")
-    assert results(run.output) == found
 
 
 @SAME_PREDICTIONS

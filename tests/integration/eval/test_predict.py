@@ -124,10 +124,6 @@ def in_memory(monkeypatch) -> list[int]:
     return found
 
 
-@pytest.mark.guarantee(
-    "`lookonce predict` and `Answerer` give the tokens of `lookonce eval`, with each engine, all at once or "
-    "one at a time, from the cache or not."
-)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_without_a_cache_each_distinct_image_is_encoded_once_and_the_answers_are_the_same(
     engine, trained, run_file, sample, tmp_path, encoded, in_memory, monkeypatch
@@ -258,14 +254,14 @@ def test_a_question_that_does_not_fit_the_memory_does_not_stop_the_others(run_fi
     frame = next((sample / "images").glob("*.jpg"))
     asked = ask_each([(frame,)], QUESTIONS)
     expected = predict(answerer, asked).rows
-    real = answerer._engine.answers
+    real = answerer._engine.stream
 
-    def answers(model, dialogues, notify):
-        if any(dialogue.first.origin.endswith(":2") for dialogue in dialogues):
+    def stream(model, batches, notify):
+        if any(dialogue.first.origin.endswith(":2") for batch in batches for dialogue in batch):
             raise TrainingError("the GPU is out of memory for one question")
-        return real(model, dialogues, notify)
+        return real(model, batches, notify)
 
-    monkeypatch.setattr(answerer._engine, "answers", answers)
+    monkeypatch.setattr(answerer._engine, "stream", stream)
     report = predict(answerer, asked)
     assert report.skipped == {"the GPU is out of memory for one question": [f"{frame}:2"]}
     assert [row["predicted"] for row in report.rows] == [expected[0]["predicted"], expected[2]["predicted"]]

@@ -16,7 +16,7 @@ from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.errors import UsageError
 from lookonce.eval.answers.accuracy import Accuracy
 from lookonce.eval.answers.engines import engine_of
-from lookonce.eval.answers.questions import Dialogues
+from lookonce.eval.answers.questions import Questions
 from lookonce.eval.run import evaluate_run
 from lookonce.eval.scores.prediction import Prediction, read_predictions
 from lookonce.run.config import RunFile
@@ -104,10 +104,10 @@ def test_contexts_have_the_answers_of_earlier_stages_and_answers_are_those_to_pr
 
     records = [by_hand(row, run.data.context.form) for row in found]
     session = open_run(run, FROM_CACHE)
-    dialogues = Dialogues.of(session, [(record, len(record.turns) - 1) for record in records])
+    questions = Questions(session, "val").asking([(record, len(record.turns) - 1) for record in records])
     model = load_trained(session.model_folder, run, run.output / "adapter")
-    [answers] = dialogues.answer(engine_of(session), model, [range(len(records))])
-    assert [answer.text for answer in answers] == [row.predicted for row in found]
+    [answers] = engine_of(session).stream(model, [questions.dialogues])
+    assert [answer.text for [answer] in answers] == [row.predicted for row in found]
 
 
 def test_the_exact_match_while_training_is_that_of_own_answers(run):

@@ -84,47 +84,35 @@ def flip(path: Path) -> None:
 
 
 @FEW_STEPS_ARE_LOST
-def test_a_disk_that_is_full_at_a_checkpoint_names_what_is_missing_and_the_training_resumes(
-    trainings, meanwhile, monkeypatch, small_disk
+@pytest.mark.parametrize(
+    ("when", "what", "step"),
+    [("checkpoint", "checkpoint-8 of .*run", 4), ("log", "the files of .*run", 4), ("adapter", ".*adapter", 12)],
+)
+def test_a_disk_that_is_full_names_what_is_missing_and_the_training_resumes(
+    trainings, meanwhile, monkeypatch, small_disk, when, what, step
 ):
-    run = unstarted(trainings, output=str(small_disk.folder / "run"))
-    ballast = []
-    meanwhile(7, lambda: ballast.append(small_disk.fill(100_000)))
-    advice = r"checkpoint-4 is whole: make room \(.*\), then continue with: lookonce train RUN.yaml --resume"
-    message = rf"no room for checkpoint-8 of .*run: .* \([\d,]+ bytes\) are missing. {advice}"
-    with pytest.raises(DiskFull, match=message):
-        train(run, **QUIET)
-    assert trainings.checkpoints(run) == [4]
-    ballast[0].unlink()
-    monkeypatch.undo()
-    resumes(trainings, run, 4)
-
-
-def test_a_disk_that_is_full_between_checkpoints_is_named_too(trainings, meanwhile, monkeypatch, small_disk):
     run, ballast = unstarted(trainings, output=str(small_disk.folder / "run")), []
 
-    def fill() -> None:
+    def fill_page() -> None:
         with (run.output / "log.jsonl").open("a") as file:  # up to the end of a page
             file.write(f"{'x' * (-file.tell() % 4096 - 1)}\n")
-        ballast.append(small_disk.fill(leave=0))
+        fill(leave=0)
 
-    meanwhile(6, fill)
-    with pytest.raises(DiskFull, match=r"no room for the files of .*run: .* are missing. checkpoint-4 is whole"):
+    def fill(leave: int) -> None:
+        ballast.append(small_disk.fill(leave))
+
+    {
+        "checkpoint": lambda: meanwhile(7, lambda: fill(100_000)),
+        "log": lambda: meanwhile(6, fill_page),
+        "adapter": lambda: meanwhile(-1, print, lambda folder: folder.name == "checkpoint-12" and fill(20_000)),
+    }[when]()
+    advice = rf"checkpoint-{step} is whole: make room \(.*\), then continue with: lookonce train RUN.yaml --resume"
+    with pytest.raises(DiskFull, match=rf"no room for {what}: .* \([\d,]+ bytes\) are missing. {advice}"):
         train(run, **QUIET)
+    assert trainings.checkpoints(run)[-1] == step
     ballast[0].unlink()
     monkeypatch.undo()
-    resumes(trainings, run, 4)
-
-
-def test_a_disk_that_is_full_at_the_adapter_is_named_too(trainings, meanwhile, monkeypatch, small_disk):
-    run = unstarted(trainings, output=str(small_disk.folder / "run"))
-    ballast = []
-    meanwhile(-1, print, lambda folder: folder.name == "checkpoint-12" and ballast.append(small_disk.fill(20_000)))
-    with pytest.raises(DiskFull, match=r"no room for .*adapter: .* bytes\) are missing. checkpoint-12 is whole"):
-        train(run, **QUIET)
-    ballast[0].unlink()
-    monkeypatch.undo()
-    resumes(trainings, run, 12)
+    resumes(trainings, run, step)
 
 
 # A damaged checkpoint.

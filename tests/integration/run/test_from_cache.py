@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import time
 from pathlib import Path
 
@@ -56,17 +55,10 @@ def no_reading(monkeypatch):
         monkeypatch.setattr(images_module, name, lambda path, *_: pytest.fail(f"{path} was read"))
 
 
-def test_neither_images_nor_the_tower_are_read(run, frames, built_inputs, monkeypatch):
+def test_neither_images_nor_the_tower_are_read_and_images_need_not_exist(run, frames, built_inputs, monkeypatch):
+    shutil.rmtree(frames)
     no_reading(monkeypatch)
     monkeypatch.setattr(ModelFolder, "tower_tensors", lambda self: pytest.fail("the tower was read"))
-    inputs = open_run(run, FROM_CACHE)
-    assert inputs.images.key_of == built_inputs.images.key_of
-    assert inputs.identity() == built_inputs.identity()
-    assert len(inputs.open_cache()) == len(NAMES)
-
-
-def test_images_need_not_exist(run, frames, built_inputs, monkeypatch):
-    shutil.rmtree(frames)
     inputs = open_run(run, FROM_CACHE)
     assert inputs.images.key_of == built_inputs.images.key_of
     assert inputs.identity() == built_inputs.identity()
@@ -123,21 +115,6 @@ def test_after_a_move_images_are_hashed_until_a_build_records_the_files(run, fra
     inputs = open_run(again, FROM_CACHE)
     assert list(inputs.images.key_of.values()) == list(built_inputs.images.key_of.values())
     assert len(read_plan(inputs.cache_folder).shards) == 1
-
-
-def test_a_copied_tree_is_hashed_once_more_and_a_build_records_it(run, frames, built_inputs, monkeypatch):
-    """Sizes and modification times are those that were planned, and do not count alone."""
-    before = {path.name: path.stat().st_mtime_ns for path in frames.iterdir()}
-    subprocess.run(["cp", "-a", frames, frames.with_name("copy")], check=True)
-    shutil.rmtree(frames)
-    frames.with_name("copy").rename(frames)
-    assert before == {path.name: path.stat().st_mtime_ns for path in frames.iterdir()}
-    inputs = open_run(run, FROM_CACHE)
-    assert inputs.images.key_of == built_inputs.images.key_of
-    assert inputs.notes[0].startswith("3 images hashed, because the cache's plan does not name the files or they have")
-    assert open_run(run, TO_BUILD).build().num_encoded == 0
-    no_reading(monkeypatch)
-    assert open_run(run, FROM_CACHE).notes == []
 
 
 @pytest.mark.guarantee("An edited or unknown image is never trained on from the cache.")

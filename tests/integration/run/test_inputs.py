@@ -67,22 +67,6 @@ def test_a_run_opens_its_cache_only_if_it_holds_all_images(make_run, sample):
     assert f"{first.images[0]} ({first.origin}): run: lookonce cache build" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("write", "reason"),
-    [
-        (lambda path: path.write_text("no image"), "unknown image format"),
-        (lambda path: None, "No such file or directory"),
-    ],
-)
-def test_a_run_with_a_bad_image_names_record_and_reason(make_run, frames, tmp_path, write, reason):
-    write(tmp_path / "bad.jpg")
-    write_records(tmp_path / "bad.jsonl", ["1.png", "bad.jpg"])
-    inputs = open_run(make_run(data={"train": str(tmp_path / "bad.jsonl"), "val": [], "test": []}), TO_BUILD)
-    inputs.build()
-    with pytest.raises(FeaturesMissing, match=rf"bad\.jpg \(.*bad\.jsonl:2\): it is quarantined \(.*{reason}"):
-        inputs.open_cache()
-
-
 # A plan instead of hashing.
 
 
@@ -96,14 +80,6 @@ def test_inputs_that_trust_the_plan_read_no_image_and_are_the_same(run, monkeypa
     assert trusting.images.key_of == hashed.images.key_of
     assert list(trusting.images.path_of) == list(hashed.images.path_of)
     assert trusting.identity() == hashed.identity()
-
-
-def test_a_build_that_trusts_the_plan_makes_the_same_cache(run, tmp_path):
-    open_run(run, TO_BUILD).write_plan()
-    report = open_run(run, TO_BUILD_BY_PLAN).build(worker=(1, 4))
-    assert (report.num_encoded, report.num_wanted, report.num_missing) == (NUM_IMAGES, NUM_IMAGES, 0)
-    assert len(open_run(run, TO_BUILD).open_cache()) == NUM_IMAGES
-    assert open_run(run, TO_BUILD).build().num_encoded == 0
 
 
 def test_only_files_that_the_plan_lacks_are_hashed(run, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from support.fuzzing import cases, mutations
 
 from lookonce.datasets.archives import read_members
 from lookonce.datasets.prepare.definition import find_definition
-from lookonce.datasets.prepare.sources import parquet_rows
+from lookonce.datasets.prepare.sources import find_source
 from lookonce.datasets.records import RecordsFile
 from lookonce.errors import ImageError
 
@@ -23,6 +23,7 @@ FIELDS = ((0, 100), (124, 12), (124, 12), (136, 12), (156, 1), (156, 1), (157, 1
 """Where name, size, time, type, link and prefix are in a header, and how long."""
 VALUES = (b"7777777777", b"77777777777", b"-1", b"\x80" + b"\0" * 3 + b"\xff" * 8, b"\xff" * 12)
 TYPES = [bytes([kind]) for kind in b"xgLKSXV3"]
+KVASIR = find_definition("kvasir-vqa")
 JSON = b'{"question": "Why?", "answer": "so", "img_id": "a"}'
 
 
@@ -107,7 +108,7 @@ def read_parquet(path: Path) -> None:
     for _, data in read_members(path, [path / name for name in ("0", "19", "none")]):
         assert isinstance(data, bytes) or str(data)
     records = RecordsFile(path, broken=lambda origin, error: broken.append(error))
-    cases.each(lambda: records, lambda: parquet_rows(path, "x.parquet", find_definition("kvasir-vqa")))
+    cases.each(lambda: records, lambda: find_source(path, KVASIR).rows(KVASIR))
 
 
 def test_damaged_parquet_files_are_read_or_refused(tmp_path):

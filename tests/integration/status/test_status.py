@@ -19,95 +19,45 @@ from lookonce.run.open import TO_BUILD, open_run
 from lookonce.status import next_command
 
 
-def nothing(site) -> None:
-    pass
-
-
-def planned(site) -> None:
-    site.plan()
-
-
-def cached(site) -> None:
-    site.cache()
-
-
-def half_cached(site) -> None:
-    site.lose_a_shard()
-
-
-def under_way(site) -> None:
-    site.cache()
-    site.begin()
-    site.writes_progress()
-
-
-def killed(site) -> None:
+def killed(site, **said: Any) -> None:
     site.cache()
     site.train("trained.json", "summary.json", "metrics", "predictions", "adapter")
-    site.writes_progress(worker=replace(site.me, born=0.0))
+    site.writes_progress(**said or {"worker": replace(site.me, born=0.0)})
 
 
-def stopped(site) -> None:
-    killed(site)
-    site.writes_progress(end="stopped", reason="stopped by SIGUSR1 after step 1 of 2, which is saved; resume")
-
-
-def failed_at_once(site) -> None:
-    under_way(site)
-    site.writes_progress(step=0, end="failed", reason="no memory")
-
-
-def evaluating(site) -> None:
+def under_way(site, **said: Any) -> None:
     site.cache()
-    site.train("summary.json", "metrics")
-    site.writes_progress(phase="evaluating")
+    site.begin()
+    site.writes_progress(**said)
 
 
-def not_evaluated(site) -> None:
+def trained(site, *lacks: str, **said: Any) -> None:
     site.cache()
-    site.train("summary.json", "metrics")
-
-
-def evaluated_by_hand(site) -> None:
-    site.cache()
-    site.train("summary.json")
-
-
-def finished(site) -> None:
-    site.finish()
-
-
-def cache_gone_afterwards(site) -> None:
-    site.train()
-
-
-def a_question_changed_afterwards(site) -> None:
-    finished(site)
-    change_records(site)
-
-
-def a_question_changed_before_training(site) -> None:
-    site.cache()
-    change_records(site)
+    site.train("summary.json", *lacks)
+    if said:
+        site.writes_progress(**said)
 
 
 def more_steps_afterwards(site) -> None:
-    finished(site)
+    site.finish()
     site.run = site.run.model_copy(update={"train": site.run.train.model_copy(update={"steps": 9})})
 
 
-def change_records(site) -> None:
-    path = site.folder / "data" / "train.jsonl"
-    path.write_text(path.read_text().replace("?", " now?", 1))
+def a_question_changed_after(prepare: Callable[[Any], None]) -> Callable[[Any], None]:
+    def change(site) -> None:
+        prepare(site)
+        path = site.folder / "data" / "train.jsonl"
+        path.write_text(path.read_text().replace("?", " now?", 1))
+
+    return change
 
 
 def an_image_came(site) -> None:
     site.cache()
     path = site.folder / "data" / "train.jsonl"
     first, *others = read_records(path)
-    content = first.images[0].read_bytes()
     new = first.images[0].with_name("new.jpg")
-    new.write_bytes(content + b"\0")
+    new.write_bytes(first.images[0].read_bytes() + b"\0")
     write_records(site.folder / "data" / "more.jsonl", [replace(first, images=(new,)), first, *others])
     shutil.move(site.folder / "data" / "more.jsonl", path)
 
@@ -128,39 +78,39 @@ def a_shards_file_is_lost(site) -> None:
     site.remove("shards/shard-00001.safetensors")
 
 
-STATES: dict[Callable[[Any], None], tuple[list[str], str, list[str], str]] = {
-    nothing: (["plan", "cache", "train", "eval"], "not begun", [], "cache build"),
-    planned: (["cache 2", "train", "eval"], "not begun", [], "cache build"),
-    half_cached: (["cache 1", "train", "eval"], "not begun", [], "cache build"),
-    cached: (["train", "eval"], "not begun", [], "train run.yaml"),
-    under_way: (["train", "eval"], "running", [], "watch -x -n 10 lookonce status run.yaml"),
-    killed: (["train", "eval"], "dead", [], "train run.yaml --resume"),
-    stopped: (["train", "eval"], "stopped", [], "train run.yaml --resume"),
-    failed_at_once: (["train", "eval"], "failed", [], "train run.yaml"),
-    evaluating: (["eval"], "running", [], "watch -x -n 10 lookonce status run.yaml"),
-    not_evaluated: (["eval"], "trained", [], "train run.yaml --resume"),
-    evaluated_by_hand: ([], "trained", [], "eval "),
-    finished: ([], "finished", [], ""),
-    cache_gone_afterwards: ([], "finished", [], ""),
-    a_question_changed_before_training: (["train", "eval"], "not begun", [], "train run.yaml"),
-    a_question_changed_afterwards: (
-        ["train", "eval"],
-        "another run",
-        ["holds another run"],
-        "train run.yaml --restart",
+STOPPED = {"end": "stopped", "reason": "stopped by SIGUSR1 after step 1 of 2, which is saved; resume"}
+ALL, UNTRAINED = ["plan", "cache", "train", "eval"], ["train", "eval"]
+WATCH, RESTART = "watch -x -n 10 lookonce status run.yaml", "train run.yaml --restart"
+STATES: dict[str, tuple[Callable[[Any], None], list[str], str, list[str], str]] = {
+    "nothing": (lambda site: None, ALL, "not begun", [], "cache build"),
+    "planned": (lambda site: site.plan(), ["cache 2", *UNTRAINED], "not begun", [], "cache build"),
+    "half cached": (lambda site: site.lose_a_shard(), ["cache 1", *UNTRAINED], "not begun", [], "cache build"),
+    "cached": (lambda site: site.cache(), UNTRAINED, "not begun", [], "train run.yaml"),
+    "under way": (under_way, UNTRAINED, "running", [], WATCH),
+    "killed": (killed, UNTRAINED, "dead", [], "train run.yaml --resume"),
+    "stopped": (lambda site: killed(site, **STOPPED), UNTRAINED, "stopped", [], "train run.yaml --resume"),
+    "failed": (lambda site: under_way(site, step=0, end="failed"), UNTRAINED, "failed", [], "train run.yaml"),
+    "evaluating": (lambda site: trained(site, "metrics", phase="evaluating"), ["eval"], "running", [], WATCH),
+    "not evaluated": (lambda site: trained(site, "metrics"), ["eval"], "trained", [], "train run.yaml --resume"),
+    "evaluated by hand": (trained, [], "trained", [], "eval "),
+    "finished": (lambda site: site.finish(), [], "finished", [], ""),
+    "without its cache": (lambda site: site.train(), [], "finished", [], ""),
+    "changed before": (a_question_changed_after(lambda site: site.cache()), UNTRAINED, "not begun", [], "train run"),
+    "changed afterwards": (
+        *(a_question_changed_after(lambda site: site.finish()), UNTRAINED),
+        *("another run", ["holds another run"], RESTART),
     ),
-    more_steps_afterwards: (["train", "eval"], "another run", ["run.train.steps"], "train run.yaml --restart"),
-    an_image_came: (["plan", "cache", "train", "eval"], "not begun", [], "cache build"),
-    an_image_was_edited: (["plan", "cache", "train", "eval"], "not begun", [], "cache build"),
-    an_image_is_lost: (["train", "eval"], "not begun", ["1 image cannot be read"], "train run.yaml"),
-    a_shards_file_is_lost: (["train", "eval"], "not begun", ["1 finished shard"], "cache repair run.yaml"),
+    "more steps": (more_steps_afterwards, UNTRAINED, "another run", ["run.train.steps"], RESTART),
+    "an image came": (an_image_came, ALL, "not begun", [], "cache build"),
+    "an image was edited": (an_image_was_edited, ALL, "not begun", [], "cache build"),
+    "an image is lost": (an_image_is_lost, UNTRAINED, "not begun", ["1 image cannot be read"], "train run.yaml"),
+    "a shard is lost": (a_shards_file_is_lost, UNTRAINED, "not begun", ["1 finished shard"], "cache repair run.yaml"),
 }
 
 
 @pytest.mark.guarantee("`lookonce status` reports what a run still lacks, in every state in which a run can be left.")
-@pytest.mark.parametrize(("prepare", "expected"), STATES.items(), ids=lambda value: getattr(value, "__name__", ""))
-def test_what_is_missing_follows_from_the_files(site, monkeypatch, prepare, expected):
-    missing, training, notes, command = expected
+@pytest.mark.parametrize(("prepare", "missing", "training", "notes", "command"), STATES.values(), ids=STATES)
+def test_what_is_missing_follows_from_the_files(site, monkeypatch, prepare, missing, training, notes, command):
     monkeypatch.setattr("lookonce.status.shutil.which", lambda name: None)
     prepare(site)
     state = site.read()
@@ -208,7 +158,7 @@ def test_a_run_without_evaluation_records_is_done_when_it_is_trained(site):
 
 def test_what_status_wants_evaluated_is_what_eval_of_the_run_file_evaluates(site):
     """With a split that was added to the run file after the training."""
-    finished(site)
+    site.finish()
     trained_with = json.loads((site.run.output / "run.json").read_text())
     trained_with["run"]["data"]["test"] = []
     write_json(site.run.output / "run.json", trained_with)
@@ -220,7 +170,7 @@ def test_what_status_wants_evaluated_is_what_eval_of_the_run_file_evaluates(site
 
 
 def test_eval_refuses_a_run_file_of_another_training(site):
-    finished(site)
+    site.finish()
     changed = site.run.model_copy(update={"lora": site.run.lora.model_copy(update={"rank": 8})})
     (site.folder / "run.yaml").write_text(changed.to_yaml())
     with pytest.raises(RunFolderError, match=r"holds another run, which differs in\n  run.lora.rank"):
@@ -228,7 +178,7 @@ def test_eval_refuses_a_run_file_of_another_training(site):
 
 
 def test_scores_stand_beside_the_majority_baseline_and_the_runs_split_is_first(site):
-    finished(site)
+    site.finish()
     write_json(
         site.run.output / "metrics" / "a.json", {"overall": {"num_questions": 3, "exact_match": 1, "majority": 0}}
     )

@@ -72,12 +72,16 @@ def report(study_in, tmp_path_factory) -> StudyReport:
     return report_study(study_in(tmp_path_factory.mktemp("study")))
 
 
-def test_the_matrix_has_the_exact_match_of_each_stage_after_each_phase(report):
+def test_the_matrix_has_the_exact_match_of_each_stage_after_each_phase_and_scores_are_means_over_seeds(report):
     (matrix,) = report.to_json()["forgetting"]
     assert (matrix["variants"], matrix["stages"], matrix["seeds"]) == (["one", "two", "three"], list(STAGES), [1, 2])
     expected = [[0.925, 0.1, 0.15], [0.525, 0.9, 0.2], [0.325, 0.5, 0.95]]
     assert [[round(share, 4) for share in line] for line in matrix["exact_match"]] == expected
     assert [round(points, 4) for points in matrix["forgetting"]] == [0.6, 0.4, -0.75]
+    scores = report.to_json()["scores_by"]
+    assert list(scores["stage"]) == list(STAGES) and len(scores["question"]) == 5
+    shares = dict(zip(VARIANTS, map(pytest.approx, (0.675, 0.925, 0.525, 0.325, 0.925)), strict=True))
+    assert scores["stage"]["1"] == {"num_questions": 20, "majority": 0} | shares
 
 
 def test_a_routed_variant_has_the_answers_of_each_adapter_alone(report):
@@ -135,15 +139,6 @@ def test_the_answers_are_those_of_the_first_seed_of_each_variant(report):
     shown = [row for kind in report.to_json()["answers"] for row in kind["shown"]]
     assert len(shown) == 48 and all(row["predicted"]["plain-1"] == told[row["origin"]] for row in shown)
     assert set(shown[0]["predicted"]) == {f"{variant}-1" for variant in VARIANTS}
-
-
-def test_scores_by_question_and_stage_are_means_over_seeds(report):
-    scores = report.to_json()["scores_by"]
-    assert list(scores["stage"]) == list(STAGES) and len(scores["question"]) == 5
-    assert scores["stage"]["1"] == {"num_questions": 20, "majority": 0} | {
-        variant: pytest.approx(share)
-        for variant, share in zip(VARIANTS, (0.675, 0.925, 0.525, 0.325, 0.925), strict=True)
-    }
 
 
 def test_tables_and_methods_are_written_beside_the_page_with_the_figures_of_the_json(report, tmp_path):
@@ -208,7 +203,7 @@ def test_the_majority_is_that_of_the_base_run_for_every_variant(study):
 
 
 def test_without_the_records_each_variant_keeps_its_own_majority_and_this_is_said(study, tmp_path):
-    path = study({name: VARIANTS[name] for name in ("plain", "one")})
+    path = study({name: VARIANTS[name] for name in ("plain", "one", "two")}, None)
     base = read_run_file(read_study(path).base)
     gone = base.model_copy(update={"data": base.data.model_copy(update={"train": [tmp_path / "gone.jsonl"]})})
     read_study(path).base.write_text(gone.to_yaml())
@@ -217,6 +212,8 @@ def test_without_the_records_each_variant_keeps_its_own_majority_and_this_is_sai
     assert (
         "each run's own training records, because those of the base run cannot be read: no records" in found["majority"]
     )
+    assert len(found["pairs"]) == 3, "without a baseline all variants are compared, and the figures are of the first"
+    assert [one["difference"] is None for one in found["variants"]] == [True, False, False]
 
 
 def test_a_variant_with_context_has_a_table_of_predicted_reference_and_no_answers(study):
@@ -252,27 +249,17 @@ def test_a_variant_with_context_has_a_table_of_predicted_reference_and_no_answer
     assert as_text(page).index("Earlier answers in the prompts") < as_text(page).index("Comparison")
 
 
-def test_without_a_baseline_all_variants_are_compared_and_the_figures_are_against_the_first(study):
-    found = report_study(study({name: VARIANTS[name] for name in ("plain", "one", "two")}, None)).to_json()
-    assert len(found["pairs"]) == 3 and [one["difference"] is None for one in found["variants"]] == [True, False, False]
-
-
 def test_the_cost_of_a_variant_whose_first_phase_has_no_answers_is_not_known(study):
     path = study()
     for seed in (1, 2):
         folder = expand(read_study(path))[f"one-{seed}"].folder
         folder.metrics("val").unlink()
+    trained = expand(read_study(path))["plain-1"].folder.trained
+    write_json(trained, json.loads(trained.read_text()) | {"first_step": 2})
     costs = {one["variant"]: one["cost"] for one in report_study(path).to_json()["variants"]}
     assert list(costs) == ["plain", "two", "three"]
     assert (costs["plain"]["num_records"], costs["two"]["num_records"]) == (32, None)
-
-
-def test_the_time_of_a_resumed_training_is_not_known(study):
-    path = study({name: VARIANTS[name] for name in ("plain", "one")})
-    trained = expand(read_study(path))["one-1"].folder.trained
-    write_json(trained, json.loads(trained.read_text()) | {"first_step": 2})
-    plain, one = (one["cost"] for one in report_study(path).to_json()["variants"])
-    assert plain["training_seconds"] and one["training_seconds"] is None and one["num_records"] == 32
+    assert costs["plain"]["training_seconds"] is None, "of a resumed training it is not known"
 
 
 def test_runs_that_are_not_complete_are_left_out_with_all_that_needs_them(study):

@@ -16,13 +16,16 @@ from lookonce.workflow import train
 NUM_STEPS, NUM_MEASURED = 10, 1
 
 
-@pytest.fixture
-def run(real_records: Path, real_processor: Path, make_run, tmp_path: Path) -> RunFile:
-    write_model(tmp_path / "model", "tiny", tokenizer=real_processor)
+@pytest.fixture(scope="module")
+def run(real_records: Path, real_processor: Path, make_run_in, tmp_path_factory) -> RunFile:
+    folder = tmp_path_factory.mktemp("real")
+    write_model(folder / "model", "tiny", tokenizer=real_processor)
     data = {"train": str(real_records), "val": str(real_records), "test": []}
     data["image_root"] = str(real_records.parent / "images")
     options = {"steps": NUM_STEPS, "logging_steps": 1, "learning_rate": 1e-3}
-    return make_run(model={"path": str(tmp_path / "model")}, data=data, train=options, cache={"max_pixels": 100_000})
+    return make_run_in(
+        folder, model={"path": str(folder / "model")}, data=data, train=options, cache={"max_pixels": 100_000}
+    )
 
 
 def test_eight_real_frames_with_56_questions_are_cached_and_trained_on(run):
@@ -39,9 +42,8 @@ def test_eight_real_frames_with_56_questions_are_cached_and_trained_on(run):
 
 
 def test_steps_have_equal_losses_with_the_tower_and_from_the_cache_in_every_mode(run):
-    inputs = open_run(run, TO_BUILD)
-    inputs.build()
-    session = inputs
+    session = open_run(run, TO_BUILD)
+    session.build()
     variants = find_variants(["tower", "cached", "shared"])
     *_, report = bench_step(session, session.examples("train")[0], variants, NUM_MEASURED)
     expected, *others = (measured.losses for measured in report.measured)

@@ -1,14 +1,19 @@
-"""The card says what is known, what is not, and what the licence of the data may mean."""
+"""The card says what is known, what is not, and what the licence of the data may mean; no base model is guessed."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
 
-from lookonce.adapter.card import UNKNOWN, BaseModel, CardFacts, Dataset, card, find_dataset
+from lookonce.adapter.card import UNKNOWN, BaseModel, CardFacts, Dataset, card, facts_of, find_base_model, find_dataset
+from lookonce.errors import ModelError, UsageError
+from lookonce.files import write_json
 from lookonce.report.runs import SplitFacts
+from lookonce.run.folder import RunFolder
+from lookonce.run.sections import ModelSection
 
 SCORES = {
     "overall": {"num_questions": 69, "exact_match": 0.884, "majority": 0.435},
@@ -55,6 +60,7 @@ def test_a_run_without_scores_says_that_nothing_is_known(facts):
     made = text(replace(facts, scores={}))
     assert "This run has no scores" in made and "Nothing is known of the quality" in made
     assert ModelCard(made).data.eval_results is None and "| test |" not in made
+    assert ModelCard(made).data.license is None and ModelCard(text(facts, licence="mit")).data.license == "mit"
 
 
 def test_too_few_images_have_no_interval(facts):
@@ -71,11 +77,6 @@ def test_the_licence_of_the_data_and_what_it_may_mean_are_said(facts):
     unknown = text(replace(facts, dataset=NO_DATASET))
     assert "The licence of the dataset is not known. Check it" in unknown
     assert ModelCard(unknown).data.datasets is None and "images of" not in unknown
-
-
-def test_the_weights_have_a_licence_only_if_the_user_gives_one(facts):
-    assert ModelCard(text(facts)).data.license is None
-    assert ModelCard(text(facts, licence="cc-by-nc-4.0")).data.license == "cc-by-nc-4.0"
 
 
 def test_how_it_was_made_leaves_out_what_is_not_recorded(facts):
@@ -128,3 +129,72 @@ def test_the_commit_of_lookonce_is_named_if_it_is_known(facts):
     dirty = text(replace(facts, commit=f"{'d' * 40}-dirty"))
     assert f"git commit {'d' * 40}, with changes that were not committed\n" in dirty
     assert "git commit" not in text(facts)
+
+
+COMMIT = "a1" * 20
+
+
+def test_a_name_in_the_run_file_is_taken_with_its_commit(monkeypatch):
+    def absent(*_, **__):
+        raise ModelError("not here")
+
+    monkeypatch.setattr("lookonce.adapter.card.find_model", absent)
+    base = find_base_model(ModelSection(path="owner/name", revision=COMMIT))
+    assert (base.name, base.commit, base.licence) == ("owner/name", COMMIT, None)
+    assert find_base_model(ModelSection(path="owner/name", revision="main")).commit is None
+
+
+def test_a_branch_is_the_commit_that_is_on_this_machine(monkeypatch, tmp_path):
+    folder = tmp_path / COMMIT
+    folder.mkdir()
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    monkeypatch.setattr("lookonce.adapter.card.find_model", lambda *_, **__: folder)
+    base = find_base_model(ModelSection(path="owner/name", revision="main"))
+    assert (base.commit, base.licence) == (COMMIT, "apache-2.0")
+
+
+def test_the_folder_of_a_download_has_the_name_and_the_commit(tmp_path):
+    folder = tmp_path / "hub" / "models--Qwen--Qwen3-VL-2B" / "snapshots" / COMMIT
+    folder.mkdir(parents=True)
+    base = find_base_model(ModelSection(path=str(folder)))
+    assert (base.name, base.commit) == ("Qwen/Qwen3-VL-2B", COMMIT)
+
+
+def test_any_other_folder_needs_a_name(tmp_path):
+    model = ModelSection(path=str(tmp_path))
+    with pytest.raises(UsageError, match=r"its name on the Hub is not known; name it: --base-model OWNER/NAME"):
+        find_base_model(model)
+    assert find_base_model(model, "owner/name").name == "owner/name"
+    assert find_base_model(model, f"owner/name@{COMMIT}").commit == COMMIT
+    with pytest.raises(UsageError, match="neither a folder any more nor a name on the Hub"):
+        find_base_model(ModelSection(path=str(Path("/none/of/these"))))
+
+
+@pytest.mark.parametrize("given", ["name", "/a/b", "owner/name@main", "a/b/c", ""])
+def test_a_malformed_name_is_refused(given, tmp_path):
+    with pytest.raises(UsageError, match="is not a model on the Hub; write OWNER/NAME"):
+        find_base_model(ModelSection(path=str(tmp_path)), given)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "named"),
+    [
+        ("a1" * 20 + "-dirty", True),
+        ("[x](y)" + "a" * 40, False),
+        (None, False),
+    ],
+)
+def test_a_commit_is_taken_from_the_record_if_it_is_one(make_run, recorded, named):
+    run = make_run()
+    RunFolder(run.output).claim(run, {})
+    write_json(run.output / "environment.json", {"libraries": {}, "commit": recorded})
+    assert facts_of(RunFolder(run.output), BaseModel("owner/base", None, None)).commit == (recorded if named else None)
+
+
+def test_keys_of_an_evaluation_that_may_have_texts_of_records_are_left_out(make_run):
+    folder = RunFolder(make_run().output)
+    folder.claim(make_run(), {})
+    score = {"num_questions": 1, "exact_match": 1.0, "majority": 0.0}
+    texts = {"by_question": {"Is it me?": score}, "by_source": {"me": score}, "of_another_version": {"Is it me?": 1}}
+    write_json(folder.metrics("val"), {"overall": score, "by_stage": {}, **texts})
+    assert facts_of(folder, BaseModel("owner/base", None, None)).scores == {"val": {"overall": score, "by_stage": {}}}

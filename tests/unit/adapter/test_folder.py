@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.adapter.merge import copy_others, other_files, weight_files
+from lookonce.adapter.merge import check_frozen, copy_others, weight_files
 from lookonce.adapter.weights import Plan, Planned, Stored
-from lookonce.errors import ModelError
+from lookonce.errors import ModelError, UsageError
 
 
 def model_folder(folder: Path, config: dict, *files: str, index: dict | None = None) -> Path:
@@ -36,14 +36,6 @@ def plan_of(**names: str) -> Plan:
         stored = Stored(name, "F32", (2,), 8)
         files.setdefault(f"{file}.safetensors", []).append(Planned(stored, stored))
     return Plan(files, is_untied="lm_head" in names)
-
-
-def test_other_weights_are_left_out_and_named(tmp_path):
-    others = ["README.md", "chat_template.jinja", "vocab.txt", "code/tower.py"]
-    left_out = ["original/a.pth", "pytorch_model.bin", "tf_model.h5", "x.safetensors"]
-    folder = model_folder(tmp_path / "model", {}, *others, *left_out, ".git/config", ".cache/huggingface")
-    copied, found = other_files(folder)
-    assert {*map(str, copied)} == {*others, "config.json"} and {*map(str, found)} == {*left_out}
 
 
 def test_files_behind_links_are_copied_and_not_linked(tmp_path, merged):
@@ -85,17 +77,17 @@ def test_untied_embeddings_are_in_the_configuration_and_the_index(tmp_path, merg
     assert found["weight_map"] == {"embed": "b.safetensors", "lm_head": "b.safetensors"}
 
 
-def test_an_index_that_is_still_right_keeps_its_bytes(tmp_path, merged):
-    index = {"metadata": {"total_size": 16}, "weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
-    folder = model_folder(tmp_path / "model", {}, index=index)
-    (folder / "a.safetensors").touch()
-    (folder / "b.safetensors").touch()
-    copy_others(folder, merged, plan_of(x="a", y="b"), None)
-    name = "model.safetensors.index.json"
-    assert (merged / name).read_bytes() == (folder / name).read_bytes()
-
-
 def test_a_missing_file_of_weights_is_named(tmp_path):
     folder = model_folder(tmp_path / "model", {}, index={"weight_map": {"x": "gone.safetensors"}})
     with pytest.raises(ModelError, match=r"has no gone\.safetensors"):
         weight_files(folder)
+
+
+@pytest.mark.parametrize(("frozen", "is_refused"), [("fp8", False), ("nf4", True)])
+def test_an_adapter_of_rounded_weights_needs_the_flag(make_run, frozen, is_refused):
+    run, command = make_run(train={"frozen": frozen}), "lookonce adapter merge RUN DIR"
+    check_frozen(run, command, allows_unquantised=True)
+    if not is_refused:
+        return check_frozen(run, command, allows_unquantised=False)
+    with pytest.raises(UsageError, match=rf"quantised to {frozen}.*: {command} --onto-unquantised\n"):
+        check_frozen(run, command, allows_unquantised=False)

@@ -29,9 +29,6 @@ def test_each_path_of_a_run_file_becomes_its_last_part(make_run):
     assert (str(reduced.train.start_from), str(reduced.data.stage_map)) == ("first", "map.yaml")
     assert (reduced.model.path, reduced.model.revision) == (BASE.name, BASE.commit)
     assert "/" not in reduced.to_yaml().replace(BASE.name, "")
-
-
-def test_an_adapter_on_the_hub_stays_as_it_is(make_run):
     start = f"hf://owner/adapter@{'b' * 40}"
     assert reduced_run(make_run(train={"start_from": start}), BASE).train.start_from == start
 
@@ -57,9 +54,6 @@ def test_other_texts_stay(text):
 )
 def test_a_file_with_a_folder_or_a_token_is_refused(text, message, monkeypatch):
     monkeypatch.setattr(Path, "home", lambda: Path("/me"))
+    check_files({"card": "owner/name and /srv/runs/mega, hf_hub"}, [Path("/srv/runs/me"), Path("/")])
     with pytest.raises(UsageError, match=message):
         check_files({"card": text}, [Path("/srv/runs/me")])
-
-
-def test_a_file_without_any_is_accepted():
-    check_files({"card": "owner/name and /srv/runs/mega, hf_hub"}, [Path("/srv/runs/me"), Path("/")])

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 import lookonce.checks.check as module
+from lookonce.checks.report import CheckReport, Result
+from lookonce.claim_file import Process
 from lookonce.errors import ModelError
-from lookonce.run.folder import RunFolder
+from lookonce.files import write_json
+from lookonce.run.folder import CLAIM, RunFolder
 from lookonce.run.open import TO_BUILD, open_run
 
 
@@ -108,7 +112,8 @@ def test_all_problems_are_reported_at_once(checked, own, monkeypatch):
     assert f"2 records cannot be read: {own}/train.jsonl:3: not JSON" in train.value and "train.jsonl:5" in train.value
     assert "no records file at" in test.value and "$UNSET/test.jsonl is relative to the working directory" in test.value
     assert "scheduler` 'coine' is unknown; allowed: linear" in found.one("training").value
-    assert "train.optimizer: schedule_free_adamw needs the package schedulefree" in found.one("packages").value
+    said = "train.optimizer: schedule_free_adamw: You need to install `schedulefree` in order to use schedulefree"
+    assert said in found.one("packages").value
     assert "lora.targets ['nothing_proj']" in found.one("adapter").value
     assert f"1 image of 1 record cannot be used: cannot read image {own}/images/gone.jpg" in found.one("images").value
     assert f"used by {own}/val.jsonl:2" in found.one("images").value
@@ -183,12 +188,6 @@ def test_weights_that_are_missing_are_named_without_reading_any(checked, sample,
     assert "lacks b.safetensors of its weights" in checked(model={"path": str(tmp_path / "model")}).one("model").value
 
 
-def test_a_tokenizer_without_a_chat_template_is_named(checked, sample, tmp_path):
-    shutil.copytree(sample / "model", tmp_path / "model")
-    (tmp_path / "model" / "chat_template.jinja").unlink()
-    assert "no chat template" in checked(model={"path": str(tmp_path / "model")}).one("tokenizer").value
-
-
 @pytest.mark.parametrize(
     ("state", "level", "message"),
     [
@@ -213,18 +212,12 @@ def test_the_run_folder_must_be_free(checked, make_run, monkeypatch, state, leve
     assert found.level == level and message in found.value
 
 
-@pytest.mark.parametrize(
-    ("frozen", "expected"),
-    [
-        ("nf4", "about 40 GB of 80 GB, computed for nf4 weights and not measured"),
-        ("fp8", "about 49 GB of 80 GB"),
-    ],
-)
-def test_gpu_memory_of_quantised_weights_is_computed(checked, monkeypatch, frozen, expected):
-    monkeypatch.setattr("lookonce.checks.check.measured_name", lambda path, config: "Qwen3-VL-8B")
-    results = checked(f"train.frozen={frozen}", gpu_gb=80).report.results
-    found = next(one for one in results if one.what == "GPU memory")
-    assert found.value.endswith(expected)
+def test_a_run_folder_in_use_is_an_error_until_the_claim_ends(checked, make_run, backdate):
+    claim, elsewhere = make_run().output / CLAIM, replace(Process.this(), machine="elsewhere")
+    write_json(claim, {"worker": asdict(elsewhere), "command": "lookonce train", "started": 0.0})
+    backdate(claim, 60)
+    assert "is in use by `lookonce train`" in checked().one("output").value
+    assert checked(cache={"claim_s": 30}).problems("output") == []
 
 
 @pytest.mark.parametrize(
@@ -244,6 +237,66 @@ def test_gpu_memory_of_quantised_weights_is_computed(checked, monkeypatch, froze
 )
 def test_gpu_memory_is_compared_with_the_measurements(checked, monkeypatch, gpu_gb, level, advice):
     monkeypatch.setattr("lookonce.checks.check.measured_name", lambda path, config: "Qwen3-VL-8B")
-    found = next(one for one in checked(gpu_gb=gpu_gb).report.results if one.what == "GPU memory")
+    [found] = [one for one in checked(gpu_gb=gpu_gb).report.results if one.what == "GPU memory"]
     assert found.level == level and "packs of 8,192 tokens: about 49 GB" in found.value
     assert found.do == (f"{advice} (docs/training.md#memory)" if advice else "")
+
+
+def test_gpu_memory_of_quantised_weights_is_computed(checked, monkeypatch):
+    monkeypatch.setattr("lookonce.checks.check.measured_name", lambda path, config: "Qwen3-VL-8B")
+    results = checked("train.frozen=nf4", gpu_gb=80).report.results
+    assert "about 40 GB of 80 GB, computed for nf4 weights and not measured" in str(results)
+
+
+RESULTS = [
+    Result("ok", "records", "train: 439 records"),
+    Result("warning", "cache", "none", "lookonce cache build run.yaml"),
+    Result("error", "images", "cannot read " + "/a/very/long/path" * 12, "repair it " * 12),
+]
+
+
+def test_a_result_is_a_line_and_what_to_do_another_and_the_last_line_counts():
+    report = CheckReport(Path("run.yaml"), 439, True, 1.25, RESULTS)
+    lines = report.text().splitlines()
+    assert len(lines) == 7 and lines[0] == "ok       records      train: 439 records"
+    assert lines[2] == " " * 22 + "-> lookonce cache build run.yaml"
+    assert lines[5:] == ["", "1 error, 1 warning; 439 records; 1.2 s"]
+    value = json.loads(json.dumps(report.to_json(), default=str))
+    assert value["num_errors"] == 1 and value["results"][1]["do"] == "lookonce cache build run.yaml"
+
+
+END = "'<|im_end|>\\n'"
+
+
+@pytest.fixture
+def endless(sample, tmp_path) -> Path:
+    """A model whose template puts no end token after answers."""
+    folder = tmp_path / "endless"
+    shutil.copytree(sample / "model", folder)
+    path = folder / "chat_template.jinja"
+    assert END in path.read_text()
+    path.write_text(path.read_text().replace(END, "'\\n'"))
+    return folder
+
+
+@pytest.mark.parametrize("thinks", [None, True])
+def test_a_check_names_the_key_once_and_counts_tokens_as_with_it(checked, thinking_model, thinks):
+    found = checked(model={"path": str(thinking_model)}, data={"enable_thinking": thinks})
+    wrong = found.one("template")
+    assert wrong.value == "training refuses every record: the chat template lets the model think before it answers"
+    assert wrong.do == "set `data.enable_thinking: false`; docs/models.md#thinking"
+    assert found.levels()["error"] == 1 and found.problems("lengths") == []
+    mended = checked(model={"path": str(thinking_model)}, data={"enable_thinking": False})
+    assert mended.levels()["error"] == 0
+    lengths = [[one.value for one in each.report.results if one.what == "lengths"] for each in (found, mended)]
+    assert lengths[0] == lengths[1] and len(lengths[0]) == 2
+
+
+@pytest.mark.parametrize("knows", [False, True])
+def test_a_template_that_no_key_mends_is_an_error_of_the_template_and_not_of_records(checked, endless, knows):
+    path = endless / "chat_template.jinja"
+    path.write_text("{%- if enable_thinking is false %}{%- endif %}" * knows + path.read_text())
+    found = checked(model={"path": str(endless)})
+    wrong = found.one("template")
+    assert wrong.value.startswith("training refuses every record: the chat template puts no end token <|im_end|> after")
+    assert wrong.do == "use the model's own chat template" and found.levels()["error"] == 1

@@ -85,12 +85,10 @@ def test_the_same_answer_is_told_once():
     assert known(records)[3] == (Turn("a?", "yes"), Turn("a?", "no"))
 
 
-@pytest.mark.parametrize(
-    ("text", "ended", "shown"),
-    [(" two ", "stop", "two"), ("a", None, "a"), (" ", "stop", NOT_ANSWERED), ("a", "length", NOT_ANSWERED)],
-)
-def test_an_answer_that_is_empty_or_cut_off_is_not_shown(text, ended, shown):
-    assert as_shown(text, ended) == shown
+def test_an_answer_that_is_empty_or_cut_off_or_spells_a_special_token_is_not_shown():
+    assert (as_shown(" two ", "stop"), as_shown("a", None)) == ("two", "a")
+    for text, ended in ((" ", "stop"), ("a", "length"), ("no<|im_end|>", "stop")):
+        assert as_shown(text, ended) == NOT_ANSWERED
 
 
 def test_a_stage_that_no_record_is_in_is_refused():
@@ -103,18 +101,15 @@ def test_a_stage_that_no_record_is_in_is_refused():
 NOTHING_ELSE = "and nothing else in braces"
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
+def test_wrong_values_are_refused():
+    for values, message in (
         ({"order": [1]}, "at least 2 items"),
         ({"order": [1, "1"]}, "has 1 twice"),
         ({"each": "{question}"}, f"must have {{answer}}, may have {{question}}, {NOTHING_ELSE}"),
         ({"template": "{answers} {question} {image}"}, f"must have {{answers}} and {{question}}, {NOTHING_ELSE}"),
-    ],
-)
-def test_wrong_values_are_refused(values, message):
-    with pytest.raises(ValidationError, match=message):
-        ContextForm(**{"by": "stage", "order": [1, 2]} | values)
+    ):
+        with pytest.raises(ValidationError, match=message):
+            ContextForm(**{"by": "stage", "order": [1, 2]} | values)
 
 
 TWO_STAGES = ContextForm(by="stage", order=[1, 2])
@@ -177,7 +172,3 @@ def test_a_file_that_is_missing_or_contradicts_itself_or_has_other_rows_is_refus
         read([{"question": "a?", "predicted": "no"}])
     with pytest.raises(RecordsError, match="0.jsonl:1 holds half a character"):
         read([row("x", "\ud800")])
-
-
-def test_an_answer_that_spells_a_special_token_is_not_shown(read):
-    assert read([row("x", "no<|im_end|>"), row("y", "no")])[1] == (Turn("a?", NOT_ANSWERED),)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -41,26 +40,7 @@ def write(folder: Path, *lines: str) -> Path:
     return path
 
 
-Q, YES = Turn("Is there text?", "yes"), (Turn("Is there text?", "yes"),)
-SEVERAL = {"images": ["a.jpg", "b/c.jpg"], "turns": [TURN, {"question": "Why?", "answer": "Because."}]}
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        (
-            canonical(**SEVERAL, system="Briefly.", metadata={"source": "polyps"}),
-            (("a.jpg", "b/c.jpg"), (Q, Turn("Why?", "Because.")), "Briefly.", {"source": "polyps"}),
-        ),
-        (json.dumps({"turns": [TURN]}), ((), YES, None, {})),
-        (flat(image_id="a", stage=1), (("a.jpg",), YES, None, {"image_id": "a", "stage": 1})),
-    ],
-    ids=["canonical", "canonical, turns alone", "flat"],
-)
-def test_a_record_has_images_turns_system_and_metadata(tmp_path, line, expected):
-    (record,) = read_records(write(tmp_path, line))
-    images = tuple(str(image.relative_to(tmp_path)) for image in record.images)
-    assert (images, record.turns, record.system, record.metadata) == expected
+YES = (Turn("Is there text?", "yes"),)
 
 
 def test_one_file_may_mix_canonical_and_flat_records_and_origins_count_blank_lines(tmp_path):
@@ -69,34 +49,19 @@ def test_one_file_may_mix_canonical_and_flat_records_and_origins_count_blank_lin
     assert found == [("first", f"{path}:2"), ("Is there text?", f"{path}:4"), ("third", f"{path}:5")]
 
 
-@pytest.mark.parametrize("start", ["", "\ufeff"], ids=["no BOM", "BOM"])
-@pytest.mark.parametrize("end", ["", "\n", "\r\n"], ids=["open end", "unix", "windows"])
-def test_byte_order_mark_and_line_ends_do_not_matter(tmp_path, start, end):
-    path = tmp_path / "train.jsonl"
-    path.write_bytes(f"{start}{flat()}{end or chr(10)}{flat()}{end}".encode())
-    assert [record.origin for record in read_records(path)] == [f"{path}:1", f"{path}:2"]
-
-
 NOT_EMPTY = "must be text that is not empty"
 BAD_LINES = {
-    "cut short": ('{"turns": [', "not JSON (Expecting value at column 12)"),
-    "not an object but a list": ("[]", "expected a JSON object, got a list"),
     "neither format": ('{"a": 1}', "the key `turns` (canonical format) or `question` (flat format), got ['a']"),
     "unknown key": (canonical(label=1), "unknown key `label`; put extra keys under `metadata`"),
     "turns not a list": (canonical(turns=TURN), "`turns` must be a list, got an object with ['answer', 'question']"),
     "turn without answer": (canonical(turns=[{"question": "a"}]), TURN_WANTED),
-    "turn with another key": (canonical(turns=[TURN | {"weight": 2}]), TURN_WANTED),
-    "answer a number": (canonical(turns=[TURN | {"answer": 3}]), f"`answer` {NOT_EMPTY}, got 3"),
     "system empty": (canonical(system=""), f"`system` {NOT_EMPTY}, got ''"),
     "metadata a list": (canonical(metadata=["a"]), "`metadata` must be an object, got a list"),
     "images text": (canonical(images="a.jpg"), "`images` must be a list, got 'a.jpg'"),
-    "image not text": (canonical(images=["a.jpg", 3]), f"`image` {NOT_EMPTY}, got 3"),
     "flat without image": (json.dumps(TURN), "expected the key `image_filename`, got ['answer', 'question']"),
-    "flat without answer": ('{"image_filename": "a", "question": "a"}', "expected the key `answer`"),
     "a key twice": (flat()[:-1] + ', "answer": "c"}', "an object has the key 'answer' twice; keep one"),
     "no file of an id": (json.dumps(TURN | {"img_id": "a7"}), "no file in the image root is called 'a7'"),
     "nested too deep": ("[" * 100_000, "not JSON that can be read"),
-    "a number too long": ("1" * 5_000, "not JSON that can be read"),
 }
 
 
@@ -118,70 +83,24 @@ def test_a_missing_file_is_refused_with_its_absolute_path_and_a_folder_is_refuse
         read_records(tmp_path)
 
 
-BLANK = ("", "\n \n\t\n", "\ufeff")
-
-
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        *((text.encode(), "train.jsonl has no records; expected one JSON object per line") for text in BLANK),
-        ("Où?".encode("latin-1"), "train.jsonl:1: cannot be read .*; expected a JSONL file in UTF-8"),
-        ("Où?".encode("utf-16"), "train.jsonl:1: cannot be read .*; expected a JSONL file in UTF-8"),
-        (gzip.compress(b"{}"), "train.jsonl is compressed; unpack it, for example with: gunzip --keep"),
-    ],
-    ids=["empty", "blank lines", "only a BOM", "latin-1", "utf-16", "gzip"],
+    ("name", "kept"), [("../root-2/a.jpg", "../root-2/a.jpg"), ("{folder}/elsewhere/a.jpg", "../elsewhere/a.jpg")]
 )
-def test_a_file_without_records_in_utf_8_is_refused(tmp_path, content, message):
-    (tmp_path / "train.jsonl").write_bytes(content)
-    with pytest.raises(RecordsError, match=message):
-        read_records(tmp_path / "train.jsonl")
-
-
-@pytest.mark.parametrize("image_root", [None, "frames"], ids=["records folder", "image root"])
-@pytest.mark.parametrize("relative", [False, True])
-def test_images_are_below_the_image_root_or_the_folder_of_the_records(tmp_path, monkeypatch, image_root, relative):
-    write(tmp_path, flat())
-    monkeypatch.chdir(tmp_path)
-    folder = Path() if relative else tmp_path
-    (record,) = read_records(folder / "train.jsonl", image_root and folder / image_root)
-    assert record.images == (tmp_path / (image_root or "") / "a.jpg",)
-
-
-@pytest.mark.parametrize(
-    ("name", "kept"),
-    [
-        ("../a.jpg", "../a.jpg"),
-        ("../root-2/a.jpg", "../root-2/a.jpg"),
-        ("{folder}/elsewhere/a.jpg", "../elsewhere/a.jpg"),
-        ("{folder}", ".."),
-    ],
-)
-@pytest.mark.parametrize("line", [lambda name: flat(image_filename=name), lambda name: canonical(images=[name])])
-def test_image_that_leads_out_of_the_root_keeps_its_dots_and_is_never_opened(tmp_path, name, kept, line):
+def test_image_that_leads_out_of_the_root_keeps_its_dots_and_is_never_opened(tmp_path, name, kept):
     root = tmp_path / "root"
     for folder in ("root", "root-2", "elsewhere"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.jpg").write_bytes(b"pixels")
-    (tmp_path / "a.jpg").write_bytes(b"pixels")
-    (record,) = read_records(write(tmp_path, line(name.format(folder=tmp_path))), image_root=root)
+    (record,) = read_records(write(tmp_path, flat(image_filename=name.format(folder=tmp_path))), image_root=root)
     assert [str(image) for image in record.images] == [f"{root}/{kept}"]
     with pytest.raises(ImageError, match="it leads out of the image root"):
         image_key(record.images[0])
 
 
-@pytest.mark.parametrize(
-    ("name", "file"),
-    [
-        ("b/../a.jpg", "a.jpg"),
-        ("./a.jpg", "a.jpg"),
-        ("b//c.jpg", "b/c.jpg"),
-        ("..a.jpg", "..a.jpg"),
-        ("frames.tar/polyp/../a.jpg", "frames.tar/a.jpg"),
-    ],
-)
-def test_image_path_inside_the_root_is_normalised(tmp_path, name, file):
-    (record,) = read_records(write(tmp_path, flat(image_filename=name)))
-    assert record.images == (tmp_path / file,)
+def test_image_path_inside_the_root_is_normalised(tmp_path):
+    names = {"b/../a.jpg": "a.jpg", "./a.jpg": "a.jpg", "b//c.jpg": "b/c.jpg", "..a.jpg": "..a.jpg"}
+    records = read_records(write(tmp_path, *(flat(image_filename=name) for name in names)))
+    assert [record.images for record in records] == [(tmp_path / file,) for file in names.values()]
 
 
 def test_link_inside_the_root_is_followed(tmp_path):
@@ -237,25 +156,15 @@ def test_all_malformed_records_are_collected_and_the_others_are_read(tmp_path, n
     assert [len(kind.places) for kind in kinds] == [2, *[1] * (len(places) - 2)]
     assert kinds[0].text().startswith("2 times: `answer` must be text that is not empty, got 3; put it into quotes")
     assert kinds[0].text().endswith(f"({path}{places[-4]}, {path}{places[-3]})")
+    (tmp_path / "cut.jsonl").write_text(CUT)
+    assert [one.place for one in collected(tmp_path / "cut.jsonl")[1]] == [f"{tmp_path}/cut.jsonl:1"]
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
+def test_messages_that_differ_in_values_are_one_kind():
+    for one, other in (
         ("`answer` must be text, got 3", "`answer` must be text, got [4, '; x']"),
-        ("not JSON (Expecting ',' delimiter at column 12)", "not JSON (Expecting ',' delimiter at column 7)"),
         ("message 3 has the role 'tool'; not supported", 'message 5 has the role "to\'ol"; not supported'),
         ("expected the key `a`, got ['b']; look", "expected the key `a`, got ['c', 'd', 'e']; look"),
-    ],
-)
-def test_messages_that_differ_in_values_are_one_kind(one, other):
-    assert kind_of(one) == kind_of(other)
-
+    ):
+        assert kind_of(one) == kind_of(other)
     assert kind_of("`answer` must be text, got 3") != kind_of("`question` must be text, got 3")
-
-
-def test_a_file_without_records_is_reported_and_a_missing_one_is_an_error(tmp_path):
-    (tmp_path / "a.jsonl").write_text("\n")
-    assert collected(tmp_path / "a.jsonl")[1][0].reason.startswith(f"{tmp_path}/a.jsonl has no records")
-    with pytest.raises(RecordsError, match="no records file at"):
-        collected(tmp_path / "b.jsonl")

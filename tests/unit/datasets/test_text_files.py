@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
 import json
-import tarfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,7 @@ from pyarrow import parquet
 from support.rows import png, write_lines
 from support.rows import run as run_command
 
-from lookonce.datasets.records import Turn, read_records
+from lookonce.datasets.records import read_records
 from lookonce.datasets.text_files import read_array, read_csv, read_jsonl
 from lookonce.errors import RecordsError
 
@@ -55,7 +52,6 @@ MALFORMED = [
     ("parquet", "", " has no records; expected one JSON object per line"),
     ("jsonl", f"{GOOD}\n{{\n", ":2: not JSON (Expecting property name"),
     ("json", " [ ] ", " has no records; expected one JSON object per line, an array of them, CSV"),
-    ("json", "[1]", ": record 1: expected a JSON object, got 1"),
     ("json", f"[\n{GOOD},\n{{", ": record 2: not JSON (Expecting property name enclosed in double quotes at line 3, c"),
     ("json", "[" * 100_000, ": record 1: not JSON that can be read"),
     ("json", f"[{GOOD}", f": {AFTER} 1; is the file cut off?"),
@@ -101,33 +97,16 @@ TABLE = "image,question,answer\na.png,Où est-ce?,à gauche\n"
 LINE = json.dumps(ROW, ensure_ascii=False) + "\n"
 
 
-def zipped(*names: str) -> bytes:
-    target = io.BytesIO()
-    with zipfile.ZipFile(target, "w") as archive:
-        for name in names:
-            archive.writestr(name, "x")
-    return target.getvalue()
-
-
-def tarred() -> bytes:
-    target = io.BytesIO()
-    with tarfile.open(fileobj=target, mode="w") as archive:
-        archive.addfile(tarfile.TarInfo("a.json"))
-    return target.getvalue()
-
-
 REFUSED: dict[str, tuple[str, bytes, str]] = {
     "UTF-16": ("r.csv", TABLE.encode("utf-16"), "it has zero bytes, as UTF-16 or another type of file); expected a"),
     "UTF-16 without a mark": ("r.jsonl", LINE.encode("utf-16-le"), "with: iconv -f UTF-16 -t UTF-8 r.jsonl > NEW"),
     "cp1252 table": ("r.csv", TABLE.encode("cp1252"), "expected a CSV file in UTF-8; convert one that was"),
     "cp1252 array": ("r.json", f"[{LINE}]".encode("cp1252"), "iconv -f WINDOWS-1252 -t UTF-8"),
     "gzip": ("r.jsonl", gzip.compress(LINE.encode()), "is compressed; unpack it, for example with: gunzip --keep"),
-    "workbook": ("r.xlsx", zipped("xl/workbook.xml"), "is a zip archive or an Excel workbook; unpack an archive"),
-    "tar": ("r.jsonl", tarred(), "it has zero bytes"),
+    "workbook": ("r.xlsx", b"PK\x03\x04", "is a zip archive or an Excel workbook; unpack an archive"),
     "pretty-printed records": ("r.jsonl", 2 * json.dumps(ROW, indent=1).encode(), "with: jq -c . r.jsonl > NEW.jsonl"),
     "table with another name": ("r.jsonl", TABLE.encode(), "give its name the suffix .csv or .tsv"),
     "no parquet": ("r.parquet", TABLE.encode(), "is not a parquet file, in spite of its name; it begins with"),
-    "image": ("r.jsonl", b"\xff\xd8\xff\xe0", "cannot be read"),
     "commas after lines": ("r.jsonl", 2 * LINE.replace("}", "},").encode(), "go over several lines"),
     "pointer": ("r.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
     "page": ("r.jsonl", b"<!DOCTYPE html>\n<html>", "is an HTML page; download the file itself"),
@@ -212,17 +191,6 @@ def test_a_folder_is_named_with_the_files_in_it(run):
     ):
         result = run(*words)
         assert result.exit_code in (1, 2) and "it is a folder; name a file in it: train.jsonl" in result.output
-
-
-def test_csv_has_one_record_per_row_and_an_empty_cell_is_a_missing_key(tmp_path):
-    path = tmp_path / "train.csv"
-    path.write_text('\ufeffimage,question,answer,source\r\na.jpg,"Is it, ""so""\nor not?",yes,\r\n\r\nb.jpg,Q,A,x\r\n')
-    first, second = read_records(path)
-    assert first.turns == (Turn('Is it, "so"\nor not?', "yes"),)
-    assert (first.metadata, second.metadata) == ({}, {"source": "x"})
-    assert (first.origin, second.origin) == (f"{path}:2", f"{path}:5")
-    path.rename(tmp_path / "train.tsv").write_text("image\tquestion\tanswer\na.jpg\tQ, q\tA\n")
-    assert read_records(tmp_path / "train.tsv")[0].turns == (Turn("Q, q", "A"),)
 
 
 FORMULAS = [*("=1+1 @SUM(A1) -2+3 '=1 ''@x = -".split()), "+cmd|' /C calc'!A0", "\t=1", "\r=1", "\n=1", " =1", "- none"]

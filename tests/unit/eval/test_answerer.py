@@ -52,7 +52,6 @@ def test_a_folder_stands_for_the_images_in_it_and_below_it(folder):
     ("pattern", "message"),
     [
         ("images/*.png", r"--images images/\*\.png matches no file"),
-        ("nowhere/a.jpg", "matches no file"),
         ("empty", r"--images empty is a folder without images: no name .* ends in \.jpg, \.jpeg, \.png, .*\.webp;"),
         ("images/d*", "matches no file"),
     ],
@@ -69,9 +68,6 @@ def test_each_question_is_asked_about_each_image(folder):
     assert [len(record.images) for record in records] == [1, 1, 0, 0, 2, 2]
     assert records[0].images == (folder / "a.jpg",) and records[0].system == "Be brief."
     assert len({record.origin for record in records}) == 6 and records[1].origin == f"{folder}/a.jpg:2"
-
-
-def test_an_empty_question_is_refused():
     with pytest.raises(UsageError, match="question 2 of 2 is empty"):
         ask_each([()], ["q", " \n"])
 
@@ -82,14 +78,8 @@ def test_malformed_records_are_reported_and_the_others_are_read(tmp_path):
     asked, broken = read_questions(path)
     assert [(record.turns, turn) for record, turn in asked] == [((Turn("q", ""),), 0)]
     assert list(broken) == [f"{path}:1", f"{path}:2"] and "not empty" in str(broken[f"{path}:1"])
-
-
-@pytest.mark.parametrize(("content", "message"), [("", "has no records"), ("no\n", "q.jsonl:1"), (None, "no records")])
-def test_a_file_without_a_question_is_an_error(tmp_path, content, message):
-    path = tmp_path / "q.jsonl"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(RecordsError, match=message):
+    path.write_text("no\n")
+    with pytest.raises(RecordsError, match="q.jsonl:1"):
         read_questions(path)
 
 

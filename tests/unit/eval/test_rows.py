@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.datasets.records import Record, Turn
+from lookonce.datasets.records import Record, Turn, check_target
 from lookonce.errors import UsageError
 from lookonce.eval.decoding.dialogue import Answer
-from lookonce.eval.predict import COLUMNS, answered, check_output, write_rows
+from lookonce.eval.predict import COLUMNS, SUFFIXES, answered, write_rows
 
 ANSWER = Answer('yes, "two"\n', (1, 2, 3), -0.5, "stop")
 
@@ -67,8 +67,8 @@ def test_an_output_file_must_be_new_and_of_a_known_type(tmp_path):
     (tmp_path / "a.jsonl").write_text("{}")
     for name, message in (("b.xlsx", "the suffix decides"), ("a.jsonl", "exists; name another file, or replace it")):
         with pytest.raises(UsageError, match=message):
-            check_output(tmp_path / name, None, overwrite=False)
-    check_output(tmp_path / "a.jsonl", None, overwrite=True)
-    check_output(tmp_path / "new.CSV", tmp_path / "a.jsonl", overwrite=False)
+            check_target(tmp_path / name, None, SUFFIXES, overwrite=False)
+    check_target(tmp_path / "a.jsonl", None, SUFFIXES, overwrite=True)
+    check_target(tmp_path / "new.CSV", tmp_path / "a.jsonl", SUFFIXES, overwrite=False)
     with pytest.raises(UsageError, match="is also the file to read"):
-        check_output(tmp_path / "a.jsonl", tmp_path / "a.jsonl", overwrite=True)
+        check_target(tmp_path / "a.jsonl", tmp_path / "a.jsonl", SUFFIXES, overwrite=True)

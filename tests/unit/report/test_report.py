@@ -11,7 +11,6 @@ from PIL import Image
 from support.answers import questions, wrong
 from support.html_page import HOSTILE, Page, as_text, assert_harmless, numbers_in, numbers_of
 
-from lookonce.errors import UsageError
 from lookonce.files import write_json
 from lookonce.report.report import Report
 from lookonce.report.runs import open_runs
@@ -67,12 +66,6 @@ def test_the_comparison_and_won_and_lost_answers_are_on_the_page_of_two_runs(mak
     found = as_text(text)
     assert "Won by b: right there, wrong in a" in found and "are seeds of the same training" in found
     assert report.sentences() == [report.to_json()["comparison"]["pairs"][0]["sentence"]]
-
-
-def test_runs_that_answered_different_questions_are_refused(make_folder):
-    folders = make_folder("a", questions()), make_folder("b", questions(3))
-    with pytest.raises(UsageError, match="different questions"):
-        made(*folders)
 
 
 def test_48_thumbnails_take_less_than_3_megabytes_even_if_images_are_noise(make_folder, tmp_path):

@@ -22,14 +22,11 @@ def test_the_interval_of_all_is_that_of_the_evaluation():
         assert {name: (one.num_questions, one.exact_match, one.majority) for name, one in groups.items()} == expected
 
 
-def test_a_group_without_an_error_has_an_interval_and_one_about_a_single_image_none():
+def test_only_the_largest_groups_are_scored_and_one_about_a_single_image_has_no_interval():
     rows = [replace(row, category="one" if row.images == ("/gone/0.jpg",) else "others") for row in questions()]
     groups = score_run(rows).groups["category"]
     assert groups["one"].interval is None
     assert groups["others"].interval is not None and 0.6 < groups["others"].interval.low < 0.9
-
-
-def test_only_the_largest_groups_are_scored():
     rows = [replace(row, question=f"q {place // 2}", turn=place) for place, row in enumerate(questions(20))]
     rows += [replace(rows[-1], question="most", turn=place) for place in range(200, 203)]
     scores = score_run(rows)

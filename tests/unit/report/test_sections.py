@@ -72,8 +72,7 @@ def test_baselines_are_beside_the_run_also_by_group(make_folder):
     rows, folder = wrong(questions(), 6), RunFolder(make_folder("a", wrong(questions(), 6)))
     blind = wrong(rows, 40)
     write_json(
-        folder.metrics("val"),
-        Evaluation.of(rows, baselines={"shuffled": [row.predicted for row in blind]}).to_json(),
+        folder.metrics("val"), Evaluation.of(rows, baselines={"shuffled": [row.predicted for row in blind]}).to_json()
     )
     write_json(folder.metrics("val-shuffled"), Evaluation.of(blind).to_json())
     numbers, words = made(folder.folder)

@@ -1,17 +1,20 @@
-"""The keys that select and order training records: what they do to a run's records, notes and identity."""
+"""The keys that select and order records, give them contexts or hold some out: records, notes and identity of a run."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
+from lookonce.checks.check import check
+from lookonce.datasets.records import Context, Record, Turn, write_records
 from lookonce.errors import RecordsError, RunFolderError, UsageError
 from lookonce.run.config import read_run_file
 from lookonce.run.folder import RunFolder
-from lookonce.run.open import TO_LOOK, open_run
-from lookonce.run.records import check_paths, read_splits
+from lookonce.run.open import FROM_CACHE, TO_LOOK, OpenRun, open_run
+from lookonce.run.records import HELD_OUT, check_paths, read_splits, trained_on
 from lookonce.status import find_state
 
 REASONING = "datasets/kvasir-vqa.stages/reasoning.yaml"
@@ -118,6 +121,8 @@ def test_a_missing_stage_map_is_found_before_anything_is_read(staged):
         ("batch.order=sorted", r"batch.order.name: Input should be 'random' or 'as_given' \(got 'sorted'\)"),
         ("batch.order={by: stage}", "wrong:\n  batch.order.mapping.stages: is missing$"),
         ("batch.order={by: stage, stages: [1, '1']}", "stages: has 1 twice; write each value once"),
+        ("data.held_out={fold: 3, of: 2}", r"data.held_out: the folds of 2 are 1 to 2 \(got fold 3\)"),
+        ("data.held_out={fold: 1, of: 1}", r"data.held_out.of: .* greater than or equal to 2 \(got 1\)"),
     ],
 )
 def test_wrong_values_are_refused(tmp_path, assignment, message):
@@ -125,3 +130,147 @@ def test_wrong_values_are_refused(tmp_path, assignment, message):
     path.write_text(json.dumps({"model": {"path": "m"}, "data": {"train": "a.jsonl"}, "output": "x"}))
     with pytest.raises(UsageError, match=message):
         read_run_file(path, [assignment])
+
+
+CONTEXT = {"by": "stage", "order": [1, 2, 3]}
+
+
+def test_training_and_validation_records_get_a_context_and_their_questions_stay(staged, tmp_path):
+    """What a record is asked does not change."""
+    plain = open_run(staged(), TO_LOOK)
+    found = open_run(staged({"context": CONTEXT}), replace(TO_LOOK, records="used"))
+    assert [one.turns for one in found.all_records()] == [one.turns for one in plain.all_records()]
+    assert all(one.context is None for one in found.records["test"])
+    num_known = sum(one.context is not None for one in found.records["train"])
+    assert 0 < num_known < len(found.records["train"]) and any(one.context for one in found.records["val"])
+    assert found.notes[0].startswith(f"`data.context`: {num_known} of {len(found.records['train'])} train records have")
+
+
+def test_the_answers_of_a_context_are_part_of_the_identity_and_their_path_is_not(staged, tmp_path):
+    paths = [tmp_path / name for name in ("a.jsonl", "b.jsonl", "c.jsonl")]
+    for path, text in zip(paths, ("{}", "{}", "{} "), strict=True):
+        path.write_text(text)
+    first, copy, other = (staged({"context": CONTEXT | {"answers": str(path)}}) for path in paths)
+    assert "context" not in identity(staged())
+    assert identity(first) == identity(copy) != identity(other)
+    folder = RunFolder(first.output)
+    folder.claim(first, identity(first))
+    folder.log.touch()
+    folder.check(copy, identity(copy))
+    for changed, named in ((other, "inputs.answers"), (staged({"context": CONTEXT}), "inputs.answers")):
+        with pytest.raises(RunFolderError, match=named):
+            folder.check(changed, identity(changed))
+    with pytest.raises(RunFolderError, match="run.data.context.form"):
+        folder.check(staged({"context": CONTEXT | {"answers": str(paths[0]), "form": "turns"}}), identity(first))
+    later = staged({"context": CONTEXT | {"answers": "/nowhere.jsonl"}})
+    check_paths(later)
+    assert identity(later)["answers"] is None, "a cache is built, and a status shown, before another run has answered"
+    with pytest.raises(RecordsError, match="no predictions at /nowhere.jsonl"):
+        open_run(later, replace(TO_LOOK, records="used"))
+
+
+def rows_of(opened: OpenRun, records: list[Record]) -> str:
+    """Predictions of all questions of some records, as lines."""
+    rows = (
+        {"question": turn.question, "predicted": "own", "image_keys": opened.images.keys_of(record)}
+        for record in records
+        for turn in record.turns
+    )
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.mark.guarantee(
+    "A run whose contexts have the answers of a predictions file names the images that the model of these "
+    "answers was trained on."
+)
+def test_it_is_said_which_images_the_models_were_trained_on_whose_answers_contexts_have(staged, sample, tmp_path):
+    """Two models that were trained on other images than they answered; and one that answered its own."""
+    plain = open_run(staged(), TO_LOOK)
+    folds = []
+    for name, trained in (("a", "test"), ("b", "train")):
+        fold = staged({"train": str(sample / f"{trained}.jsonl")}, output=str(tmp_path / name))
+        RunFolder(fold.output).claim(fold, {})
+        path = RunFolder(fold.output).predictions("other")
+        path.parent.mkdir()
+        path.write_text(rows_of(plain, plain.records["train"] if name == "a" else plain.records["val"]))
+        folds.append(str(path))
+    found = open_run(staged({"context": CONTEXT | {"answers": folds}}), replace(TO_LOOK, records="used"))
+    assert {turn.answer for record in found.all_records() for turn in record.known} == {"own"}
+    shown = {key for record in found.records["train"] if record.context for key in found.images.keys_of(record)}
+    of = f"{len(shown)} images for which prompts have its answers"
+    assert found.notes[-1] == f"{folds[0]}: its model was trained on none of {of}"
+
+    RunFolder(tmp_path / "b").predictions("other").write_text(rows_of(plain, [*plain.all_records()]))
+    own = open_run(staged({"context": CONTEXT | {"answers": folds[1]}}), replace(TO_LOOK, records="used"))
+    assert own.notes[-1].startswith(f"{folds[1]}: its model was trained on {len(shown)} of {len(shown)} images for")
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes(RunFolder(tmp_path / "b").predictions("other").read_bytes())
+    moved = open_run(staged({"context": CONTEXT | {"answers": str(copy)}}), replace(TO_LOOK, records="used"))
+    assert moved.notes[-1] == f"{copy} is not in a run folder, so it is unknown which images its model was trained on"
+
+
+@pytest.fixture
+def fold(make_cached_run):
+    """Makes runs on the sample that leave out a fold of two."""
+
+    def make(number, **changes):
+        return make_cached_run(data={"held_out": {"fold": number, "of": 2}}, **changes)
+
+    return make
+
+
+def images(opened, split) -> set[str]:
+    return {key for record in opened.records[split] for key in opened.images.keys_of(record)}
+
+
+def test_two_folds_divide_the_training_images_and_leave_the_other_splits(fold, make_cached_run):
+    plain, first, second = (open_run(run, FROM_CACHE) for run in (make_cached_run(), fold(1), fold(2)))
+    assert first.records["train"] == second.records[HELD_OUT] and second.records["train"] == first.records[HELD_OUT]
+    assert images(first, "train").isdisjoint(images(first, HELD_OUT))
+    assert images(first, "train") | images(first, HELD_OUT) == images(plain, "train")
+    assert [first.records[split] for split in ("val", "test")] == [plain.records[split] for split in ("val", "test")]
+    number = len(first.records[HELD_OUT])
+    assert first.notes[-1].startswith(f"`data.held_out` leaves out {number} of {len(plain.records['train'])} train rec")
+    assert HELD_OUT not in plain.records
+
+
+def test_paths_with_the_same_bytes_are_in_one_fold(make_run, sample, tmp_path):
+    paths = sorted((sample / "images").iterdir())[:4]
+    records = []
+    for path, name in [(path, f"{copy}-{path.name}") for copy in "ab" for path in paths]:
+        (tmp_path / name).write_bytes(path.read_bytes())
+        records.append(Record((tmp_path / name,), (Turn("Is there text?", "no"),)))
+    write_records(tmp_path / "twice.jsonl", records)
+    data = {"train": str(tmp_path / "twice.jsonl"), "val": [], "image_root": None, "held_out": {"fold": 1, "of": 2}}
+    found = open_run(make_run(data=data), replace(FROM_CACHE, images="hashed"))
+    assert [len(found.records[split]) for split in ("train", HELD_OUT)] == [4, 4]
+    assert images(found, "train").isdisjoint(images(found, HELD_OUT))
+
+
+def test_status_check_and_the_origin_of_answers_know_what_was_trained_on(fold, tmp_path):
+    run = fold(1)
+    opened = open_run(run, FROM_CACHE)
+    assert open_run(run, replace(TO_LOOK, records="used")).records_identity() == opened.records_identity()
+    assert find_state(run).notes[0] == opened.notes[-1]
+    (tmp_path / "run.yaml").write_text(run.to_yaml())
+    assert opened.notes[-1] in [result.value for result in check(tmp_path / "run.yaml").results]
+    answers = tmp_path / "study" / "fold" / "predictions" / "held_out.jsonl"
+    RunFolder(answers.parent.parent).claim(run, {})
+    answers.parent.mkdir()
+    for split in (HELD_OUT, "train"):
+        rows = [json.dumps({"image_keys": opened.images.keys_of(record)}) for record in opened.records[split]]
+        answers.write_text("\n".join(rows))
+        with_context = [replace(record, context=Context(())) for record in opened.records[split]]
+        number = len(images(opened, split))
+        which = "none of" if split == HELD_OUT else f"{number} of {number} images"
+        assert f"trained on {which}" in trained_on(answers, with_context, opened.images)
+
+
+def test_another_fold_is_another_run(fold):
+    run, other = fold(1), fold(2)
+    opened = open_run(run, FROM_CACHE)
+    folder = RunFolder(run.output)
+    folder.claim(run, opened.records_identity())
+    folder.log.touch()
+    with pytest.raises(RunFolderError, match=r"(?s)inputs.records.train.*run.data.held_out.fold: this run 2, that"):
+        folder.check(other, open_run(other, FROM_CACHE).records_identity())

@@ -24,10 +24,6 @@ PINNED = {
     ),
     "a branch": ("model:\n  revision: main\n  path: a/b\n", f'model:\n  revision: "{COMMIT}"\n  path: a/b\n'),
     "braces": ("model: {path: a/b}  # it\n", f'model: {{path: a/b, revision: "{COMMIT}"}}  # it\n'),
-    "braces with a revision": (
-        "model: {path: a/b, revision: main}\n",
-        f'model: {{path: a/b, revision: "{COMMIT}"}}\n',
-    ),
     "another path before it": (
         "data:\n    path: c\nmodel:\n    path: a/b\n",
         f'data:\n    path: c\nmodel:\n    path: a/b\n    revision: "{COMMIT}"\n',
@@ -70,7 +66,6 @@ def test_a_section_that_is_an_alias_is_left_unchanged_and_the_line_to_add_is_nam
     [
         "train: {start_from: hf://owner/name, epochs: 2}\n",
         'train:\n  epochs: 2  # as before\n  start_from: "hf://owner/name@main"  # the first\n',
-        f"train:\n  start_from: hf://owner/name@{'b' * 40}\n",
     ],
 )
 def test_the_commit_of_the_adapter_to_start_from_replaces_its_value_alone(tmp_path, text):

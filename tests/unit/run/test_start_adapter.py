@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 from support.answers import look_trained
@@ -9,7 +11,7 @@ from support.answers import look_trained
 from lookonce.checks.check import check_start
 from lookonce.errors import ModelError, UsageError
 from lookonce.run.folder import RunFolder
-from lookonce.run.sections import LoraSection
+from lookonce.run.sections import HubAdapter, LoraSection, hub_adapter
 from lookonce.run.start_adapter import adapter_hash, check_same_model, find_start, shape_differences, start_identity
 
 COMMIT = "a1" * 20
@@ -115,3 +117,32 @@ def test_a_check_says_what_would_stop_the_start(make_run, trained, tmp_path):
     [found] = check_start(make_run(train={"start_from": str(tmp_path / "gone")}))
     assert found.level == "error" and "is not a run folder" in found.value
     assert list(check_start(make_run())) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "adapter"),
+    [
+        (f"hf://owner/name@{COMMIT}", HubAdapter("owner/name", COMMIT)),
+        ("hf://owner/name", HubAdapter("owner/name", None)),
+        ("hf://o.w-n/na.me_2@v1/beta", HubAdapter("o.w-n/na.me_2", "v1/beta")),
+    ],
+)
+def test_an_adapter_on_the_hub_stays_text_and_is_written_as_it_was(make_run, text, adapter):
+    run = make_run(train={"start_from": text})
+    assert run.train.start_from == text and hub_adapter(text) == adapter and str(adapter) == text
+    assert f"start_from: {text}" in run.to_yaml()
+
+
+@pytest.mark.parametrize("text", ["hf://owner", "hf://", "hf://owner/name@", "hf://owner/name@a@b", "hf://a/b/c"])
+def test_a_malformed_one_is_refused(make_run, text):
+    with pytest.raises(ValidationError, match="an adapter on the Hub is hf://OWNER/NAME@COMMIT"):
+        make_run(train={"start_from": text})
+
+
+def test_all_others_are_paths(make_run, monkeypatch):
+    monkeypatch.setenv("PLACE", "/data")
+    for text, path in (("owner/name", "owner/name"), ("$PLACE/first", "/data/first")):
+        assert make_run(train={"start_from": text}).train.start_from == Path(path)
+    assert hub_adapter(Path("hf:/owner/name")) is None and hub_adapter(None) is None
+    with pytest.raises(ValidationError, match="the environment variable NONE is not set"):
+        make_run(train={"start_from": "$NONE/first"})

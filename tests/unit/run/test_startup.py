@@ -1,13 +1,15 @@
-"""What a training does before its first step is said, with its seconds."""
+"""What a training does before its first step is said, with its seconds; and the curves of `log.jsonl`."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
 
 import pytest
 
+from lookonce.run.log_file import Curves, read_curves, smoothed
 from lookonce.run.startup import OTHER, Startup, process_age
 
 
@@ -18,26 +20,21 @@ def test_each_piece_of_work_is_said_with_its_seconds():
         with startup.timed(name):
             assert name not in "".join(notes)
     assert notes == ["read records: 0.0 s", "load weights: 0.0 s"]
-    assert list(startup.seconds) == ["read records", "load weights"]
+    with pytest.raises(ValueError), startup.timed("work that fails"):
+        raise ValueError
+    assert len(notes) == 2 and list(startup.seconds) == ["read records", "load weights"]
 
 
-def test_slow_work_is_said_before_it_ends():
+def test_slow_work_is_said_before_it_ends(monkeypatch):
+    monkeypatch.setattr("lookonce.run.startup.PATIENCE_S", 0.02)
     notes: list[str] = []
-    startup = Startup(notes.append, patience_s=0.02)
+    startup = Startup(notes.append)
     with startup.timed("read records"):
         deadline = time.monotonic() + 5
         while not notes and time.monotonic() < deadline:
             time.sleep(0.01)
         assert notes == ["read records ..."]
     assert len(notes) == 2 and startup.seconds["read records"] >= 0.02
-
-
-def test_work_that_fails_is_not_counted():
-    notes: list[str] = []
-    startup = Startup(notes.append)
-    with pytest.raises(ValueError), startup.timed("read records"):
-        raise ValueError
-    assert notes == [] and startup.seconds == {}
 
 
 @pytest.mark.guarantee("All seconds before the first step are accounted for.")
@@ -61,3 +58,52 @@ def started_at() -> float:
     """Seconds from the machine's boot to this process's start, from Linux."""
     stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     return int(stat[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def write(path, *lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_losses_and_learning_rate_are_curves_by_step(tmp_path):
+    log = tmp_path / "log.jsonl"
+    write(
+        log,
+        {"step": 1, "loss": 3.0, "learning_rate": 1e-4},
+        {"step": 2, "loss": 2.0, "learning_rate": 2e-4},
+        {"step": 2, "eval_loss": 2.5},
+        {"step": 2, "eval_exact_match": 0.5},
+    )
+    assert read_curves(log) == Curves({1: 3.0, 2: 2.0}, {2: 2.5}, {1: 1e-4, 2: 2e-4}, {2: 0.5})
+
+
+def test_half_a_line_and_a_loss_that_is_no_number_are_left_out(tmp_path):
+    log = tmp_path / "log.jsonl"
+    write(log, {"step": 1, "loss": 3.0}, {"step": 2, "loss": None})
+    log.write_text(log.read_text() + '{"step": 3, "lo')
+    assert read_curves(log).loss == {1: 3.0}
+
+
+def test_the_best_validation_loss_is_the_lowest_with_its_step(tmp_path):
+    log = tmp_path / "log.jsonl"
+    write(log, *({"step": step, "eval_loss": loss} for step, loss in [(10, 2.0), (20, 1.5), (30, 1.75)]))
+    assert read_curves(log).best == (20, 1.5)
+
+
+def test_few_points_are_not_smoothed_and_many_lose_their_noise():
+    few = {step: float(step % 2) for step in range(20)}
+    assert smoothed(few) == few
+    many = {step: 1.0 + step % 2 for step in range(1000)}
+    middle = [value for step, value in smoothed(many).items() if 50 < step]
+    assert all(value == pytest.approx(1.5, abs=0.06) for value in middle)
+
+
+def test_the_first_losses_do_not_flatten_the_rest():
+    loss = {step: 9.0 if step < 20 else 1.0 + step / 10000 for step in range(1, 1001)}
+    low, high = Curves(loss, {500: 1.5}).loss_range()
+    assert (low, high) == (pytest.approx(1.006, abs=0.01), 1.5)
+
+
+def test_a_constant_loss_and_no_loss_have_a_range():
+    for curves in (Curves({1: 2.0, 2: 2.0}), Curves()):
+        low, high = curves.loss_range()
+        assert low < high

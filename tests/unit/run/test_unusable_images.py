@@ -44,9 +44,8 @@ def test_an_unusable_image_is_refused_with_the_command_that_lists_its_records(ma
     """One bad image blocked a training, and the message did not say that there is another way."""
     run = make(make_run, write(*GOOD, name))
     open_run(run, TO_BUILD).build()
-    with pytest.raises(
-        FeaturesMissing, match=f"{reason}.*; repair the file, or remove .*: lookonce data audit RECORDS --decode"
-    ):
+    advice = r"repair the file, or remove .*: lookonce data audit RECORDS --decode"
+    with pytest.raises(FeaturesMissing, match=rf"{name} .*jsonl:3\).*{reason}.*; {advice}"):
         open_run(run, FROM_CACHE).open_cache()
 
 

@@ -52,9 +52,6 @@ def test_the_message_names_what_is_missing_and_what_to_do(tmp_path, monkeypatch)
         "what can be deleted), choose another `cache.dir`, or halve the cache with `cache.dtype: fp8_e4m3`; then run "
         "the same command again"
     )
-
-
-def test_if_free_space_is_refused_the_reason_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: Usage(10**12, 0, 10**12))
     message = str(disk_full(tmp_path, 10**9, OSError(errno.EDQUOT, "Disk quota exceeded")))
     assert (

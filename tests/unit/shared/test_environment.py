@@ -1,14 +1,27 @@
-"""The command that calls this program again, and the ranks that torchrun started."""
+"""The process: the command that calls it again, ranks of torchrun, CPU threads, and the commit of the code."""
 
 from __future__ import annotations
 
 import gc
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
-from lookonce import environment
-from lookonce.environment import launch_note, local_rank, num_ranks, program, rank, without_garbage_collection
+from lookonce import environment, version
+from lookonce import environment as settings
+from lookonce.cache.model.model_folder import ModelFolder
+from lookonce.cache.model.tower import Tower
+from lookonce.environment import launch_note, limit_cpu_threads, program, without_garbage_collection
 from lookonce.errors import UsageError
+from lookonce.run.folder import Environment
+from lookonce.run.open import FROM_CACHE, open_run
+from lookonce.train.model.load import load_with_tower, load_without_tower
 
 
 @pytest.mark.parametrize(
@@ -26,17 +39,6 @@ def test_the_next_command_can_be_run_as_printed(tmp_path, monkeypatch, called, o
     monkeypatch.setenv("PATH", str(tmp_path / "bin") if on_path else "")
     monkeypatch.setattr("sys.argv", [called])
     assert program() == expected
-
-
-@pytest.mark.parametrize(
-    ("variables", "expected"), [({}, (0, 1, 0)), ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, (5, 8, 1))]
-)
-def test_ranks_are_those_of_torchrun(monkeypatch, variables, expected):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert (rank(), num_ranks(), local_rank()) == expected
 
 
 VALUES = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
@@ -96,3 +98,103 @@ def test_very_many_objects_are_left_out_of_later_searches_for_cycles(monkeypatch
         assert not gc.isenabled()
         objects = [[number] for number in range(1000)]
     assert gc.isenabled() and (gc.get_freeze_count() - before > len(objects)) == (many < 1000)
+
+
+@pytest.fixture(autouse=True)
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """PyTorch starts with two threads, as on a machine with two cores, and nothing is set."""
+    for name in settings.THREADS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_training_evaluation_and_measurements_of_a_small_model_have_one_thread(make_run, built):
+    """All of them open a `OpenRun`, before the run records its environment."""
+    open_run(make_run(cache={"dir": str(built.folder.parent)}), FROM_CACHE)
+    assert Environment.this().cpu_threads == 1
+
+
+@pytest.mark.parametrize(
+    "load",
+    [lambda folder: load_without_tower(folder, torch.float32), lambda folder: load_with_tower(folder, torch.float32)]
+    + [lambda folder: Tower(folder, torch.float32)],
+    ids=["without tower", "with tower", "tower"],
+)
+def test_whatever_loads_a_small_model_has_one_thread(sample, load):
+    load(ModelFolder.open(str(sample / "model")))
+    assert torch.get_num_threads() == 1
+
+
+def test_a_large_model_keeps_all_threads(tmp_path):
+    for number in range(2):
+        with (tmp_path / f"model-{number}.safetensors").open("wb") as file:
+            os.truncate(file.fileno(), settings.SMALL_BYTES // 2)
+    limit_cpu_threads(tmp_path)
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("name", settings.THREADS)
+def test_a_number_that_the_user_has_set_stays(sample, monkeypatch, name):
+    monkeypatch.setenv(name, "2")
+    limit_cpu_threads(sample / "model")
+    assert torch.get_num_threads() == 2
+
+
+COMMIT = "c" * 40
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Sets what pip noted of the installation."""
+
+    def set_note(value: Any) -> None:
+        text = value if isinstance(value, str | None) else json.dumps(value)
+        monkeypatch.setattr(version, "distribution", lambda name: SimpleNamespace(read_text=lambda file: text))
+
+    version.commit.cache_clear()
+    yield set_note
+    version.commit.cache_clear()
+
+
+@pytest.fixture
+def described(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The folders that git was asked about; it names a commit and changes."""
+    asked: list[Path] = []
+
+    def run(command: tuple[str, ...], cwd: Path, **options: Any) -> SimpleNamespace:
+        asked.append(cwd)
+        return SimpleNamespace(stdout=f"{COMMIT}-dirty\n")
+
+    monkeypatch.setattr("subprocess.run", run)
+    return asked
+
+
+def test_a_commit_that_pip_installed_is_the_one_it_noted(installed, described):
+    installed({"url": "https://example.org/lookonce.git", "vcs_info": {"vcs": "git", "commit_id": COMMIT}})
+    assert version.commit() == COMMIT and described == []
+
+
+def test_git_is_asked_for_the_commit_of_an_editable_checkout(installed, described, root, tmp_path):
+    (tmp_path / "with space").symlink_to(root)
+    installed({"url": f"file://{tmp_path}/with%20space", "dir_info": {"editable": True}})
+    is_checkout = (root / ".git").exists()
+    assert version.commit() == (f"{COMMIT}-dirty" if is_checkout else None)
+    assert described == [tmp_path / "with space"] * is_checkout
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        None,
+        "{",
+        {"url": "file:///tmp", "dir_info": {"editable": True}},
+        {"url": "file:///tmp/lookonce.whl", "archive_info": {}},
+    ],
+)
+def test_without_a_note_of_a_commit_there_is_none(installed, described, note):
+    installed(note)
+    assert version.commit() is None and described == []

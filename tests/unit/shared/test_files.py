@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, with the modes that the umask allows."""
+"""Files are written whole or not at all, as the umask allows; a refusal and a full disk are named with what to do."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import errno
 import json
 import multiprocessing
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from lookonce.errors import explain_os_error
 from lookonce.files import (
     TEMPORARY_MARK,
     atomic_write,
     create_text,
     follow_umask,
-    is_full,
     scratch_folder,
     write_json,
     write_text,
@@ -90,12 +91,6 @@ def test_all_files_below_a_folder_follow_the_umask_and_folders_keep_their_mode(t
     assert mode(inner) == 0o750
 
 
-def test_text_is_written_as_utf_8_and_its_folder_is_created(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b" / "c.txt"
-    write_text(path, "Où ?\n")
-    assert path.read_bytes() == b"O\xc3\xb9 ?\n"
-
-
 def test_a_value_that_json_cannot_hold_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     write_json(path, {"a": 1})
@@ -127,25 +122,63 @@ def test_of_several_processes_that_create_one_file_exactly_one_succeeds(tmp_path
     assert results.empty() and won.keys() == set(range(num_files))
     found = {path.name: path.read_text() for path in (tmp_path / "new").iterdir()}
     assert found == {str(number): str(process) * 100_000 for number, process in won.items()}
+    assert not create_text(tmp_path / "new" / "0", "other")
 
 
-def test_an_existing_file_is_not_created_again(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    assert create_text(path, "Où ?\n")
-    assert not create_text(path, "other")
-    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"a.txt": b"O\xc3\xb9 ?\n"}
+def refusal_of(function) -> str:
+    with pytest.raises(OSError) as caught:
+        function()
+    return explain_os_error(caught.value)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "folder" / "file.json"
+    write_text(path, "{}")
+    return path
 
 
 @pytest.mark.parametrize(
-    ("code", "expected"),
+    ("mode", "function", "place", "name"),
     [
-        (errno.ENOSPC, True),
-        (errno.EDQUOT, True),
-        (errno.EFBIG, True),
-        (errno.EIO, False),
-        (None, False),
+        (0o000, Path.read_text, "file.json", "file.json"),
+        (0o400, lambda path: path.write_text(""), "file.json", "file.json"),
+        (0o500, lambda path: write_text(path, ""), "", "file.json"),
+        (0o300, lambda path: [*path.parent.iterdir()], "", ""),
+        (0o600, Path.read_text, "", "file.json"),
     ],
-    ids=lambda value: errno.errorcode.get(value, value),
 )
-def test_a_full_disk_is_distinguished_from_other_errors(code: int | None, expected: bool) -> None:
-    assert is_full(OSError(code, "message")) is expected
+def test_a_refusal_names_the_real_file_and_the_command_that_shows_why(file, with_mode, mode, function, place, name):
+    with_mode(file.parent / place, mode)
+    path = file.parent / name
+    assert refusal_of(lambda: function(file)) == (
+        f"cannot open {path}: Permission denied; who may is shown by: namei -l {path}"
+    )
+
+
+def test_other_errors_name_the_file_that_was_to_be_written(file):
+    error = OSError(errno.EIO, os.strerror(errno.EIO), str(file) + ".tmp-host-1-2")
+    assert explain_os_error(error) == f"{file}: Input/output error"
+    assert explain_os_error(OSError("no name")) == "no name"
+    assert explain_os_error(OSError(errno.EIO, "no name")) == "no name"
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda code: OSError(code, os.strerror(code)),
+        lambda code: OSError(code, os.strerror(code), "source.bin", None, "target.bin"),  # of shutil.copyfile
+        lambda code: Exception(f"Error while serializing: I/O error: (os error {code})"),  # of safetensors
+    ],
+)
+def test_a_full_disk_is_named_with_the_file_what_it_needs_and_what_is_free(file, code, make):
+    def writing() -> None:
+        with atomic_write(file) as temporary:
+            temporary.write_bytes(b"x" * 1500)
+            raise make(code)
+
+    message = refusal_of(writing)
+    assert message.startswith(f"no room for {file}: {os.strerror(code)}") and ".tmp-" not in message
+    assert re.search(rf"\(more than 1.5 kB are needed, [\d.]+ \w+ are free in {file.parent}\); make room, or", message)
+    assert file.read_text() == "{}" and list(file.parent.iterdir()) == [file]

@@ -1,9 +1,8 @@
-"""Plots by matplotlib: any names and numbers can be drawn, and the same ones give the same bytes."""
+"""Plots and texts of pages: any names and numbers can be drawn and shown, and the same ones give the same bytes."""
 
 from __future__ import annotations
 
 import re
-from xml.etree import ElementTree
 
 import matplotlib
 import pytest
@@ -11,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.html_page import HOSTILE, Page
 
-from lookonce.plots import VARIABLES, Line, Panel, curves, forest, histogram, points, to_file, to_svg, write_pdf
+from lookonce.page import _environment, words
+from lookonce.plots import VARIABLES, Line, Panel, curves, forest, histogram, points, to_svg, write_pdf
 from lookonce.text import binned
 
 POINTS = {1: 3.0, 2: 2.0, 3: 1.0}
@@ -26,11 +26,9 @@ def variant(name: str, seeds: list[float], ends: tuple[float, float] | None = No
 VARIANTS = [variant("plain", [0.8, 0.8], (0.7, 0.9)), variant("_x", [0.9], None, 0.1)]
 
 
-def losses(name: str = "loss", title: str = ""):
+def losses(name: str = "loss"):
     lines = [Line(name, POINTS, "marked"), Line("", POINTS, "faint"), Line("_other", POINTS, "line", 7)]
-    return curves(
-        [Panel(name, lines, (1, 3), (3, 1.0), "lowest"), Panel("rate", [Line("", {}, "line")])], "step", title
-    )
+    return curves(Panel(name, lines, (1, 3)), "step")
 
 
 def drawn():
@@ -38,10 +36,6 @@ def drawn():
     counts = {number: number**3 for number in range(1, 200)}
     sizes = {(1, 1): 1, (10**5, 10**5): 10**6}
     return losses(), forest(VARIANTS), histogram(counts, "x", "y"), points(sizes, "x", "y"), points({}, "x", "y")
-
-
-def texts(svg: str) -> list[str]:
-    return [element.text or "" for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
 
 
 def test_the_same_numbers_give_the_same_bytes_whatever_the_users_settings_are(tmp_path):
@@ -72,19 +66,17 @@ def test_a_plot_in_a_page_has_the_pages_colours_and_no_id_twice():
         assert content and all(content[0] in other for other in plots if f'id="{one}"' in other)
 
 
-def test_a_file_is_svg_with_text_as_text():
-    text = to_file(losses("<b>loss</b> $x$", "<a run>"))
-    assert {"<a run>", "step", "<b>loss</b> $x$", "lowest", "rate"} <= set(texts(text)) and "var(" not in text
-    assert " _other" in texts(text), "matplotlib leaves names with _ out of its legend"
+def test_a_plot_has_text_as_text():
+    found = Page(to_svg(losses("<b>loss</b> $x$"), "x")).text
+    assert {"step", "<b>loss</b> $x$"} <= set(found)
+    assert " _other" in found, "matplotlib leaves names with _ out of its legend"
 
 
 @pytest.mark.guarantee("No text of a record or of an answer becomes markup.")
 @pytest.mark.parametrize("words", [*HOSTILE[::3], "$\\frac{", "小さなポリープ" + "x" * 9000, "\u202eleft"])
 def test_any_name_is_drawn_as_text(words):
-    files = to_file(losses(words, words)), to_file(forest([variant(words, [], (0.4, 0.6))]))
-    inside = to_svg(losses(words), words)
-    assert all(ElementTree.fromstring(text.encode()).tag for text in files) and Page(inside).found
-    assert all("\u202e" not in text and len(text) < 50_000 for text in (*files, inside))
+    drawn = to_svg(losses(words), words), to_svg(forest([variant(words, [], (0.4, 0.6))]), words)
+    assert all(Page(text).found and "\u202e" not in text and len(text) < 50_000 for text in drawn)
 
 
 @settings(max_examples=15)
@@ -94,7 +86,7 @@ def test_any_name_is_drawn_as_text(words):
 )
 def test_any_numbers_are_drawn(values, limits):
     line = Line("a", values, "marked")
-    ElementTree.fromstring(to_file(curves([Panel("loss", [line], limits, limits, "x")], "step")))
+    assert Page(to_svg(curves(Panel("loss", [line], limits), "step"), "x")).found
 
 
 def test_each_seed_has_a_height_of_its_own_so_that_none_hides_another():
@@ -108,3 +100,22 @@ def test_each_seed_has_a_height_of_its_own_so_that_none_hides_another():
 def test_bins_hold_every_number_once(counts, max_bins):
     bins = binned(counts, max_bins)
     assert len(bins) <= max_bins and sum(number for _, number in bins) == sum(counts.values())
+
+
+PRINTED = st.characters(exclude_categories=["Cc", "Cs"], exclude_characters="\ufffe\uffff")
+TEMPLATE = '{% from "parts.html.jinja" import td, picture %}<p>{{ one }}</p>{{ td(one, other) }}{{ picture("", one) }}'
+
+
+@given(st.text(PRINTED), st.text(PRINTED))
+def test_any_text_is_shown_as_itself(one, other):
+    page = Page(_environment().from_string(TEMPLATE).render(one=one, other=other))
+    assert "".join(page.text).strip("\n") == f"{one}{other}{one}".strip("\n")
+    assert [values["data-name"] for _, values in page.found if "data-name" in values] == [one]
+    escaped = _environment().from_string("{{ text }}").render(text=f"\x1b\ud800{one}")
+    assert "\x1b" not in escaped and escaped.encode("utf-8")
+
+
+def test_a_text_without_anything_to_see_is_named_and_a_long_one_is_cut():
+    assert words("") == words(" \n\t") == "(empty)"
+    assert words(" no\x00") == " no\\x00"
+    assert len(words("a" * 5000)) == 240 and words("a" * 240) == "a" * 240

@@ -1,12 +1,13 @@
-"""Numbers and tables in the form that people read."""
+"""Numbers and tables in the form that people read, and the names of what differs between two settings."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lookonce.text import count, duration, located, size, table
+from lookonce.differences import Difference, differences
+from lookonce.text import duration, size, table
 
 
 @pytest.mark.parametrize(
@@ -37,14 +38,9 @@ def test_duration_is_in_its_two_largest_units(seconds: float, text: str) -> None
     assert duration(seconds) == text
 
 
-@pytest.mark.parametrize(("number", "text"), [(0, "0 images"), (1, "1 image"), (6500, "6,500 images")])
-def test_count_agrees_with_its_noun(number: int, text: str) -> None:
-    assert count(number, "image") == text
-
-
 def test_table_aligns_the_first_column_left_and_numbers_right() -> None:
-    assert table(("part", "images", "share"), [("train", "6,500", "70 %"), ("validation", "5", "")]) == (
-        "part        images  share\ntrain        6,500   70 %\nvalidation       5"
+    assert table(("part", "images", "share"), [("train", "6,500", "70 %"), ("valid\nation", "5", "")]) == (
+        "part          images  share\ntrain          6,500   70 %\nvalid\\nation       5"
     )
 
 
@@ -58,19 +54,21 @@ def test_a_table_fits_a_terminal_by_shortening_its_longest_texts() -> None:
     assert lines[0].startswith("Where in the image is the ...") and " 6,500  centre; lowe..." in lines[0]
 
 
-def test_a_line_break_in_a_text_does_not_break_a_table() -> None:
-    assert table(("question",), [("What is\nthis?",)]).splitlines() == ["question", "What is\\nthis?"]
-
-
 @pytest.mark.parametrize(
-    ("found", "expected"),
-    [(size(999.6), "1.0 kB"), (size(999_960), "1.0 MB"), (duration(59.97), "1 min 0 s"), (duration(59.94), "59.9 s")],
+    ("mine", "theirs", "expected"),
+    [
+        ({"a": {"b": [1, 2]}}, {"a": {"b": [1, 2]}}, []),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, []),
+        ({"a": 1}, {}, [("a", 1, None)]),
+        ({"a": {"b": {"c": 1, "d": 2}}}, {"a": {"b": {"c": 1, "d": 3}}}, [("a.b.d", 2, 3)]),
+        ({"a": [1, 2]}, {"a": [2, 1]}, [("a", [1, 2], [2, 1])]),
+        ({"a": 1}, {"a": {"b": 1}}, [("a", 1, None), ("a.b", None, 1)]),
+        ({"z": 1, "m": {"b": 1, "a": 1}}, {"z": 2, "m": {"b": 2, "a": 2}}, [("m.a", 1, 2), ("m.b", 1, 2), ("z", 1, 2)]),
+    ],
+    ids=["equal", "order", "only mine", "nested", "list", "other shape", "sorted"],
 )
-def test_numbers_that_round_up_take_the_next_unit(found: str, expected: str) -> None:
-    assert found == expected
-
-
-def test_a_relative_path_is_shown_in_full_with_what_it_is_relative_to(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert located(Path("a.jsonl")) == f"{tmp_path}/a.jsonl (a.jsonl is relative to the working directory)"
-    assert located(Path("/data/a.jsonl")) == "/data/a.jsonl"
+def test_differences_are_named_by_dotted_name_in_order(
+    mine: dict[str, Any], theirs: dict[str, Any], expected: list[Difference]
+) -> None:
+    assert differences(mine, theirs) == expected
+    assert differences(theirs, mine) == [(name, other, one) for name, one, other in expected]

@@ -39,14 +39,8 @@ def test_all_study_files_of_the_project_are_valid(root, monkeypatch):
 @pytest.mark.parametrize(
     ("variants", "said"),
     [
-        (
-            {"a": {"train.epoch": 1}, "b": {"lora.rank": 0}},
-            r"(?s)variant a: .*did you mean `epochs`.*variant b: .*lora.rank",
-        ),
-        (
-            {"a": None, "b": {"starts_from": "a", "lora.rank": 8}},
-            r"variant b: the adapter of a has another shape \(lora.rank: 8, there 4\); give both the same",
-        ),
+        ({"a": {"train.epoch": 1}, "b": {"lora.rank": 0}}, "(?s)a: .*did you mean `epochs`.*variant b: .*lora.rank"),
+        ({"a": None, "b": {"starts_from": "a", "lora.rank": 8}}, r"b: .* shape \(lora.rank: 8, there 4\); give both"),
     ],
 )
 def test_mistakes_of_all_variants_are_named_at_once(write_study, variants, said):

@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
-from lookonce.errors import UsageError
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.study.file import expand, read_study
 from lookonce.study.run import find_missing, line_of
@@ -51,20 +48,6 @@ def test_only_what_is_missing_is_a_job(write_study, look_complete, monkeypatch):
     assert found(study) == {"report": ("report", ())}, "answers are newer than the page"
 
 
-def test_answers_with_true_and_with_no_context_have_the_options_of_their_command(write_study):
-    study = write_study(VARIANTS | {"staged": {"data.context": {"by": "stage", "order": [1, 2]}}}, seeds=[1])
-    job = next(job for job in find_missing(study) if job.name == "staged-1-contexts")
-    assert job.command[:-1] == ("eval", "--reference-context", "--no-context", "--split", "val")
-    assert job.after == ("staged-1",)
-
-
 def test_a_study_without_a_comparison_has_no_report(write_study):
     assert "report" not in found(write_study({"a": None}, seeds=[1, 2]))
     assert "report" not in found(write_study(VARIANTS, {"data": {"val": []}}, seeds=[1]))
-
-
-def test_outdated_runs_are_refused(write_study, look_trained):
-    look_trained(expand(read_study(write_study(VARIANTS, seeds=[1])))["a-1"])
-    study = write_study(VARIANTS | {"a": {"train.steps": 3}}, seeds=[1])
-    with pytest.raises(UsageError, match=r"(?s)has changed since these runs were trained:\n  a-1: run.train.steps"):
-        find_missing(study)

@@ -62,10 +62,6 @@ def test_the_interval_of_a_score_holds_the_truth_93_to_99_percent_of_the_time(im
             assert 0.93 <= found <= 0.995, (share, questions, found)
 
 
-@pytest.mark.guarantee(
-    "A 95 % interval of a score holds the truth 93 to 99 % of the time, and that of a difference 93 % or more:"
-    " simulated with correlated questions, 20 to 975 images and scores of 50 to 99 %."
-)
 @pytest.mark.parametrize("images", IMAGES[:3])
 @pytest.mark.parametrize("shares", [(0.5, 0.5), (0.9, 0.9), (0.97, 0.97), (0.9, 0.8), (0.97, 0.93), (0.99, 0.97)])
 def test_the_interval_of_a_difference_holds_the_truth_at_least_93_percent_of_the_time(images, shares):

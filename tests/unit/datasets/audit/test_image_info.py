@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -11,8 +9,6 @@ from PIL import Image
 from support.rows import encoded, png
 
 from lookonce.datasets.audit.report import to_text
-from lookonce.datasets.images import index_images, inspect_images
-from lookonce.datasets.records import Record
 
 
 def broken_images(folder: Path) -> dict[str, str]:
@@ -71,32 +67,8 @@ def test_what_8_bit_rgb_does_not_keep_of_an_image_is_reported(folder, look_at, n
         assert one.says.startswith("1 image ") and name in one.examples[0] and "mode " in one.examples[0]
 
 
-def test_sizes_are_those_of_images_as_shown(folder, look_at):
-    exif = Image.Exif()
-    exif[0x0112] = 8
-    NOISE.save(folder / "turned.jpg", exif=exif)
-    assert look_at(("turned.jpg", "What is it?", "polyp")).sizes == {(48, 64): 1}
-
-
 def test_if_all_images_are_missing_the_report_says_so_once(folder, look_at):
     rows = [(f"images/{number}.png", "What is it?", "polyp") for number in range(50)]
     text = to_text(look_at(*rows))
     assert text.count("cannot read image") == 1 and "50 of 50 images cannot be read" in text
     assert "--image-root" in text
-
-
-def test_images_come_in_the_order_in_which_caches_are_planned(folder):
-    with tarfile.open(folder / "more.tar", "w") as tar:
-        for number in (7, 5, 6):
-            member = tarfile.TarInfo(f"{number}.png")
-            member.size = len(png(number))
-            tar.addfile(member, io.BytesIO(png(number)))
-    names = ["copy.png", "more.tar/5.png", "a.png", "gone.png", "more.tar/7.png", "c.png", "more.tar/6.png", "b.png"]
-    paths = [folder / name for name in names]
-    index = index_images([Record((path,), ()) for path in paths])
-    found = inspect_images(paths)
-    assert {path: p.key for path, p in found.items() if p.key} == index.key_of
-    assert list(dict.fromkeys(p.key for p in found.values() if p.key)) == list(index.path_of)
-    assert [p.size for p in found.values() if p.key == index.key_of[paths[0]]] == [
-        index.size_of[index.key_of[paths[0]]]
-    ] * 2

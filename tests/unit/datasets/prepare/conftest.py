@@ -35,12 +35,6 @@ def write(folder: Path, num_images: int = 12, num_files: int = 4, **options: Any
 
 
 @pytest.fixture(scope="session")
-def write_source() -> Callable[..., Path]:
-    """Writes a source into a folder; further options are of pyarrow's `write_table`."""
-    return write
-
-
-@pytest.fixture(scope="session")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One for all tests, which must not change it."""
     return write(tmp_path_factory.mktemp("source") / "in")

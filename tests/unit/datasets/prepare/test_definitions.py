@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import get_args
 
-import pyarrow as pa
 import pytest
 import yaml
-from pyarrow import parquet
-from support.rows import jpeg_of
 
 from lookonce.datasets.curriculum import read_stage_map
 from lookonce.datasets.prepare.definition import FOLDER, find_definition, known_datasets, read_definition
@@ -67,12 +64,6 @@ def test_a_file_without_a_definition_is_refused(tmp_path, text):
 def test_an_unknown_name_is_refused_with_the_known_names():
     with pytest.raises(UsageError, match="did you mean `kvasir-vqa`.*path-vqa, slake, vqa-rad, or name a YAML"):
         find_definition("kvasir_vqa")
-
-
-def test_unused_columns_are_reported(tmp_path, made):
-    row = {"image": {"bytes": jpeg_of(0)}, "question": "a", "answer": "b", "c": "d"}
-    parquet.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
-    assert made(source=tmp_path / "a.parquet").report["columns_left_out"] == ["c"]
 
 
 def test_the_examples_in_the_readme_are_definitions_and_a_stage_map(tmp_path):

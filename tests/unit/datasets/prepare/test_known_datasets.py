@@ -89,7 +89,7 @@ def x1(tmp_path):
     write_images(tmp_path / "in" / "images", {f"cl{image}.jpg": f"cl{image}.jpg" for image in range(10)})
 
 
-def test_kvasir_vqa_x1_is_split_by_image_and_the_leak_of_the_official_split_is_reported(tmp_path, x1):
+def test_kvasir_vqa_x1_is_split_by_image_or_as_published_and_the_leak_of_that_is_reported(tmp_path, x1):
     prepared = made("kvasir-vqa-x1", tmp_path)
     assert counts(prepared) == {"train": 60, "val": 20, "test": 20}
     assert all(leak["also_in_train"] == 0 for leak in prepared.report["split"]["leaks"].values())
@@ -101,10 +101,7 @@ def test_kvasir_vqa_x1_is_split_by_image_and_the_leak_of_the_official_split_is_r
     assert record.metadata["question_class"] == ["text"] and record.metadata["complexity"] == 1
     assert json.loads(record.metadata["atomic"]) == [{"q": "Is there text?", "a": "no"}]
     assert record.images[0].read_bytes() == jpeg_of(record.images[0].name)
-
-
-def test_kvasir_vqa_x1_keeps_the_official_split_on_request_and_reports_its_leak(tmp_path, x1):
-    prepared = made("kvasir-vqa-x1", tmp_path, split="official")
+    prepared = prepare("kvasir-vqa-x1", tmp_path / "official", Options(str(tmp_path / "in"), split="official"))
     assert counts(prepared) == {"train": 84, "test": 16}
     assert prepared.report["split"]["leaks"]["test"]["share"] == 0.8571
     assert prepared.report["official_split"] is None

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from lookonce.datasets.prepare.definition import find_definition
 from lookonce.datasets.prepare.rows import Row, Rule, clean, join_duplicates, text_of
@@ -60,28 +58,18 @@ def test_each_rule_changes_texts_as_its_name_says(cases):
     assert [str(rule(**values).change(text)) for values, text, _ in cases] == [after for _, _, after in cases]
 
 
-@pytest.mark.parametrize(
-    ("question", "answer", "stays"),
-    [
-        ("none", "nan", False),
-        (" None ", "x", False),
-        ("Is there text?", "nan", False),
-        ("Is there text?", "", False),
-        ("Where is the instrument?", "none", True),
-        ("nonet", "nano", True),
-    ],
-)
-def test_rows_without_question_or_answer_are_left_out_but_not_the_answer_none(question, answer, stays):
-    kept, tallies = clean([row(question, answer)], KVASIR)
-    assert bool(kept) is stays
-    assert tallies[0].num_dropped == (not stays)
+def test_rows_without_question_or_answer_are_left_out_but_not_the_answer_none():
+    dropped = [row("none", "nan"), row(" None ", "x"), row("Is there text?", "nan"), row("Is there text?", "")]
+    stay = [row("Where is the instrument?", "none"), row("nonet", "nano")]
+    kept, tallies = clean([*dropped, *stay], KVASIR)
+    assert (kept, tallies[0].dropped) == (stay, 4)
 
 
 def test_rows_are_kept_by_their_metadata():
     english = rule(rule="keep_rows", metadata="language", values=["en"])
     rows = [row(metadata={"language": language}) for language in ("en", "zh")] + [row()]
     kept, tallies = clean(rows, [english])
-    assert kept == rows[:1] and tallies[0].num_dropped == 2
+    assert kept == rows[:1] and tallies[0].dropped == 2
 
 
 def test_rules_are_applied_in_their_order_and_the_text_as_read_is_kept():
@@ -89,33 +77,13 @@ def test_rules_are_applied_in_their_order_and_the_text_as_read_is_kept():
     assert after.question == "How many instruments are in the image?"
     assert after.answer == ">20mm; center; lower-right"
     assert after.as_read == ("How many instrumnets are in the image?", "lower-rigth;center;>20")
-    assert [tally.num_changed for tally in tallies] == [0, 1, 1, 1, 1, 1, 0]
+    assert [tally.changed for tally in tallies] == [0, 1, 1, 1, 1, 1, 0]
     assert tallies[1].examples == [["How many instrumnets are in the image?", after.question]]
-
-
-def test_a_row_that_no_rule_changes_is_the_same_object():
-    before = row("Is there text?", "yes")
-    [after], _ = clean([before], KVASIR)
-    assert after is before and after.read_as is None
 
 
 def test_rows_that_are_empty_after_all_rules_are_left_out_and_counted():
     kept, tallies = clean([row(answer="x"), row(question=" ")], [rule(rule="replace_labels", labels={"x": ""})])
-    assert kept == [] and (tallies[-1].name, tallies[-1].num_dropped) == ("empty question or answer", 2)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"rule": "drop_row"}, "does not match any of the expected tags"),
-        ({"rule": "drop_rows", "answers": ["a"]}, "Extra inputs are not permitted"),
-        ({"rule": "replace_words", "words": {}}, "at least 1 item"),
-        ({"rule": "replace_words", "in": "image", "words": {"a": "b"}}, "'question' or 'answer'"),
-    ],
-)
-def test_a_rule_with_a_mistake_is_refused(values, message):
-    with pytest.raises(ValidationError, match=message):
-        rule(**values)
+    assert kept == [] and (tallies[-1].name, tallies[-1].dropped) == ("empty question or answer", 2)
 
 
 @pytest.mark.parametrize(
@@ -124,25 +92,6 @@ def test_a_rule_with_a_mistake_is_refused(values, message):
 )
 def test_values_of_columns_become_texts(value, text):
     assert text_of(value) == text
-
-
-TEXTS = st.one_of(
-    st.sampled_from(["none", "nan", "", " ", "yes", ">20", "red;pink", "pink; red", "rigth", "instrumnets"]),
-    st.text(st.sampled_from("ab;> 2rigth-"), max_size=12),
-)
-ROWS = st.lists(st.builds(row, TEXTS, TEXTS, st.sampled_from("abc")), max_size=12)
-
-
-@given(rows=ROWS)
-def test_every_row_is_kept_or_counted_and_keeps_its_original_texts(rows):
-    numbered = [row(one.question, one.answer, one.key, origin=str(number)) for number, one in enumerate(rows)]
-    kept, tallies = clean(numbered, KVASIR)
-    assert len(kept) + sum(tally.num_dropped for tally in tallies) == len(rows)
-    for after in kept:
-        before = numbered[int(after.origin)]
-        assert after.as_read == (before.question, before.answer)
-        assert (after.read_as is None) == ((after.question, after.answer) == after.as_read)
-        assert after.question.strip() and after.answer.strip()
 
 
 # Several rows of one question.

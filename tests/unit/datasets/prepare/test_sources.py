@@ -82,6 +82,7 @@ def in_jsonl(folder: Path) -> None:
 def in_json(folder: Path) -> None:
     write_images(folder / "images")
     (folder / "all.json").write_text(json.dumps(FLAT, indent=1))
+    (folder / "report.json").write_text("{}")  # which holds no rows
 
 
 def in_tar_of_images(folder: Path) -> None:
@@ -151,19 +152,13 @@ def test_of_several_formats_in_a_folder_one_is_read_and_the_others_are_named(tmp
 
 
 @pytest.mark.parametrize(
-    ("names", "parts"),
-    [
-        (["train.jsonl", "val.jsonl", "test.jsonl"], ["train", "val", "test"]),
-        (["train/0.jsonl", "validation/0.jsonl", "test/0.jsonl"], ["train", "val", "test"]),
-        (["set-train.jsonl", "set-dev.jsonl", "set-test.jsonl"], ["train", "val", "test"]),
-        (["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl"], ["train"]),
-    ],
+    "names", ["train-00000-of-2 train-00001-of-2 val test", "train/0 validation/0 test/0", "set-train set-dev set-test"]
 )
-def test_file_names_say_the_official_split(made, images, names, parts):
-    for number, name in enumerate(names):
-        write_lines(images / name, FLAT[5 * number])
+def test_file_names_say_the_official_split(made, images, names):
+    for number, name in enumerate(names.split()):
+        write_lines(images / f"{name}.jsonl", FLAT[5 * number])
     prepared = made(source=images, split="official")
-    assert [path.stem for path in sorted(prepared.folder.glob("*.jsonl"))] == sorted(parts)
+    assert [path.stem for path in sorted(prepared.folder.glob("*.jsonl"))] == ["test", "train", "val"]
     assert prepared.report["split"]["by"] == "the set itself"
 
 
@@ -176,7 +171,7 @@ def test_a_split_column_takes_precedence_over_file_names(made, images):
 def test_files_are_read_in_the_order_of_their_numbers(tmp_path):
     for number in (10, 9, 1):
         (tmp_path / f"rows_{number}.csv").write_text("question,answer\n")
-    assert find_source(tmp_path, find_definition("kvasir-vqa")).files == ("rows_1.csv", "rows_9.csv", "rows_10.csv")
+    assert [*find_source(tmp_path, find_definition("kvasir-vqa")).files] == ["rows_1.csv", "rows_9.csv", "rows_10.csv"]
 
 
 # Images that are not embedded.
@@ -220,12 +215,9 @@ def test_an_unreadable_image_is_counted_with_the_reason(tmp_path, made):
 
 BROKEN = {
     "cut parquet": ("a.parquet", b"PAR1 and no end", "a.parquet cannot be read"),
-    "cut JSONL": ("a.jsonl", b'{"question": "a"\n', "a.jsonl:1: not JSON"),
     "JSON of numbers": ("a.json", b"[1, 2]", "a.json: record 1: expected a JSON object, got int"),
     "other columns": ("a.jsonl", b'{"q": "a", "answer": "b"}\n', "a.jsonl:1: expected a column `question`, got"),
     "no answer": ("a.jsonl", b'{"question": "a"}\n', "name it in the dataset's YAML file: columns: {answer"),
-    "latin-1": ("a.csv", "question,answer\nOù,là\n".encode("latin-1"), "a.csv cannot be read"),
-    "short line": ("a.csv", b"question,answer\na,b\nc\n", "a.csv:3: expected 2 cells as in the header, got 1"),
 }
 
 
@@ -237,25 +229,8 @@ def test_broken_files_are_named_with_the_line(tmp_path, made, name, data, messag
     assert message in str(refusal.value)
 
 
-def test_a_parquet_file_that_is_damaged_inside_is_named(tmp_path, made, write_source):
-    write_source(tmp_path / "in" / "data", compression="none", use_dictionary=False)
-    path = tmp_path / "in" / "data" / "00001.parquet"
-    data = bytearray(path.read_bytes())
-    data[10:400] = b"\xff" * 390
-    path.write_bytes(data)
-    with pytest.raises(RecordsError, match=r"data/00001.parquet cannot be read"):
-        made(source=tmp_path / "in")
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("gone", "nothing exists at"),
-        (".", "has no parquet, CSV, JSONL or JSON files with questions"),
-        ("a.txt", "has no parquet"),
-    ],
-)
-def test_a_path_without_rows_is_refused(tmp_path, made, name, message):
+def test_a_path_without_rows_is_refused(tmp_path, made):
     (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(SourceError, match=message):
-        made(source=tmp_path / name)
+    for name, message in (("gone", "nothing exists at"), (".", "has no parquet, CSV, JSONL"), ("a.txt", "has no par")):
+        with pytest.raises(SourceError, match=message):
+            made(source=tmp_path / name)

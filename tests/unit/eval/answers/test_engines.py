@@ -79,7 +79,7 @@ def test_a_batch_has_room_for_all_answers_and_later_questions(engine):
 
 def test_out_of_memory_halves_the_batch_and_all_questions_are_answered_in_order(engine, fits):
     tried, notes = fits(2), []
-    found = engine.answers(torch.nn.Linear(1, 1), QUESTIONS, notes.append)
+    [found] = engine.stream(torch.nn.Linear(1, 1), [QUESTIONS], notes.append)
     assert found == [[one] for one in origins(QUESTIONS)]
     assert tried == [7, 3, *[1] * 7] and engine.room.num_slots == 29
     assert notes[0] == "out of memory; answering 59 tokens at a time; set a lower `eval.tokens_per_batch`"
@@ -95,12 +95,11 @@ def test_a_question_that_does_not_fit_is_named(engine, fits):
     fits(0)
     message = r"out of memory for one question of 9 tokens \(val.jsonl:0\); lower `eval.max_new_tokens` or use a larger"
     with pytest.raises(TrainingError, match=message):
-        engine.answers(torch.nn.Linear(1, 1), QUESTIONS)
+        [*engine.stream(torch.nn.Linear(1, 1), [QUESTIONS])]
 
 
 @pytest.mark.parametrize(
-    ("make", "is_compiled"),
-    [(partial(SharedPrefixes, min_compiled=7), True), (SharedPrefixes, False)],
+    ("make", "is_compiled"), [(partial(SharedPrefixes, min_compiled=7), True), (SharedPrefixes, False)]
 )
 def test_layers_are_compiled_on_a_gpu_for_many_questions_and_in_measurements(
     prompter, fits, monkeypatch, make, is_compiled
@@ -146,12 +145,7 @@ def gpu(monkeypatch):
 
 @pytest.mark.parametrize(
     ("gb", "text", "weight_gb", "tokens"),
-    [
-        (141, LINEAR_9B, 19, 65_536),
-        (48, LINEAR_9B, 19, 16_384),
-        (24, TEXT_8B, 17.5, 8192),
-        (16, TEXT_8B, 17.5, 4096),
-    ],
+    [(141, LINEAR_9B, 19, 65_536), (24, TEXT_8B, 17.5, 8192), (16, TEXT_8B, 17.5, 4096)],
 )
 def test_batches_grow_with_the_memory_beside_the_weights(gpu, gb, text, weight_gb, tokens):
     gpu(gb)

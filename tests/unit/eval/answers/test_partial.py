@@ -59,8 +59,7 @@ def test_a_line_that_is_cut_short_is_asked_again_and_harms_no_other(written):
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["[]", "{", '{"batch": "x", "answers": []}', '{"batch": 1}', '{"batch": 1, "answers": ["yes"]}'],
+    "line", ["[]", "{", '{"batch": "x", "answers": []}', '{"batch": 1}', '{"batch": 1, "answers": ["yes"]}']
 )
 def test_a_line_that_is_not_ours_is_dropped(written, line):
     with written.open("a") as file:

@@ -33,9 +33,6 @@ ASKED = [(FIRST, 0), (FIRST, 1), (FIRST, 2), (OTHER, 0)]
 def test_with_own_answers_the_questions_of_a_record_are_one_dialogue():
     assert together(ASKED, "predicted") == [[0, 1, 2], [3]]
     assert together(ASKED, "reference") == [[0], [1], [2], [3]]
-
-
-def test_a_question_that_is_asked_alone_follows_the_answers_of_its_record():
     alone = [(FIRST, 2), (OTHER, 0), (FIRST, 1), (FIRST, 2)]
     assert together(alone, "predicted") == [[0], [1], [2, 3]]
     changed = without_answers(alone, together(alone, "predicted"))
@@ -52,13 +49,10 @@ def test_the_turns_before_a_question_have_the_answers_that_its_prompt_shows():
     }
     earlier = turns_before(ASKED, together(ASKED, "predicted"), answers, [9])
     assert earlier == {0: (), 1: (Turn("a?", "yes"),), 2: (Turn("a?", "yes"), Turn("b?", NOT_ANSWERED)), 3: ()}
+    special = {0: Answer("yes", (5, 7, 9), -1.0, "stop")}
+    assert turns_before(ASKED, [[0, 1]], answers | special, [7, 9])[1] == (Turn("a?", NOT_ANSWERED),)
     earlier = turns_before(ASKED, together(ASKED, "reference"), answers, [9])
     assert earlier == {0: (), 1: FIRST.turns[:1], 2: FIRST.turns[:2], 3: ()}
-
-
-def test_an_answer_with_a_special_token_is_not_shown():
-    answers = {0: Answer("yes", (5, 7, 9), -1.0, "stop"), 1: Answer("2", (5, 9), -1.0, "stop")}
-    assert turns_before(ASKED, [[0, 1]], answers, [7, 9])[1] == (Turn("a?", NOT_ANSWERED),)
 
 
 FORM = ContextForm(by="stage", order=["easy", "hard"], template="{question} {answers}")
@@ -89,9 +83,6 @@ def test_with_own_answers_a_stage_is_asked_after_the_one_before():
     assert [turn for _, turn in asked] == [0, 1, 0, 0, 0] and not any(one.context for one, _ in asked)
     for staged, form in (("reference", FORM), ("none", FORM), ("predicted", None)):
         assert stages_of(session(form), asked, staged) == [[0, 1, 2, 3, 4]]
-
-
-def test_true_answers_are_those_of_the_records_and_none_are_none():
     true, none = (questions_of(session(), RECORDS, staged) for staged in ("reference", "none"))
     assert [one.known for one, _ in true] == [(Turn("a?", "true"), Turn("b?", "true"))] * 2 + [()] * 3
     assert not any(one.context for one, _ in none)

@@ -11,13 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookonce.eval.decoding.batches import (
-    BatchLayout,
-    Branches,
-    Room,
-    attends,
-    plan_batches,
-)
+from lookonce.eval.decoding.batches import BatchLayout, Branches, Room, attends, plan_batches
 from lookonce.eval.decoding.passes import Rows
 from lookonce.train.data.batches import PackCollator
 from lookonce.train.data.packing import BLOCK, Group, Pack, group_examples
@@ -106,12 +100,6 @@ def add(branches: Branches, number: int, logits: torch.Tensor) -> None:
     branches.add(torch.tensor([number]), logits, END_TOKEN)
 
 
-@pytest.mark.guarantee(
-    "Answers with shared prefixes have the tokens of stock `generate` on the stock model with its tower, in "
-    "float32: for images of different sizes, 1 to 17 questions each, several images, several turns, a system "
-    "text, no image and answers that end at any token; in batches of any size; also through layers of linear "
-    "attention."
-)
 def test_an_answer_takes_the_likeliest_token_until_its_end_token(branches):
     chosen = [[0, 2, 1], [2, 0, 1], [1, 1, 2]]
     for number, best in enumerate(chosen):
@@ -122,12 +110,6 @@ def test_an_answer_takes_the_likeliest_token_until_its_end_token(branches):
     assert torch.allclose(branches.logprobs, given * torch.tensor([5.0, 0, 0]).log_softmax(0)[0])
 
 
-@pytest.mark.guarantee(
-    "Answers with shared prefixes have the tokens of stock `generate` on the stock model with its tower, in "
-    "float32: for images of different sizes, 1 to 17 questions each, several images, several turns, a system "
-    "text, no image and answers that end at any token; in batches of any size; also through layers of linear "
-    "attention."
-)
 def test_the_first_of_equally_likely_tokens_is_taken_as_by_generate(branches):
     add(branches, 0, torch.zeros(3, 3))
     assert branches.tokens[:, 0].tolist() == torch.zeros(3, 3).argmax(-1).tolist()
@@ -147,10 +129,7 @@ def group(first: int, num_prefix_tokens: int, *branch_tokens: int) -> Group:
     return Group(examples, num_prefix_tokens, num_prefix_tokens, branch_tokens)
 
 
-PACKS = (
-    Pack((group(0, 500, *[3] * 24), group(24, 0, 9))),
-    Pack((group(25, 130, 1, 300), group(27, 1, *[20] * ROWS))),
-)
+PACKS = (Pack((group(0, 500, *[3] * 24), group(24, 0, 9))), Pack((group(25, 130, 1, 300), group(27, 1, *[20] * ROWS))))
 """One image has more questions than a block has rows; one question has no image."""
 
 

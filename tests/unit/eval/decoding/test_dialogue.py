@@ -11,7 +11,7 @@ import pytest
 from lookonce.datasets.context import NOT_ANSWERED
 from lookonce.datasets.records import Record, Turn
 from lookonce.errors import ModelError
-from lookonce.eval.answers.questions import dialogues_of, without_answers
+from lookonce.eval.answers.questions import without_answers
 from lookonce.eval.decoding.dialogue import Answer, Dialogue
 
 TURNS = (Turn("Is there text?", "yes"), Turn("How many polyps?", "2"), Turn("Où?", "in the centre; left"))
@@ -30,8 +30,7 @@ def prompts_of(chat, record: Record) -> list:
 def dialogue_of(chat, record: Record) -> Dialogue:
     every = range(len(record.turns))
     asked = without_answers([(record, turn) for turn in every], [every])
-    [dialogue] = dialogues_of([every], prompts_of(chat, asked[0][0]), chat)
-    return dialogue
+    return Dialogue.of(prompts_of(chat, asked[0][0]), chat)
 
 
 def answer(chat, text: str, *, ended: bool = True) -> Answer:

@@ -44,10 +44,14 @@ def test_labels_are_scored_in_all_answers_to_a_question_that_may_have_several():
     assert scored(values["label_f1"]) == pytest.approx((2, (1 + 2 / 3) / 2, (2 / 3 + 1) / 2))
 
 
-def test_a_metric_without_questions_is_left_out():
+def test_a_metric_without_questions_is_left_out_and_a_distance_of_no_point_is_not_defined():
     assert found([]) == {}
     names = found(predictions("what?", ("polyp", "polyp", "tube")))
     assert not [name for name in names if name.startswith(("closed", "label", "point", "bleu"))]
+    values = found(predictions("where?", ("(0, 0)", "nowhere", "none")))
+    assert scored(values["point_distance"]) == (1, None, None)
+    assert values["point_distance"].line() == ("distance of points, mean", "1", "", "", "")
+    assert values["point_unread"].model == 1
 
 
 def test_points_in_boxes_are_counted_and_answers_without_a_point_are_wrong():
@@ -68,13 +72,6 @@ def test_distances_are_in_pixels_and_in_diagonals_of_images_whose_size_is_known(
     assert "point_distance_diagonal" not in found(answered, {"a": None})
     assert scored(found(answered, {"a": (30, 40)})["point_distance_diagonal"]) == pytest.approx((3, 7.5 / 50, 15 / 50))
     assert "point_distance_diagonal" not in found(predictions("where?", *[("(500, 0)", "(3, 4)", "")]), {"a": (30, 40)})
-
-
-def test_a_distance_of_no_point_is_not_defined():
-    values = found(predictions("where?", ("(0, 0)", "nowhere", "none")))
-    assert scored(values["point_distance"]) == (1, None, None)
-    assert values["point_distance"].line() == ("distance of points, mean", "1", "", "", "")
-    assert values["point_unread"].model == 1
 
 
 def test_all_references_count_in_every_metric():

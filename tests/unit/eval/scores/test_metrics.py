@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from lookonce.datasets.records import Record, Turn
+from lookonce.datasets.records import Turn
 from lookonce.eval.scores import match
-from lookonce.eval.scores.metrics import BASELINES, IN_CONTEXT, NAMES, Evaluation, Headline, read_metrics
+from lookonce.eval.scores.metrics import BASELINES, IN_CONTEXT, NAMES, Evaluation, headline, read_metrics
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.run.folder import RunFolder
 
@@ -18,30 +18,12 @@ def prediction(answer: str, predicted: str, majority: str = "no", question: str 
     return Prediction("here:1", ("a.jpg",), question, answer, predicted, majority)
 
 
-@pytest.mark.parametrize(
-    ("predicted", "right"), [("paris ip", True), (" paris is ", True), ("paris", False), ("paris ip; paris is", False)]
-)
+@pytest.mark.parametrize(("predicted", "right"), [(" paris is ", True), ("paris ip; paris is", False)])
 def test_any_of_several_references_is_right_and_nothing_between_them(predicted, right):
     one = Prediction("here:1", "a.jpg", "q", "paris ip", predicted, predicted, ("paris ip", "paris is"))
     assert (one.is_right, one.is_majority_right) == (right, right)
     assert one.to_json()["references"] == ("paris ip", "paris is")
     assert "references" not in prediction("paris ip", predicted).to_json()
-
-
-@pytest.mark.parametrize(
-    ("metadata", "turns", "found"),
-    [
-        ({"references": ["a", "b"]}, [Turn("q", "a")], ("a", "b")),
-        ({}, [Turn("q", "a")], ()),
-        ({"references": ["b", "a"]}, [Turn("q", "a")], ()),
-        ({"references": ["a", 1]}, [Turn("q", "a")], ()),
-        ({"references": "a"}, [Turn("q", "a")], ()),
-        ({"references": []}, [Turn("q", "a")], ()),
-        ({"references": ["a", "b"]}, [Turn("q", "a"), Turn("r", "a")], ()),
-    ],
-)
-def test_references_must_begin_with_the_records_only_answer(metadata, turns, found):
-    assert Record((), tuple(turns), metadata=metadata).references == found
 
 
 def test_scores_are_shares_overall_and_by_question():
@@ -114,12 +96,7 @@ def test_the_keys_of_the_file_are_the_documented_ones(root):
         "majority": 0,
     }
     parts = (value[name] for name in ("overall", "metrics", "counts"))
-    keys = [
-        *value,
-        *NAMES,
-        *value["baselines"]["majority"],
-        *(key for part in parts for key in part),
-    ]
+    keys = [*value, *NAMES, *value["baselines"]["majority"], *(key for part in parts for key in part)]
     assert [key for key in keys if f"`{key}`" not in page] == []
 
 
@@ -141,15 +118,13 @@ ROWS = [
 
 def test_a_baseline_is_compared_question_by_question():
     half = ["yes" if number % 4 > 1 else "no" for number in range(NUM_QUESTIONS)]
-    headline = Headline.of(ROWS, {"untuned": half, "shuffled": [row.predicted for row in ROWS]})
-    majority = headline.baselines["majority"]
+    interval, baselines = headline(ROWS, {"untuned": half, "shuffled": [row.predicted for row in ROWS]})
+    majority, untuned, same = (baselines[name] for name in ("majority", "untuned", "shuffled"))
     assert (majority.exact_match, majority.difference) == (0.0, 0.75)
-    assert headline.interval == (pytest.approx(0.6, abs=0.02), pytest.approx(0.86, abs=0.02))
+    assert interval == (pytest.approx(0.6, abs=0.02), pytest.approx(0.86, abs=0.02))
     assert majority.interval == (pytest.approx(0.57, abs=0.02), pytest.approx(0.86, abs=0.02))
-    untuned = headline.baselines["untuned"]
     assert (untuned.exact_match, untuned.difference) == (0.5, 0.25)
     assert 0.1 < untuned.interval.low < 0.25 < untuned.interval.high < 0.41  # 0.05 to 0.45 if not in pairs
-    same = headline.baselines["shuffled"]
     assert (same.exact_match, same.difference) == (0.75, 0.0)
     assert 0 < same.interval.high < 0.1  # the same answers are no certainty
 

@@ -80,20 +80,10 @@ def test_a_log_probability_that_json_cannot_hold_is_left_out(value):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (
-            [PLAIN.to_json(), "", '{"origin": "val.js'],
-            r"val.jsonl:3: not JSON .*; the line is damaged: write the file again",
-        ),
-        (
-            [PLAIN.to_json(), PLAIN.to_json()],
-            r"val.jsonl:2 answers \"Is there text\?\" of val.jsonl:1 a second time, .*:1;",
-        ),
+        ([PLAIN.to_json(), "", '{"origin": "val.js'], "val.jsonl:3: not JSON .*; the line is damaged: write the file"),
+        ([PLAIN.to_json(), PLAIN.to_json()], r"val.jsonl:2 answers \"Is .*\?\" of val.jsonl:1 a second time, .*:1;"),
         ([OLD], r"val.jsonl:1 is not a prediction: it lacks `version`; expected rows as"),
-        (
-            [{"version": 1, "images": ["a.jpg"]}],
-            r"val.jsonl:1 is not a prediction: it lacks `origin`; expected rows as",
-        ),
-        ([PLAIN.to_json() | {"turn": "first"}], r"val.jsonl:1 is not a prediction: `turn`: .*integer"),
+        ([{"version": 1, "images": ["a.jpg"]}], r"val.jsonl:1 is not a prediction: it lacks `origin`; expected rows"),
         ([PLAIN.to_json() | {"ended": "tired"}], r"val.jsonl:1 is not a prediction: `ended`: .*'stop' or 'length'"),
         (
             [PLAIN.to_json(), PLAIN.to_json() | {"origin": "b:1", "earlier": [{"question": "q", "answer": "\ud800"}]}],
@@ -109,9 +99,7 @@ def test_what_is_not_a_prediction_is_named(tmp_path, rows, message):
         read_predictions(write(tmp_path / "val.jsonl", *rows))
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(None, None), ("a", "a"), (3, "3"), (True, "true"), (["a", 1], '["a", 1]')]
-)
+@pytest.mark.parametrize(("value", "text"), [(None, None), ("a", "a"), (3, "3"), (["a", 1], '["a", 1]')])
 def test_metadata_becomes_text(value, text):
     assert label(value) == text
 
@@ -138,11 +126,8 @@ def predictions(*given: str, question: str = "how many", ended: str | None = Non
     return [Prediction("here:1", (), question, "1", text, "1", ended=ended) for text in given]
 
 
-def test_an_answer_to_another_question_is_outside_the_training_answers():
+def test_empty_cut_different_wrong_and_unknown_answers_are_counted():
     assert Counts.of(predictions("1", " 2 ", "3", "yes", "4"), TRAINING).outside_training == 2
-
-
-def test_empty_cut_and_different_wrong_answers_are_counted():
     counts = Counts.of(
         [*predictions("1", " ", "", ended="stop"), *predictions("7", "7", "8", ended="length")], TRAINING
     )
@@ -162,10 +147,7 @@ ANSWERED = [
 ]
 
 
-def test_each_group_has_its_own_score():
+def test_each_group_has_its_own_score_and_the_same_weight_in_the_mean():
     assert scores_by(ANSWERED, "question") == {"a": Score(2, 1 / 2, 1), "b": Score(2, 1, 1)}
     assert list(scores_by(ANSWERED, "stage")) == ["1", "2"]
-
-
-def test_the_mean_over_groups_gives_each_the_same_weight():
     assert macro([Score(9, 1.0, 0.5), Score(1, 0.0, 0.25)]) == Score(10, 0.5, 0.375)

@@ -28,14 +28,8 @@ def test_bleu_is_the_geometric_mean_of_the_corpus_precisions():
     # and 0 of 1. Both texts are as long as their references, so there is no brevity penalty.
     by_hand = (8 / 10 * 5 / 8 * 3 / 6 * 2 / 4) ** (1 / 4)
     assert found["bleu"] == pytest.approx(by_hand) and round(by_hand, 4) == 0.5946
-
-
-def test_bleu_has_a_penalty_for_answers_that_are_too_short():
-    found = scores(("one two three four", "one two three four five six"))
-    assert found["bleu"] == pytest.approx(math.exp(1 - 6 / 4))
-
-
-def test_bleu_separates_punctuation_and_keeps_case():
+    short = scores(("one two three four", "one two three four five six"))
+    assert short["bleu"] == pytest.approx(math.exp(1 - 6 / 4)), "the brevity penalty"
     assert scores(("Yes, it is.", "Yes , it is ."))["bleu"] == 1
     assert scores(("yes it is so", "YES IT IS SO"))["bleu"] == 0
 
@@ -71,7 +65,7 @@ def test_the_best_of_several_references_counts():
     assert found["rouge1"] == found["chrf"] == 1 and found["meteor"] == 0.5
 
 
-@pytest.mark.parametrize("hostile", ["", "\x00\x1b[31m", "\ud800", "? " * 5_000])
+@pytest.mark.parametrize("hostile", ["", "\ud800", "? " * 5_000])
 def test_hostile_answers_have_scores(hostile):
     found = scores((hostile, "a red polyp"), ("a red polyp", hostile), (hostile, hostile))
     assert all(0 <= value <= 1 for value in found.values())

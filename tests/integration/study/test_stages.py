@@ -1,4 +1,6 @@
-"""A study whose prompts have the answers of models that did not see the images, and a variant that is not trained."""
+"""A study on the sample with stages: answers of models that did not see the images, a variant that is not trained, a
+sequence, a route, and the report.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,9 @@ VARIANTS = {
     "half-2": {"data.held_out": {"fold": 2, "of": 2}},
     "own": {"answers_of": ["half-1", "half-2"], "data.context": CONTEXT},
     "asked": {"starts_from": "half-1", "train.epochs": 0, "train.steps": None, "data.context": CONTEXT},
+    "one": {"data.where": {"stage": 1}},
+    "later": {"starts_from": "one", "data.where": {"stage": [2, 3]}},
+    "routed": {"route": {"by": "stage", "variants": {1: "one", 2: "later", 3: "later"}}},
 }
 
 
@@ -38,13 +43,15 @@ def study(study_of, make_run, tmp_path):
     "A variant with zero epochs has the weights of the adapter it starts from, and gives the answers of that adapter."
 )
 @pytest.mark.guarantee("No context has an answer from a model that was trained on the image.")
-def test_contexts_are_answers_of_models_that_did_not_see_the_image_and_an_adapter_can_be_asked_alone(study):
-    output = study.write("crossed", VARIANTS, baseline="half-1")
-    said = json.loads(study("run", "crossed.yaml", "--json"))
-    assert len(said["runs"]) == 4 and all(one["is_complete"] for one in said["runs"])
-    assert [one["answers_of"] for one in said["runs"]] == [[], [], ["half-1-1", "half-2-1"], []]
-
+@pytest.mark.guarantee("Routed predictions are those of each adapter alone, question by question.")
+def test_contexts_are_of_models_that_did_not_see_the_image_and_adapters_are_asked_alone_and_routed(study):
+    output = study.write("staged", VARIANTS, baseline="half-1")
+    said = json.loads(study("run", "staged.yaml", "--json"))
+    assert len(said["runs"]) == 6 and all(one["is_complete"] and not one["not_asked"] for one in said["runs"])
+    assert [one["answers_of"] for one in said["runs"]][:4] == [[], [], ["half-1-1", "half-2-1"], []]
+    assert said["routed"][0]["runs"] == {"1": "one-1", "2": "later-1", "3": "later-1"}
     folders = {variant: RunFolder(output / f"{variant}-1") for variant in VARIANTS}
+
     answers, records = {}, 0
     for half in (folders["half-1"], folders["half-2"]):
         opened = open_run(half.read_run(), replace(TO_LOOK, records="used"))
@@ -65,14 +72,23 @@ def test_contexts_are_answers_of_models_that_did_not_see_the_image_and_an_adapte
     one, other = (load_file(folders[variant].adapter / "adapter_model.safetensors") for variant in ("half-1", "asked"))
     assert one.keys() == other.keys() and all((one[name] == other[name]).all() for name in one)
     assert (folders["asked"].read_trained().num_steps, folders["asked"].read_trained().num_samples) == (0, 0)
-    assert (
-        f"nothing is trained: the adapter of {folders['half-1'].folder}"
-        in (output / "logs" / "asked-1.log").read_text()
-    )
-    half, asked = (read_predictions(folders[variant].predictions("test")) for variant in ("half-1", "asked"))
-    assert all(row.context_answers == (None if row.stage == "1" else "predicted") for row in asked)
-    firsts = [[row.predicted for row in rows if row.stage == "1"] for rows in (half, asked)]
+    log = (output / "logs" / "asked-1.log").read_text()
+    assert f"nothing is trained: the adapter of {folders['half-1'].folder}" in log
+    tested = {variant: read_predictions(folder.predictions("test")) for variant, folder in folders.items()}
+    assert all(row.context_answers == (None if row.stage == "1" else "predicted") for row in tested["asked"])
+    firsts = [[row.predicted for row in tested[name] if row.stage == "1"] for name in ("half-1", "asked")]
     assert firsts[0] == firsts[1] != []
-    assert [
-        variant["variant"] for variant in json.loads(study("report", "crossed.yaml", "--json"))["variants"]
-    ] == list(VARIANTS)
+    alone = zip(tested["one"], tested["later"], strict=True)
+    assert tested["routed"] == [first if first.stage == "1" else later for first, later in alone]
+    assert {row.stage for row in tested["routed"]} == {"1", "2", "3"}
+
+    report = json.loads(study("report", "staged.yaml", "--json"))
+    assert [variant["variant"] for variant in report["variants"]] == list(VARIANTS)
+    assert [one["variants"] for one in report["forgetting"]] == [["one", "later"]]
+    [contexts] = [one for one in report["contexts"] if one["name"] == "own"]
+    for kind, name in (("predicted", "test"), ("reference", "test-reference"), ("none", "test-none")):
+        rows = read_predictions(folders["own"].predictions(name))
+        share = contexts["exact_match"][kind]["all"]["value"]
+        assert share == pytest.approx(sum(row.is_right for row in rows) / len(rows))
+        assert {row.context_answers for row in rows if row.context} == ({kind} if kind != "none" else set())
+    assert (output / "report.html").exists()

@@ -1,4 +1,4 @@
-"""Safetensors files are read and written in parts as the library reads and writes them whole."""
+"""Files are read and written in parts as the library does it whole; each layout has its place in a parameter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from lookonce.adapter import weights
-from lookonce.adapter.weights import Stored, TensorFile, _copied, write_tensors
+from lookonce.adapter.weights import Change, Stored, TensorFile, _copied, matrices, placed, write_tensors
 from lookonce.cache.store.fingerprint import raw_bytes
 from lookonce.errors import ModelError
 
@@ -63,7 +63,6 @@ def test_tensors_of_larger_values_come_first_so_that_all_are_aligned(tmp_path):
     [
         (lambda content: content[:-4], r"has [\d,]+ of [\d,]+ bytes"),
         (lambda content: content + b"more", r"has [\d,]+ of [\d,]+ bytes"),
-        (lambda content: content[:20], "cannot read"),
         (lambda content: b"\xff" * 8 + content[8:], "cannot read"),
         (lambda content: content.replace(b"data_offsets", b"data_offs_ts"), "cannot read"),
     ],
@@ -76,11 +75,44 @@ def test_a_damaged_file_is_named(tmp_path, damage, says):
         TensorFile(path)
 
 
-def test_a_writer_that_fails_leaves_no_file(tmp_path):
-    def broken(one):
-        yield torch.ones(1)
-        raise OSError("no space left")
+EXPERTS = {"x.experts.gate_up_proj": (4, 6, 5), "x.experts.down_proj": (4, 5, 3), "x.q_proj.weight": (6, 5)}
 
-    with pytest.raises(OSError):
-        write_tensors(tmp_path / "file", [Stored("a", "F32", (2,), 8)], {}, broken)
-    assert not list(tmp_path.iterdir())
+
+@pytest.mark.parametrize(
+    ("name", "shape", "parameter", "part"),
+    [
+        ("x.q_proj.weight", (6, 5), "x.q_proj.weight", lambda whole: whole[0]),
+        ("x.experts.gate_up_proj", (4, 6, 5), "x.experts.gate_up_proj", lambda whole: whole),
+        ("x.experts.gate_up_proj", (4, 5, 6), "x.experts.gate_up_proj", lambda whole: whole.mT),
+        ("x.experts.2.gate_proj.weight", (3, 5), "x.experts.gate_up_proj", lambda whole: whole[2, :3]),
+        ("x.experts.2.up_proj.weight", (3, 5), "x.experts.gate_up_proj", lambda whole: whole[2, 3:]),
+        ("x.experts.3.down_proj.weight", (5, 3), "x.experts.down_proj", lambda whole: whole[3]),
+    ],
+)
+@pytest.mark.parametrize("is_product", [True, False])
+def test_a_known_layout_gets_its_part_of_the_change(name, shape, parameter, part, is_product):
+    num_matrices, rows, columns = matrices(EXPERTS[parameter])
+    left, right = torch.randn(num_matrices, rows, 2), torch.randn(num_matrices, 2, columns)
+    product = 0.5 * left @ right
+    whole = Change(left, right, 0.5) if is_product else Change(product)
+    change = placed(whole, name, shape, parameter, EXPERTS[parameter])
+    wanted = part(product).reshape(matrices(shape))
+    for matrix in range(matrices(shape)[0]):
+        for first in range(matrices(shape)[1]):
+            old = torch.randn(1, matrices(shape)[2])
+            added = old if is_product else 0
+            assert torch.allclose(change.rows(matrix, first, old), added + wanted[matrix, first], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "parameter"),
+    [
+        ("x.q_proj.weight", (5, 6), "x.q_proj.weight"),
+        ("x.experts.4.gate_proj.weight", (3, 5), "x.experts.gate_up_proj"),
+        ("x.experts.1.gate_proj.weight", (6, 5), "x.experts.gate_up_proj"),
+        ("x.experts.gate_up_proj", (6, 4, 5), "x.experts.gate_up_proj"),
+    ],
+)
+def test_another_layout_is_refused(name, shape, parameter):
+    with pytest.raises(ModelError, match="a layout that cannot be merged into"):
+        placed(Change(torch.zeros(1, 1, 1)), name, shape, parameter, EXPERTS[parameter])
