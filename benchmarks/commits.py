@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON file of all figures")
     options = parser.parse_args()
     options.place = options.place.resolve()
-    print("| model | samples a step | commit | variant | ms a sample | speed | MFU | peak GB | before, s |")
+    print("| model | samples a step | commit | variant | ms a sample | speed | of matmul rate | peak GB | before, s |")
     print("|---|---|---|---|---|---|---|---|---|")
     everything = []
     for model, samples in product(options.models, options.samples):

@@ -43,7 +43,7 @@ OUTSIDE_GB = 1.75
 """Memory of a limited card that is left to CUDA itself and its graphs."""
 NUM_PROFILED = 3
 """Steps of a turn that is profiled."""
-COLUMNS = "training | ms a sample | | tokens/s | MFU | GB reserved | start, s | turns, ms a sample".split("|")
+COLUMNS = "training | ms a sample | | tokens/s | of matmul rate | GB reserved | start, s | ms of each turn".split("|")
 
 
 @dataclass(frozen=True)
@@ -203,8 +203,8 @@ class Worker:
             return (self.cell.text, self.facts.get("error", "no turn").partition(";")[0], *[""] * (len(COLUMNS) - 2))
         seconds = statistics.median(self.seconds)
         factor = "" if first.failed else f"{first.ms() / self.ms():.2f}x"
-        mfu = f"{self.facts['flops'] / rate / seconds:.1%}" if rate else "-"
-        rates = (f"{self.ms():.3f}", factor, f"{self.facts['tokens'] / seconds:,.0f}", mfu)
+        share = f"{self.facts['flops'] / rate / seconds:.1%}" if rate else "-"
+        rates = (f"{self.ms():.3f}", factor, f"{self.facts['tokens'] / seconds:,.0f}", share)
         turns = ", ".join(f"{1e3 * one / self.facts['samples']:.3f}" for one in self.seconds)
         return (self.cell.text, *rates, f"{self.facts['peak_gb']:.1f}", f"{self.start_seconds:.0f}", turns)
 

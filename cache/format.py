@@ -111,8 +111,8 @@ class Storage:
         scale = scales(features)
         return (features.float() / scale.unsqueeze(-1)).to(self.stored), scale
 
-    def dequantize(self, stored: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-        """The features in the compute dtype."""
+    def dequantize(self, stored: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+        """The features in the compute dtype, from the tensors that `quantize` gives."""
         if scale is None:
             return stored
         return (stored.float() * scale.unsqueeze(-1)).to(self.compute)

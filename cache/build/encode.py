@@ -21,8 +21,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,6 +39,7 @@ from lookonce.cache.store.shards import Stopwatch, StoredImage
 from lookonce.datasets.archives import by_archive
 from lookonce.datasets.images import bytes_key, decode, read_bytes, read_many
 from lookonce.errors import BadImage, ImageError
+from lookonce.signals import workers_without_signals
 
 MAX_WORKERS = 8
 MAX_ON_DEVICE = 2
@@ -94,93 +94,79 @@ class _Decoder(Dataset[DecodedBatch]):
         self.files, self.processor = files, processor
 
     def __getitem__(self, request: Request) -> DecodedBatch:
-        seconds: dict[str, float] = defaultdict(float)
+        stopwatch = Stopwatch()
         pixels: dict[PlannedImage, torch.Tensor] = {}
         failed: dict[str, Failure] = {}
         for image in request.images:
             path = self.files[image.key]
             try:
-                pixels[image] = self._decode_any(image, path, request, seconds)
+                pixels[image] = self._decode_any(image, path, request, stopwatch)
             except ImageError as error:
                 failed[image.key] = Failure(str(path), str(error), retry=not isinstance(error, BadImage))
         joined = torch.cat([piece.flatten() for piece in pixels.values()] or [torch.empty(0, dtype=torch.uint8)])
-        return DecodedBatch(tuple(pixels), tuple(piece.shape for piece in pixels.values()), joined, failed, seconds)
+        shapes = tuple(piece.shape for piece in pixels.values())
+        return DecodedBatch(tuple(pixels), shapes, joined, failed, stopwatch.seconds())
 
-    def _decode_any(self, image: PlannedImage, path: Path, request: Request, seconds: dict[str, float]) -> torch.Tensor:
+    def _decode_any(self, image: PlannedImage, path: Path, request: Request, stopwatch: Stopwatch) -> torch.Tensor:
         """Decode an image from its file, or from another file with the same bytes if that one is gone."""
         try:
-            return self._decode(image, path, request.archived.get(path), seconds)
+            return self._decode(image, path, request.archived.get(path), stopwatch)
         except BadImage:
             raise
         except ImageError:
             for other in map(Path, image.files):
                 with contextlib.suppress(ImageError):
                     if other != path:
-                        return self._decode(image, other, None, seconds)
+                        return self._decode(image, other, None, stopwatch)
             raise
 
     def _decode(
-        self, image: PlannedImage, path: Path, archived: bytes | ImageError | None, seconds: dict[str, float]
+        self, image: PlannedImage, path: Path, archived: bytes | ImageError | None, stopwatch: Stopwatch
     ) -> torch.Tensor:
-        times = [time.perf_counter()]
-        data = read_bytes(path) if archived is None else archived
-        if isinstance(data, ImageError):
-            raise data
-        if bytes_key(data) != image.key:
-            raise ImageError(f"image {path} has changed since it was hashed")
-        times.append(time.perf_counter())
-        picture = decode(data, path)
-        times.append(time.perf_counter())
-        resized = self.processor.resized(picture, path)
-        times.append(time.perf_counter())
-        for name, begin, end in zip(("read", "decode", "resize"), times, times[1:], strict=False):
-            seconds[name] += end - begin
-        return resized
-
-
-class _Requests:
-    """An iterable whose source can be replaced, so that DataLoader keeps its processes between shards."""
-
-    def __init__(self) -> None:
-        self.source: Iterable[Request] = ()
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self.source)
+        with stopwatch.measure("read"):
+            data = read_bytes(path) if archived is None else archived
+            if isinstance(data, ImageError):
+                raise data
+            if bytes_key(data) != image.key:
+                raise ImageError(f"image {path} has changed since it was hashed")
+        with stopwatch.measure("decode"):
+            picture = decode(data, path)
+        with stopwatch.measure("resize"):
+            return self.processor.resized(picture, path)
 
 
 class DecodeAhead:
-    """Decodes the images of requests, ahead of the caller."""
+    """Decodes the images of requests, ahead of the caller; DataLoader, which iterates over it, keeps its processes."""
 
     def __init__(self, files: Mapping[str, Path], processor: ImageProcessor, device: torch.device) -> None:
         """`files` maps image keys to files; `device` is where the pixels will go."""
         options: dict[str, Any] = {}
         if workers := num_workers(device):
             options = {"prefetch_factor": 1, "persistent_workers": True, "multiprocessing_context": "fork"}
-        self._requests = _Requests()
+        self._requests: Iterable[Request] = ()
         self._loader: DataLoader[DecodedBatch] = DataLoader(
             _Decoder(files, processor),
-            sampler=self._requests,
+            sampler=self,
             batch_size=None,
             num_workers=workers,
-            collate_fn=_unchanged,
             pin_memory=device.type == "cuda",
             **options,
         )
 
     def run(self, requests: Iterable[Request]) -> Iterator[DecodedBatch]:
         """Decode requests in order; a request is drawn when a process is free for it."""
-        self._requests.source = requests
-        return iter(self._loader)
+        self._requests = requests
+        with workers_without_signals():  # for a signal to the process group this process ends them
+            return iter(self._loader)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests)
 
     def close(self) -> None:
         """Stop the decoding processes."""
         iterator = self._loader._iterator
         if iterator is not None and hasattr(iterator, "_shutdown_workers"):
             iterator._shutdown_workers()
-
-
-def _unchanged(decoded: Any) -> Any:
-    return decoded
 
 
 @dataclass(frozen=True)
@@ -324,13 +310,7 @@ class ImageFeatures:
     @classmethod
     def of(cls, tensors: Sequence[torch.Tensor], grid: Grid, fingerprint: Fingerprint) -> ImageFeatures:
         """The features that are stored in these tensors."""
-        storage = fingerprint.storage
-        return cls(storage.dequantize(tensors[0], tensors[1] if storage.is_scaled else None).cpu(), grid)
-
-
-def encode_patches(patches: torch.Tensor, grid: Grid, tower: Tower, fingerprint: Fingerprint) -> ImageFeatures:
-    """The features of one image from its patches."""
-    return ImageFeatures.of(fingerprint.storage.quantize(tower.encode(patches, [grid])), grid, fingerprint)
+        return cls(fingerprint.storage.dequantize(*tensors).cpu(), grid)
 
 
 @functools.cache

@@ -6,9 +6,6 @@ hundred workers would read the whole dataset a hundred times): the plan has thei
 the key when the image is encoded. A file whose stamp has changed since it was planned is hashed again, so that an
 edited image does not count as done.
 
-Unusable images are read from what the last build has written and not from the images, so that all ranks of a training,
-on machines that may not have the images, leave out the same records.
-
 Progress (`lookonce status`) is read from receipts and claims; no process is asked. The rate counts the shards that all
 workers finished in the last hour, and is 0 if no worker is alive. A worker is slow if it has had its shard for `SLOW`
 times as long as a shard with that number of images takes, by the median of the finished shards.
@@ -241,10 +238,6 @@ class StatusReport:
     eta_s: float | None
     """Seconds until everything is encoded at this rate; None without a rate."""
     workers: list[WorkerStatus]
-
-    @property
-    def num_missing(self) -> int:
-        return self.num_images - self.num_done - self.num_quarantined
 
     def pace(self) -> str:
         """The rate and the time left; empty without a rate."""

@@ -16,7 +16,7 @@ import contextlib
 import itertools
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -28,7 +28,7 @@ from lookonce.cache.build.encode import EncodedBatch, Encoder
 from lookonce.cache.build.progress import Finished, ensure_plan, pending_shards, planned_images
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.model.tower import Tower
-from lookonce.cache.store.claims import Claim, Claims, sweep, using
+from lookonce.cache.store.claims import Claims, sweep, using
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.metadata import (
     QUARANTINE,
@@ -53,10 +53,6 @@ NUM_NAMED = 5
 """How many failed images the text of a report names."""
 POLL_S = 5
 """How often a worker with nothing to claim checks whether others have finished or died."""
-SIGNAL_DELAY_S = 0.2
-"""A signal to the process group may reach this process at most this long after a decoding process."""
-DEAD_PROCESS = (RuntimeError, EOFError, ConnectionError, FileNotFoundError)
-"""What torch raises when a decoding process has ended: the last three while it hands over pixels."""
 
 
 class StopSignals(contextlib.ExitStack):
@@ -117,39 +113,6 @@ class BuildReport:
         return "\n".join(lines)
 
 
-def report(
-    folder: Path,
-    fingerprint: Fingerprint,
-    images: ImageIndex,
-    finished: set[str],
-    built: Sequence[Shard],
-    phases: dict[str, float],
-    seconds: float,
-) -> BuildReport:
-    """Report on the shards `built`, and update index and quarantine; the images `finished` were done before."""
-    if built or read_index(folder, fingerprint.sha256) is None:
-        write_index(folder, fingerprint.sha256)
-    cache = VisionCache.open(folder)
-    write_quarantine(folder, cache.failed, images.unusable)
-    encoded = {key for shard in built for key in shard.keys if key in cache}
-    wanted = set(images.path_of)
-    stored = {key for key in wanted if key in cache}
-    failed = {key: cache.failed[key].reason for key in wanted - stored if key in cache.failed}
-    return BuildReport(
-        folder=folder,
-        num_wanted=len(wanted),
-        num_encoded=len(encoded & wanted),
-        num_by_others=len(stored - finished - encoded),
-        num_reused=len(stored & finished - encoded),
-        num_missing=len(wanted - stored - failed.keys()),
-        quarantined=failed | {str(path): reason for path, reason in images.unusable.items()},
-        num_shards=cache.num_shards,
-        size_bytes=cache.size_bytes,
-        seconds=seconds,
-        phases={name: round(value, 3) for name, value in phases.items()},
-    )
-
-
 @dataclass(frozen=True)
 class BuildOptions:
     """How to build. Only `shard_bytes` changes what is built: how images are cut into shards."""
@@ -195,7 +158,6 @@ def build_cache(
             plan = ensure_plan(folder, wanted, fingerprint, options.shard_bytes, images.former, **retry)
             finished = Finished.of(read_receipts(folder), **retry)
             shards = pending_shards(plan, finished, images.path_of, images.former)
-            start = time.perf_counter()
             files = images.former | images.path_of
 
             def load(stopwatch: Stopwatch) -> Encoder:
@@ -203,8 +165,7 @@ def build_cache(
 
             build = _Build(folder, fingerprint, options, shards, load)
             build.run()
-            seconds = time.perf_counter() - start
-            return report(folder, fingerprint, images, finished.images, build.built, build.stopwatch.seconds(), seconds)
+            return build.report(images, finished.images)
     except OSError as error:
         if not is_full(error):
             raise
@@ -223,13 +184,12 @@ class _Build:
         load: Callable[[Stopwatch], Encoder],
     ) -> None:
         self.folder, self.fingerprint, self.options, self._load = folder, fingerprint, options, load
-        self.stopwatch = Stopwatch()
-        self.built: list[Shard] = []
+        self._stopwatch, self._started = Stopwatch(), time.perf_counter()
+        self._built: list[Shard] = []
         """The shards that this worker has finished."""
         number, total = options.worker or (0, 1)
         first = number % total * len(shards) // total  # a different one for each worker
         self._shards = shards[first:] + shards[:first]
-        self._claimed: dict[str, Claim] = {}
 
     def run(self) -> None:
         """Build shards until none is left.
@@ -247,6 +207,31 @@ class _Build:
                 self._build_all()
         sweep(self.folder, self.options.expiry_s)
 
+    def report(self, images: ImageIndex, finished: set[str]) -> BuildReport:
+        """Update index and quarantine, and report; the images `finished` were done before."""
+        folder, seconds = self.folder, time.perf_counter() - self._started
+        if self._built or read_index(folder, self.fingerprint.sha256) is None:
+            write_index(folder, self.fingerprint.sha256)
+        cache = VisionCache.open(folder)
+        write_quarantine(folder, cache.failed, images.unusable)
+        encoded = {key for shard in self._built for key in shard.keys if key in cache}
+        wanted = set(images.path_of)
+        stored = {key for key in wanted if key in cache}
+        failed = {key: cache.failed[key].reason for key in wanted - stored if key in cache.failed}
+        return BuildReport(
+            folder=folder,
+            num_wanted=len(wanted),
+            num_encoded=len(encoded & wanted),
+            num_by_others=len(stored - finished - encoded),
+            num_reused=len(stored & finished - encoded),
+            num_missing=len(wanted - stored - failed.keys()),
+            quarantined=failed | {str(path): reason for path, reason in images.unusable.items()},
+            num_shards=cache.num_shards,
+            size_bytes=cache.size_bytes,
+            seconds=seconds,
+            phases={name: round(value, 3) for name, value in self._stopwatch.seconds().items()},
+        )
+
     def bytes_left(self) -> int:
         """Bytes of the unfinished shards."""
         return self._bytes(self._unfinished())
@@ -258,47 +243,34 @@ class _Build:
                 claimed = self._claim()
                 first = next(claimed, None)
                 if first:
-                    encoder = encoder or self._load(self.stopwatch)
+                    encoder = encoder or self._load(self._stopwatch)
                     self._write_shards(encoder.run(itertools.chain([first], claimed)))
                 self._raise_if_stopped()
                 if first is None:
                     if not self.options.wait:
                         return
                     time.sleep(min(POLL_S, self.options.expiry_s / 4))
-        except DEAD_PROCESS as error:
-            # A signal to the process group ends the decoding processes too, and torch then raises in this one, at any
-            # point, even while a writer cleans up.
-            time.sleep(SIGNAL_DELAY_S)
-            for name, claim in self._claimed.items():
-                if claim.is_held():  # else its new holder is writing there
-                    remove_leftovers(self.folder, name)
-            self._raise_if_stopped()
-            if isinstance(error, EOFError | ConnectionError):
-                error.add_note("a worker process that decodes images was killed")
+        except (EOFError, ConnectionError) as error:  # while it handed over pixels
+            error.add_note("a worker process that decodes images was killed")
             raise
         finally:
             if encoder:
-                with contextlib.suppress(*DEAD_PROCESS):  # which would hide a signal that is already named
-                    encoder.close()
+                encoder.close()
 
     def _claim(self) -> Iterator[Shard]:
         """Claim the shards that no other worker has, each when it is drawn."""
         for shard in self._unfinished():
             if self._stop.name:
                 return
-            if has_receipt(self.folder, shard.name):
+            if has_receipt(self.folder, shard.name) or not self._claims.take(shard.name, len(shard.images)):
                 continue
-            claim = self._claims.take(shard.name, len(shard.images))
-            if claim is None:
-                continue
-            self._claimed[shard.name] = claim
             if has_receipt(self.folder, shard.name):  # finished since we checked
                 self._release(shard)
                 continue
             try:
                 check_room(self.folder, self._bytes([shard]))
             except DiskFull:
-                if len(self._claimed) == 1:
+                if len(self._claims.held) == 1:
                     raise
                 self._release(shard)
                 return  # finish the current shard first
@@ -309,13 +281,13 @@ class _Build:
         """Write encoded batches, shard by shard."""
         for batch in encoded:
             shard = batch.shard
-            with ShardWriter(self.folder, shard.name, self.fingerprint, len(shard.images), self.stopwatch) as writer:
+            with ShardWriter(self.folder, shard.name, self.fingerprint, len(shard.images), self._stopwatch) as writer:
                 self._write(writer, _rest_of_shard(batch, encoded))
                 try:
-                    with self.stopwatch.measure("flush"):
-                        self.built += [shard] if writer.commit() else []
+                    with self._stopwatch.measure("flush"):
+                        self._built += [shard] if writer.commit() else []
                 except FileNotFoundError:
-                    if self._claimed[shard.name].is_held():
+                    if self._claims.held[shard.name].is_held():
                         raise  # else this process was suspended until another took over and removed our file
             self._release(shard)
             self._raise_if_stopped()
@@ -328,11 +300,11 @@ class _Build:
             writer.add(batch.images)
             writer.failed |= batch.failed
             num_done += len(batch.images) + len(batch.failed)
-            self._claimed[batch.shard.name].update("encoding", num_done)
+            self._claims.held[batch.shard.name].update(num_done)
             self._bar.update(len(batch.images) + len(batch.failed))
 
     def _release(self, shard: Shard) -> None:
-        self._claims.release(self._claimed.pop(shard.name))
+        self._claims.release(self._claims.held[shard.name])
 
     def _unfinished(self) -> list[Shard]:
         finished = set(finished_shards(self.folder))
@@ -344,7 +316,7 @@ class _Build:
     def _raise_if_stopped(self) -> None:
         if self._stop.name and (left := self._unfinished()):
             raise Stopped(
-                f"stopped by {self._stop.name} after {count(len(self.built), 'shard')}, {len(left):,} of "
+                f"stopped by {self._stop.name} after {count(len(self._built), 'shard')}, {len(left):,} of "
                 f"{len(self._shards):,} are left; {RESUME}"
             )
 

@@ -1,11 +1,10 @@
 """List caches, the runs that use them and what killed processes left; delete leftovers or a whole cache (`cache gc`).
 
 Design: nothing is deleted without `--delete`, and a whole cache only by its name. A leftover is a file that no reader
-and no build can ever need (../store/claims.py); features of images outside one's dataset are not leftovers. Our files
-are recognised by name alone, which also works for caches that are damaged or of another version. Files that lookonce
-did not write are listed and never touched: a cache is deleted one known file after another, and its folder only once it
-is empty. Receipts are deleted first and the manifest last, so an interrupted deletion leaves no shard that looks
-finished, and can be resumed.
+and no build can ever need (../store/claims.py). Our files are recognised by name alone, which also works for caches
+that are damaged or of another version. Other files are listed and never touched: a cache is deleted one known file
+after another, and its folder only once it is empty. Receipts are deleted first and the manifest last, so an interrupted
+deletion leaves no shard that looks finished, and can be resumed.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from lookonce.cache.store.claims import (
     claimed_work,
     leftovers,
     owning,
+    remove_leftover,
     scratch_folders,
     uses,
 )
@@ -42,7 +42,7 @@ from lookonce.cache.store.metadata import (
 )
 from lookonce.cache.store.reader import INDEX, INDEX_CHECKSUM, Index
 from lookonce.cache.store.shards import SHARDS
-from lookonce.claim_file import EXPIRY_S, remove_if_dead
+from lookonce.claim_file import EXPIRY_S
 from lookonce.errors import CacheError, UsageError
 from lookonce.files import TEMPORARY_MARK, read_object
 from lookonce.text import count, listed, located, size
@@ -52,7 +52,7 @@ KNOWN = re.compile(
     rf"{re.escape(MANIFEST)}|{re.escape(PLAN)}|plan-\d{{5,}}\.json|{re.escape(QUARANTINE)}"
     rf"|{re.escape(INDEX)}|{re.escape(INDEX_CHECKSUM)}|{USES}/[0-9a-f]{{16}}\.json"
     rf"|({RECEIPTS}|{CLAIMS})/shard-\d{{5,}}\.json|{SHARDS}/shard-\d{{5,}}\.safetensors"
-    rf"|{CLAIMS}/(user-[0-9a-f]{{32}}|owner)\.json"
+    rf"|{CLAIMS}/(user-([0-9a-f]{{32}}|stage)|owner)\.json"
 )
 """Matches the files of a cache by their path in it."""
 NUM_FOREIGN = 10
@@ -272,10 +272,7 @@ def delete_leftovers(cache: CacheInfo, expiry_s: float = EXPIRY_S) -> list[Lefto
             for path, kind in [*leftovers(cache.folder, expiry_s)]:
                 check_owned()
                 num_bytes = path.stat().st_size
-                if kind == "dead claim":
-                    remove_if_dead(path, expiry_s)
-                else:
-                    path.unlink()
+                remove_leftover(path, kind, expiry_s)
                 deleted.append(Leftover(path, kind, num_bytes))
     return deleted
 

@@ -26,7 +26,7 @@ from lookonce.cache.store.metadata import (
     Shard,
     ensure_manifest,
     finished_shards,
-    plan_path,
+    plan_files,
     read_plan_file,
     read_receipt,
     receipt_path,
@@ -114,7 +114,9 @@ def repair(
             shard = planned.get(name, Shard(name, ()))
             needed = images_of_shard(folder, shard)
             files = find_files({*(needed or ()), *shard.keys}, shard, images)
-            lost = without_other_shards(folder, set(needed or ()) - files.keys(), intact)
+            lost = set(needed or ()) - files.keys()
+            for other in intact if lost else ():
+                lost -= read_receipt(folder, other).images.keys()
             if not drop and (reason := reason_to_keep(needed, lost)):
                 report.left[name] = reason
                 continue
@@ -130,14 +132,14 @@ def repair(
 
 def remove_broken_plan(folder: Path) -> tuple[Plan, list[str]]:
     """Remove the first broken plan file and all after it; returns the intact plan and the names of those files."""
-    plan, broken = Plan(), list[str]()
+    plan, files = Plan(), plan_files(folder)
     with contextlib.suppress(CacheCorrupt):
-        while (path := plan_path(folder, plan.num_files)).exists():
+        for path in files:
             plan = plan.extended(*read_plan_file(path))
-    while (path := plan_path(folder, plan.num_files + len(broken))).exists():
+    broken = files[plan.num_files :]
+    for path in reversed(broken):  # the last first, so that an interruption leaves no gap
         path.unlink()
-        broken.append(path.name)
-    return plan, broken
+    return plan, [path.name for path in broken]
 
 
 def images_of_shard(folder: Path, planned: Shard) -> set[str] | None:
@@ -164,13 +166,6 @@ def find_files(keys: set[str], planned: Shard, images: ImageIndex) -> ImageFiles
             if not isinstance(data, ImageError) and (key := bytes_key(data)) in keys:
                 found.setdefault(key, (path, image_size(data)))
     return found
-
-
-def without_other_shards(folder: Path, keys: set[str], shards: list[str]) -> set[str]:
-    """Those of some images that none of these shards has."""
-    for name in shards if keys else ():
-        keys = keys - read_receipt(folder, name).images.keys()
-    return keys
 
 
 def reason_to_keep(needed: set[str] | None, lost: set[str]) -> str:

@@ -81,7 +81,7 @@ def show(cache: VisionCache, name: str) -> ShowReport:
     key = find(cache, plan, name)
     files = list(dict.fromkeys(file for image in plan.images if image.key == key for file in image.files))
     if key in cache:
-        return _encoded(cache, key, files)
+        return encoded(cache, key, files)
     if failure := cache.failed.get(key):
         return ShowReport(key, "quarantined", files or [failure.file], failure.reason)
     shard = next((shard.name for shard in plan.shards if key in shard.keys), "")
@@ -119,26 +119,22 @@ def find(cache: VisionCache, plan: Plan, name: str) -> str:
     return found.pop()
 
 
-def _encoded(cache: VisionCache, key: str, files: list[str]) -> ShowReport:
-    shard, entry = cache.entry(key)
+def encoded(cache: VisionCache, key: str, files: list[str]) -> ShowReport:
+    shard, _ = cache.entry(key)
+    is_intact = True
     try:
         cache[key]
-        is_intact = True
     except CacheCorrupt:
         is_intact = False
-    recorded = read_receipt(cache.folder, shard).images[key]
+    recorded = dict(vars(read_receipt(cache.folder, shard).images[key]))
+    del recorded["xxh3_64"]
     return ShowReport(
         key=key,
         state="encoded",
         files=files,
         shard=shard,
         path=str(shard_path(cache.folder, shard)),
-        offset=entry.offset,
-        size_bytes=entry.size_bytes,
         dtype=cache.fingerprint.dtype,
-        grid_thw=entry.grid_thw,
-        num_tokens=entry.num_tokens,
         checksum_ok=is_intact,
-        norms=recorded.norms,
-        peaks=recorded.peaks,
+        **recorded,
     )

@@ -1,15 +1,11 @@
 """Compare a cache with its checksums: the report behind `cache verify`, and the checks of shards for repair and stage.
 
-Design: everything in a cache folder that features depend on has a checksum. Each receipt and each plan file carries its
-own, the manifest has that of the fingerprint, and receipts have those of every byte of every shard: a shard is a header
-followed by images without gaps, each with its checksum, so a flipped bit is traced to its image. `quick` reads
-receipts, headers and file sizes: it finds lost, truncated and swapped files, in seconds for 10,000 shards. `full` reads
-every byte, as fast as the disk allows. All problems are reported, not only the first. Files are read with `pread` in
-blocks, on several threads: memory is bounded whatever the size of an image, and network filesystems are fastest with
-large requests.
-
-No feature depends on these, so they have no checksum: the manifest's provenance, the summary in `quarantine.jsonl`,
-claims and notes of use. A broken index is not damage: readers use the receipts instead.
+Design: everything in a cache folder that features depend on has a checksum (../FORMAT.md): a shard is a header followed
+by images without gaps, each with its checksum, so a flipped bit is traced to its image. `quick` reads receipts, headers
+and file sizes: it finds lost, truncated and swapped files, in seconds for 10,000 shards. `full` reads every byte, as
+fast as the disk allows. All problems are reported, not only the first. Files are read with `pread` in blocks, on
+several threads: memory is bounded whatever the size of an image, and network filesystems are fastest with large
+requests. A broken index is not damage: readers use the receipts instead.
 """
 
 from __future__ import annotations
@@ -17,10 +13,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeVar
+from typing import BinaryIO, Literal, TypeVar
 
 import xxhash
 from tqdm import tqdm
@@ -28,6 +24,7 @@ from tqdm import tqdm
 from lookonce.cache.format import PARSE_ERRORS, REPAIR_COMMAND, read_header
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.metadata import (
+    Entry,
     Plan,
     Receipt,
     finished_shards,
@@ -37,7 +34,7 @@ from lookonce.cache.store.metadata import (
     read_receipt,
 )
 from lookonce.cache.store.reader import INDEX, read_index
-from lookonce.cache.store.shards import FORMAT_NAME, SHARDS, shard_path
+from lookonce.cache.store.shards import FORMAT_NAME, SHARDS, described, shard_path
 from lookonce.errors import CacheCorrupt
 from lookonce.files import parse_json
 from lookonce.text import count, duration, listed, shown, size
@@ -132,8 +129,13 @@ def verify(folder: Path, level: Level = "full") -> VerifyReport:
     start = time.perf_counter()
     fingerprint, problems = check_manifest(folder)
     names = finished_shards(folder)
-    plan, plan_problems = check_plan(folder, names)
-    problems += plan_problems
+    plan = Plan()
+    try:
+        plan = read_plan(folder)
+        if names and not plan.num_files:  # a shard is planned before it is built
+            problems.append(Problem("", "", f"{plan_path(folder, 0)} is missing", "plan"))
+    except CacheCorrupt as error:
+        problems.append(Problem("", "", without_advice(error), "plan"))
     files = {path.stem: path.stat().st_size for path in (folder / SHARDS).glob("*.safetensors")}
     pending = [shard for shard in plan.shards if shard.name not in set(names)]
     unstored = {key for shard in pending for key in shard.keys}
@@ -198,25 +200,8 @@ def check_manifest(folder: Path) -> tuple[Fingerprint | None, list[Problem]]:
         return None, [Problem("", "", without_advice(error), "manifest")]
 
 
-def check_plan(folder: Path, finished: Sequence[str]) -> tuple[Plan, list[Problem]]:
-    """The plan of a cache, empty if it is broken or lost, and its problems.
-
-    `finished` must have been listed before the call: a shard is planned before it is built.
-    """
-    try:
-        plan = read_plan(folder)
-    except CacheCorrupt as error:
-        return Plan(), [Problem("", "", without_advice(error), "plan")]
-    is_lost = finished and not plan.num_files
-    return plan, [Problem("", "", f"{plan_path(folder, 0)} is missing", "plan")] if is_lost else []
-
-
-def ignore(block: memoryview, offset: int) -> None:
-    """Do nothing with a block."""
-
-
 def verify_shard(
-    folder: Path, name: str, fingerprint: Fingerprint | None, level: Level, on_block: OnBlock = ignore
+    folder: Path, name: str, fingerprint: Fingerprint | None, level: Level, on_block: OnBlock
 ) -> tuple[Receipt | None, list[Problem]]:
     """The receipt of a shard, if it is intact, and the problems of both; the fingerprint is None if it is unknown."""
     try:
@@ -233,29 +218,17 @@ def verify_shard(
     return receipt, problems
 
 
-@dataclass(frozen=True)
-class Region:
-    """Bytes of a shard with their own checksum: the header or an image."""
-
-    key: str
-    """The image's key; empty for the header."""
-    offset: int
-    size_bytes: int
-    xxh3_64: str
-
-
-def regions(receipt: Receipt) -> list[Region]:
-    """The header and then the images, in their order in the file; gaps between these would be in the header too."""
-    entries = sorted(receipt.images.items(), key=lambda item: item[1].offset)
-    images = [Region(key, entry.offset, entry.size_bytes, entry.xxh3_64) for key, entry in entries]
-    return [Region("", 0, receipt.header_bytes, receipt.header_xxh3_64), *images]
+def regions(receipt: Receipt) -> list[tuple[str, Entry]]:
+    """The header, without a key, and then the images, in their order in the file; gaps would be in the header too."""
+    header = Entry(0, receipt.header_bytes, 0, (0, 0, 0), receipt.header_xxh3_64)
+    return [("", header), *sorted(receipt.images.items(), key=lambda item: item[1].offset)]
 
 
 class Unreadable(OSError):
     """A block of a shard cannot be read."""
 
 
-def checksum(file: BinaryIO, region: Region, on_block: OnBlock = ignore) -> str:
+def checksum(file: BinaryIO, region: Entry, on_block: OnBlock) -> str:
     """The xxh3_64 of the bytes in a region, as far as the file reaches.
 
     Raises:
@@ -266,8 +239,8 @@ def checksum(file: BinaryIO, region: Region, on_block: OnBlock = ignore) -> str:
     while offset < end:
         try:
             block = os.pread(file.fileno(), min(BLOCK_BYTES, end - offset), offset)
-        except (OSError, OverflowError) as error:
-            raise Unreadable(getattr(error, "strerror", error)) from None
+        except OSError as error:
+            raise Unreadable(error.strerror) from None
         if not block:
             break
         digest.update(block)
@@ -298,16 +271,16 @@ def check_shard(
             yield Problem(name, "", what, "shard")
         header, *images = regions(receipt)
         is_whole = True
-        for region in [header, *images] if every_byte else [header]:
+        for key, region in [header, *images] if every_byte else [header]:
             try:
                 if checksum(file, region, on_block) == region.xxh3_64:
                     continue
                 what = "do not have the checksum of the receipt"
             except Unreadable as error:  # not OSError, which `on_block` may raise
                 what = f"cannot be read: {error}"
-            bytes_of = "its bytes" if region.key else "the bytes of its header"
-            yield Problem(name, region.key, f"{bytes_of} {what}", "image" if region.key else "header")
-            is_whole &= region != header
+            bytes_of = "its bytes" if key else "the bytes of its header"
+            yield Problem(name, key, f"{bytes_of} {what}", "image" if key else "header")
+            is_whole &= bool(key)
         if every_byte and fingerprint and is_whole:
             yield from check_header(path, receipt, fingerprint)
 
@@ -325,14 +298,7 @@ def check_header(path: Path, receipt: Receipt, fingerprint: Fingerprint) -> Iter
         return
     if metadata.get("fingerprint") != receipt.fingerprint:
         yield Problem(receipt.shard, "", "the header and the receipt have different fingerprints", "header")
-    expected: dict[str, Any] = {}
-    for key, entry in receipt.images.items():
-        begin = entry.offset - receipt.header_bytes
-        for tensor in fingerprint.tensors:
-            end = begin + entry.num_tokens * tensor.bytes_per_token
-            shape = [entry.num_tokens, *tensor.of_token]
-            expected[key + tensor.suffix] = {"dtype": tensor.code, "shape": shape, "data_offsets": [begin, end]}
-            begin = end
+    expected = described(receipt.images, receipt.header_bytes, fingerprint)
     for name in sorted(found.keys() | expected.keys()):
         if found.get(name) != expected.get(name):
             what = f"the header says {shown(str(found.get(name)))}, the receipt {expected.get(name)}"

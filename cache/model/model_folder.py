@@ -146,42 +146,33 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
 
 def missing_expert_tensors(model_folder: ModelFolder, shapes: dict[str, Shape]) -> list[str]:
     """The names of tensors that only some experts of a layer have; `shapes` are those of all tensors of the folder."""
-    return sorted(name for name in _of_each_expert(model_folder, shapes) if name not in shapes)
+    return sorted(_expert_shapes(model_folder, shapes).keys() - shapes.keys())
 
 
 def misshapen_expert_tensors(model_folder: ModelFolder, shapes: dict[str, Shape]) -> list[tuple[str, Shape, Shape]]:
-    """Name, shape and needed shape of the experts' tensors whose shapes do not follow from the configuration.
-
-    Matrices of a tensor of all experts may be transposed, as they are in published files of Qwen3-VL.
-    """
-    wanted: dict[str, tuple[Shape, ...]] = {
-        name: (shape,) for name, shape in _of_each_expert(model_folder, shapes).items()
-    }
-    for name in shapes:
-        if found := JOINED.fullmatch(name):
-            number, hidden_size, size = _sizes(model_folder)
-            rows, columns = (hidden_size, size) if found[1] == "down_proj" else (2 * size, hidden_size)
-            wanted[name] = ((number, rows, columns), (number, columns, rows))
+    """Name, shape and needed shape of the experts' tensors whose shapes do not follow from the configuration."""
     return [
         (name, shapes[name], allowed[0])
-        for name, allowed in sorted(wanted.items())
+        for name, allowed in sorted(_expert_shapes(model_folder, shapes).items())
         if name in shapes and shapes[name] not in allowed
     ]
 
 
-def _of_each_expert(model_folder: ModelFolder, shapes: dict[str, Shape]) -> dict[str, Shape]:
-    """The tensors that each expert needs, of the layers in which some expert has one: names and shapes."""
-    wanted: dict[str, Shape] = {}
+def _expert_shapes(model_folder: ModelFolder, shapes: dict[str, Shape]) -> dict[str, tuple[Shape, ...]]:
+    """The shapes that tensors of experts may have: all that there are, and all of layers in which one expert has some.
+
+    Matrices of a tensor of all experts may be transposed, as they are in published files of Qwen3-VL.
+    """
+    text, wanted = model_folder.config.text_config, dict[str, tuple[Shape, ...]]()
     for place, named in {found.groups() for name in shapes if (found := ONE_EACH.fullmatch(name))}:
-        number, hidden_size, size = _sizes(model_folder)
-        joined = {"gate_proj": (size, hidden_size), "up_proj": (size, hidden_size)}
-        parts = {"down_proj": (hidden_size, size)} if named == "down_proj" else joined
-        for expert in range(number):
-            wanted |= {f"{place}.{expert}.{part}.weight": shape for part, shape in parts.items()}
+        size, hidden = text.moe_intermediate_size, text.hidden_size
+        joined = {"gate_proj": (size, hidden), "up_proj": (size, hidden)}
+        parts = {"down_proj": (hidden, size)} if named == "down_proj" else joined
+        for expert in range(text.num_experts):
+            wanted |= {f"{place}.{expert}.{part}.weight": (shape,) for part, shape in parts.items()}
+    for name in shapes:
+        if found := JOINED.fullmatch(name):
+            size, hidden, number = text.moe_intermediate_size, text.hidden_size, text.num_experts
+            rows, columns = (hidden, size) if found[1] == "down_proj" else (2 * size, hidden)
+            wanted[name] = ((number, rows, columns), (number, columns, rows))
     return wanted
-
-
-def _sizes(model_folder: ModelFolder) -> tuple[int, int, int]:
-    """The number of experts, the hidden size and the size of an expert."""
-    text = model_folder.config.text_config
-    return text.num_experts, text.hidden_size, text.moe_intermediate_size

@@ -14,8 +14,6 @@ of its modules cost an H200 more time than their arithmetic needs and are replac
 
 Images per second on an H200 (8B, the image sizes of Kvasir-VQA): 55 one by one, 129 with the stock modules and tower
 batches of 32k patches, 172 with all three replaced. LOG.md has what else was tried.
-Inputs that depend only on an image's grid are computed once per grid and passed to the stock `forward`, which accepts
-them.
 """
 
 from __future__ import annotations

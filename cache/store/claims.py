@@ -9,16 +9,8 @@ or reads for long *uses* it, together with any number of others. Both write thei
 those of the other kind, in the same folder, so of two that start at once at least one sees the other and is refused.
 
 Garbage collection keeps what a run needs: training writes a note when it opens the cache. The note counts while the run
-folder exists and is not empty; deleting or moving that folder ends the use. So a killed run has nothing to clean up. A
-run folder noted by another machine may be on that machine's own disk; if it is not visible here, the note counts for
-30 days.
-
-Of what killed processes leave, this may be removed:
-
-- a temporary file whose process has ended on this machine, or that was not written to for longer than a claim lasts;
-- a claim whose worker is dead;
-- a shard without a receipt that no living worker has claimed;
-- the scratch folder of a measurement, beside the caches, whose process has ended, or wrote nothing for an hour.
+folder exists and is not empty, so a killed run has nothing to clean up. A run folder noted by another machine may be on
+that machine's own disk; if it is not visible here, the note counts for 30 days.
 """
 
 from __future__ import annotations
@@ -88,10 +80,10 @@ class Claim(ClaimFile):
         self._progressed = time.monotonic()
         super().__init__(path, asdict(work), expiry_s)
 
-    def update(self, phase: str, num_done: int) -> None:
+    def update(self, num_done: int) -> None:
         """Record progress, which also shows that this worker does not hang."""
         self._progressed = time.monotonic()
-        self.work = replace(self.work, phase=phase, num_done=num_done)
+        self.work = replace(self.work, phase="encoding", num_done=num_done)
 
     def beat(self) -> None:
         """Rewrite the claim file, unless this worker hangs."""
@@ -105,13 +97,14 @@ class Claims:
 
     def __init__(self, folder: Path, worker: Process, expiry_s: float = EXPIRY_S) -> None:
         self.folder, self.worker, self.expiry_s = folder / CLAIMS, worker, expiry_s
-        self._held: set[Claim] = set()
+        self.held: dict[str, Claim] = {}
+        """The claims by their shards."""
 
     def __enter__(self) -> Claims:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for claim in tuple(self._held):
+        for claim in tuple(self.held.values()):
             self.release(claim)
 
     def take(self, shard: str, num_images: int) -> Claim | None:
@@ -124,24 +117,27 @@ class Claims:
             claim = Claim(path, work, self.expiry_s)
         except FileExistsError:  # another worker was faster
             return None
-        self._held.add(claim)
+        self.held[shard] = claim
         return claim
 
     def release(self, claim: Claim) -> None:
-        self._held.discard(claim)
+        self.held.pop(claim.work.shard, None)
         claim.release()
 
 
 @contextlib.contextmanager
-def using(folder: Path, command: str, expiry_s: float = EXPIRY_S) -> Iterator[None]:
+def using(folder: Path, command: str, expiry_s: float = EXPIRY_S, *, name: str = "") -> Iterator[None]:
     """Use a cache within the block, beside other users; a folder that cannot be written to needs no claim file.
 
+    Of several processes that use it under one `name`, the first is let in.
+
     Raises:
-        CacheError: another process owns it.
+        CacheError: another process owns it, or uses it under this name.
     """
-    with FolderClaim(folder / CLAIMS / f"user-{uuid.uuid4().hex}.json", command, expiry_s) as claim:
+    with FolderClaim(folder / CLAIMS / f"user-{name or uuid.uuid4().hex}.json", command, expiry_s) as claim:
         with contextlib.suppress(OSError):
-            claim.take()
+            if claim.take():
+                raise _in_use(folder, claim.path, expiry_s)
         owner = folder / CLAIMS / OWNER
         if is_living(owner, expiry_s):
             raise _in_use(folder, owner, expiry_s)
@@ -195,12 +191,9 @@ class Use:
 def note_use(folder: Path, run_folder: Path) -> None:
     """Note in a cache folder that a run reads it; does nothing if the folder is read-only."""
     use = Use(str(run_folder.absolute()), socket.gethostname(), round(time.time(), 3))
+    name = hashlib.sha256(use.run.encode()).hexdigest()[:16]
     with contextlib.suppress(OSError):
-        write_json(use_path(folder, run_folder), asdict(use))
-
-
-def use_path(folder: Path, run_folder: Path) -> Path:
-    return folder / USES / f"{hashlib.sha256(str(run_folder.absolute()).encode()).hexdigest()[:16]}.json"
+        write_json(folder / USES / f"{name}.json", asdict(use))
 
 
 def uses(folder: Path) -> list[Use]:
@@ -218,7 +211,11 @@ def uses(folder: Path) -> list[Use]:
 
 
 def leftovers(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[tuple[Path, LeftoverKind]]:
-    """What killed processes left in a cache."""
+    """What killed processes left in a cache.
+
+    A temporary file whose process has ended on this machine, or that was not written to for longer than a claim lasts;
+    a claim whose worker is dead; a shard without a receipt that no living worker has claimed.
+    """
     claimed = {work.shard for work, _, alive in claimed_work(folder, expiry_s) if alive}
     for path in sorted(folder.rglob(f"*{TEMPORARY_MARK}*")):
         name, _, writer = path.name.partition(TEMPORARY_MARK)
@@ -251,10 +248,16 @@ def scratch_folders(root: Path) -> Iterator[Path]:
 def sweep(folder: Path, expiry_s: float = EXPIRY_S) -> None:
     """Remove the temporary files and claims of dead workers."""
     for path, kind in leftovers(folder, expiry_s):
-        if kind == "temporary file":
-            path.unlink(missing_ok=True)
-        elif kind == "dead claim":
-            remove_if_dead(path, expiry_s)
+        if kind != "unfinished shard":
+            remove_leftover(path, kind, expiry_s)
+
+
+def remove_leftover(path: Path, kind: LeftoverKind, expiry_s: float) -> None:
+    """Remove a leftover, but for a claim that another process has taken over."""
+    if kind == "dead claim":
+        remove_if_dead(path, expiry_s)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _has_ended(writer: str) -> bool:

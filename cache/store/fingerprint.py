@@ -7,15 +7,14 @@ of the tower is hashed as transformers resolves it, with defaults filled in; a r
 default needs a new cache, which is the safe side.
 
 Computing a fingerprint reads the whole tower (1.2 GB for 8B) and imports torch and transformers (6 s of CPU time, more
-from a network filesystem). If all files of a model have the sizes and times of a recorded computation, and settings,
-libraries and code are the same, the fingerprint is the same too. The code is identified by a checksum of its files,
-because a version number would have to be raised by hand. Files of the model are compared by their stamps, as images are
-(datasets/stamps.py). Builds compute the fingerprint from the tower all the same. There is one small file for each model
-and settings, beside the caches; anyone may delete it. Reading it takes 5 ms.
+from a network filesystem). So it is recorded in a small file beside the caches, which is read in 5 ms and which anyone
+may delete. It counts if all files of the model have the same stamps, and settings, libraries and code are the same. The
+code is identified by a checksum of its files, because a version number would have to be raised by hand. Builds compute
+the fingerprint from the tower all the same.
 
 A run recognises the model that it was trained on by a hash of the language model: of all but the tower, whose tensors
-training never reads. Computing it reads all weights (16 GB for 8B), several files at a time, once for each training of
-a study; loading them afterwards is served from the page cache. It is recorded in the same way.
+training never reads. Computing it reads all weights (16 GB for 8B), several files at a time. It is recorded in the same
+way.
 """
 
 from __future__ import annotations
@@ -208,21 +207,18 @@ class Source:
         return cls(folder, settings, stamps, library_versions(), code.hexdigest())
 
     def to_json(self) -> dict[str, Any]:
-        stamps = {name: list(one) if one else None for name, one in self.stamps.items()}  # as JSON has them
-        return asdict(self) | {"folder": self._real_folder, "stamps": stamps}
+        value: dict[str, Any] = json.loads(json.dumps(asdict(self) | {"folder": self._real_folder}))  # as it is read
+        return value
 
     def write_note(self, root: Path, fingerprint: Fingerprint) -> None:
         """Record the fingerprint below `root`, the folder of caches, if that exists and has no such note yet."""
         if self.read_note(root) != fingerprint:
-            self._write(root, {"fingerprint": fingerprint.to_json(), "sha256": fingerprint.sha256})
+            self._write(root, fingerprint.to_json())
 
     def read_note(self, root: Path) -> Fingerprint | None:
         """The fingerprint recorded for exactly this source; None if there is none."""
-        with contextlib.suppress(OSError, *PARSE_ERRORS):
-            if value := self._read(root):
-                found = Fingerprint.from_json(value["fingerprint"])
-                is_whole = found.sha256 == value["sha256"] and found.format_version == FORMAT_VERSION
-                return found if is_whole else None
+        with contextlib.suppress(*PARSE_ERRORS):
+            return Fingerprint.from_json(self._read(root))
         return None
 
     def language_model_hash(self, root: Path) -> str:
@@ -232,22 +228,26 @@ class Source:
             ModelError: a file of weights is broken.
         """
         own = replace(self, settings={"hash": "hash_language_model"})
-        with contextlib.suppress(OSError, *PARSE_ERRORS):
-            if (value := own._read(root)) and value["sha256"] == _sha256(value["hash"]):
-                return str(value["hash"])
-        found = hash_language_model(self.folder)
-        own._write(root, {"hash": found, "sha256": _sha256(found)})
+        found = own._read(root)
+        if not isinstance(found, str):
+            found = hash_language_model(self.folder)
+            own._write(root, found)
         return found
 
-    def _read(self, root: Path) -> dict[str, Any] | None:
-        """What was recorded for exactly this source; raises OSError or one of PARSE_ERRORS."""
-        value: dict[str, Any] = read_json(self._path(root))
-        return value if value["source"] == self.to_json() and all(self.stamps.values()) else None
+    def _read(self, root: Path) -> Any:
+        """What was recorded for exactly this source; None if there is nothing, or it is damaged."""
+        with contextlib.suppress(OSError, *PARSE_ERRORS):
+            note = read_json(self._path(root))
+            is_whole = note["sha256"] == _sha256(json.dumps(note["found"]))
+            if is_whole and note["source"] == self.to_json() and all(self.stamps.values()):
+                return note["found"]
+        return None
 
-    def _write(self, root: Path, values: dict[str, Any]) -> None:
+    def _write(self, root: Path, found: Any) -> None:
         with contextlib.suppress(OSError):  # a read-only folder, or one without access
             if root.is_dir() and all(self.stamps.values()):
-                write_json(self._path(root), {"source": self.to_json()} | values)
+                note = {"source": self.to_json(), "found": found, "sha256": _sha256(json.dumps(found))}
+                write_json(self._path(root), note)
 
     @property
     def _real_folder(self) -> str:

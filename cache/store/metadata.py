@@ -1,34 +1,28 @@
 """The JSON files of a cache: receipts, plan, manifest and quarantine. ../FORMAT.md specifies them.
 
-A receipt says what a finished shard holds, and proves that it is finished. The plan says which images belong to which
-shard. The manifest has the fingerprint; the quarantine is a summary of the receipts for people.
-
 Design: JSON that people can read and that two processes never change: each file is created once, whole, by the first
 process that tries. Receipts and plan files begin with a checksum of all that follows, so a flipped byte in them is
 detected as surely as one in a shard; the manifest has that of its fingerprint.
 
-A receipt is written last, so a shard without one was never finished and does not count. It has what reading needs
-(offset, size, grid and checksum of each image), so opening a cache opens no shard, and the failures of images that
-could not be encoded, so workers share no file for them.
+A receipt is written last, so a shard without one does not count. It has what reading needs, so opening a cache opens no
+shard, and the failures of images that could not be encoded, so workers share no file for them.
 
 The plan is written before the first image is encoded and only ever appended to, so any number of workers, restarted any
-number of times, divide the images in the same way. Images are cut into shards by planned size, in the order in which
-they are fastest to read. A cache that is asked for more images gets more shards; existing ones do not change. For each
-image the plan has the number of tokens, from the image's header, and the files in which it was found, so workers and
-trainings can begin without hashing files; the stamps show which files may have changed. An extension also records other
-files of images that are planned already, such as those of a moved dataset. The cost is about 150 bytes per image.
+number of times, divide the images in the same way. A cache that is asked for more images gets more shards; existing
+ones do not change. The plan has the files of each image with their stamps, so workers and trainings can begin without
+hashing files. The cost is about 150 bytes per image.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import platform
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,7 +55,8 @@ MANIFEST, PLAN, QUARANTINE = "manifest.json", "plan.json", "quarantine.jsonl"
 NUM_DIFFERENCES = 8
 """The most differing fields that a message shows."""
 
-Bytes = Annotated[StrictInt, Field(ge=0, lt=1 << 64)]
+Bytes = Annotated[StrictInt, Field(ge=0, lt=1 << 63)]
+"""What the system takes as an offset."""
 Size = Annotated[StrictInt, Field(ge=0, lt=1 << 32)]
 """A number of tokens or patches, which the index has 32 bits for."""
 ImageKey = Annotated[StrictStr, Field(pattern="^[0-9a-f]{64}$")]
@@ -118,15 +113,6 @@ class Receipt:
 
 _RECEIPT, _KEY, _ENTRY = TypeAdapter(Receipt), TypeAdapter(ImageKey), TypeAdapter(Entry)
 _FAILURE = TypeAdapter(Failure)
-
-
-def receipt_of(value: dict[str, Any]) -> Receipt:
-    """The receipt of a JSON object; one of PARSE_ERRORS if a field is missing or is not what it should be.
-
-    Images are checked one by one: a file of a million mistakes costs no more than its first one.
-    """
-    images = {_KEY.validate_python(key): _ENTRY.validate_python(entry) for key, entry in value["images"].items()}
-    return _RECEIPT.validate_python({**value, "images": images, "failed": failures_of(value.get("failed", {}))})
 
 
 def failures_of(value: dict[str, Any]) -> dict[str, Failure]:
@@ -199,7 +185,10 @@ def read_receipt(folder: Path, shard: str) -> Receipt:
     """
     path = receipt_path(folder, shard)
     try:
-        receipt = receipt_of(_read_checked(path))
+        value = _read_checked(path)  # its images one by one, so that many mistakes cost no more than the first one
+        images = {_KEY.validate_python(key): _ENTRY.validate_python(entry) for key, entry in value["images"].items()}
+        value |= {"images": images, "failed": failures_of(value.get("failed", {}))}
+        receipt = _RECEIPT.validate_python(value)
     except PARSE_ERRORS as error:
         raise broken(path, error) from None
     if receipt.shard != shard:
@@ -287,7 +276,9 @@ class Plan:
     def files(self) -> dict[str, tuple[str, Stamp | None]]:
         """The image key and the stamp of each file in which an image was found."""
         return {
-            file: (image.key, stamp) for image in self.images for file, stamp in zip_longest(image.files, image.stamps)
+            file: (image.key, stamp)
+            for image in self.images
+            for file, stamp in itertools.zip_longest(image.files, image.stamps)
         }
 
 
@@ -367,6 +358,11 @@ def plan_path(folder: Path, number: int) -> Path:
     return folder / (f"plan-{number:05d}.json" if number else PLAN)
 
 
+def plan_files(folder: Path) -> list[Path]:
+    """The plan files of a cache, in order."""
+    return list(itertools.takewhile(Path.exists, (plan_path(folder, number) for number in itertools.count())))
+
+
 def read_plan(folder: Path) -> Plan:
     """The plan of a cache from all its plan files; an empty one if there is none yet.
 
@@ -374,7 +370,7 @@ def read_plan(folder: Path) -> Plan:
         CacheCorrupt: a plan file is damaged.
     """
     plan = Plan()
-    while (path := plan_path(folder, plan.num_files)).exists():
+    for path in plan_files(folder):
         plan = plan.extended(*read_plan_file(path))
     return plan
 

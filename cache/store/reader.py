@@ -7,9 +7,8 @@ Opening reads the manifest and the index, or the receipts, and lists the sizes o
 
 The index has columns in one safetensors file, sorted by key and memory-mapped; all processes share the memory. A
 look-up is a binary search over the first 8 bytes of the keys. It is derived from the receipts and records the size and
-modification time of each; an index that does not match the receipts is ignored, and anyone may delete it. It takes 84
-bytes per image on disk, which are read once at opening to verify the checksum. A cache without an index file works too:
-its receipts are read instead.
+modification time of each; without an index that matches them, they are read instead. It takes 84 bytes per image on
+disk, which are read once at opening to verify the checksum.
 """
 
 from __future__ import annotations
@@ -18,9 +17,8 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,6 +37,7 @@ from lookonce.cache.store.metadata import (
     Failure,
     Receipt,
     ShardName,
+    check_fingerprint,
     failures_of,
     mismatch_message,
     read_manifest,
@@ -50,7 +49,7 @@ from lookonce.cache.store.shards import SHARDS, shard_path
 from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch, FeaturesMissing, explain_os_error
 from lookonce.files import atomic_write, hash_file, parse_json, read_json, write_text
 from lookonce.text import located, shown
-from lookonce.threads import NUM_THREADS
+from lookonce.threads import threaded_map
 
 if TYPE_CHECKING:
     import torch
@@ -102,6 +101,11 @@ class Index:
     def __len__(self) -> int:
         return len(self.columns["prefix"])
 
+    @cached_property
+    def shard_bytes(self) -> dict[str, int]:
+        """The size of each shard by its name."""
+        return dict(zip(self.shards, self.columns["shard_bytes"].tolist(), strict=True))
+
     def keys(self) -> Iterator[str]:
         """The keys of all images, sorted."""
         return (bytes(key).hex() for key in self.columns["key"])
@@ -151,7 +155,7 @@ class Index:
         )
 
 
-def write_index(folder: Path, fingerprint: str) -> Index:
+def write_index(folder: Path, fingerprint: str) -> None:
     """Write the index file of a cache from its receipts."""
     index = Index.from_receipts(folder, fingerprint)
     texts = {"shards": index.shards, "failed": {key: asdict(why) for key, why in index.failed.items()}}
@@ -162,7 +166,6 @@ def write_index(folder: Path, fingerprint: str) -> Index:
         temporary.write_bytes(save(columns, _metadata(fingerprint)))  # `save_file` hides a full disk
         checksum = hash_file(temporary)
     write_text(folder / INDEX_CHECKSUM, checksum + "\n")
-    return index
 
 
 def read_index(folder: Path, fingerprint: str) -> Index | None:
@@ -257,16 +260,10 @@ class VisionCache:
 
     def __init__(self, folder: Path, fingerprint: Fingerprint) -> None:
         """Use `VisionCache.open` or `find_cache`."""
-        self._connect()
         self.folder, self.fingerprint = folder, fingerprint
+        self._open = lru_cache(NUM_OPEN)(_ShardFile)
         self.index = Index.open(folder, fingerprint.sha256)
         _check_sizes(folder, self.index)
-        self._bytes_of = dict(zip(self.index.shards, self.index.columns["shard_bytes"].tolist(), strict=True))
-
-    def _connect(self) -> None:
-        self._open = lru_cache(NUM_OPEN)(_ShardFile)
-        self._threads: ThreadPoolExecutor | None = None
-        self._process = 0
 
     @classmethod
     def open(cls, folder: Path | str) -> VisionCache:
@@ -286,7 +283,7 @@ class VisionCache:
     @property
     def size_bytes(self) -> int:
         """The bytes of all shards."""
-        return int(self.index.columns["shard_bytes"].sum())
+        return sum(self.index.shard_bytes.values())
 
     @property
     def encode_seconds(self) -> float:
@@ -322,10 +319,7 @@ class VisionCache:
 
         `pin` reads into page-locked memory, from which copies to a GPU are asynchronous; without a GPU it does nothing.
         """
-        if self._threads is None or self._process != os.getpid():  # a forked process has the pool but not its threads
-            self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="features")
-            self._process = os.getpid()
-        return list(self._threads.map(lambda key: self._read(key, pin), keys))
+        return list(threaded_map(lambda key: self._read(key, pin), keys))
 
     def grid_thw(self, key: str) -> Grid:
         """The patch grid (t, h, w) of an image; it has t * h * w / merge_size**2 tokens."""
@@ -352,7 +346,7 @@ class VisionCache:
         expected = entry.num_tokens * self.fingerprint.bytes_per_token
         if expected != entry.size_bytes:
             raise self._corrupt(shard, key, f"have {entry.size_bytes:,} bytes in the receipt, expected {expected:,}")
-        if entry.offset + entry.size_bytes > self._bytes_of[shard]:  # before memory is taken for them
+        if entry.offset + entry.size_bytes > self.index.shard_bytes[shard]:  # before memory is taken for them
             raise self._corrupt(shard, key, "are truncated")
         content = torch.empty(entry.size_bytes, dtype=torch.uint8, pin_memory=pin)
         buffer = raw_bytes(content)
@@ -361,14 +355,12 @@ class VisionCache:
             raise self._corrupt(shard, key, "do not have the checksum in the receipt")
         stored = self.fingerprint.tensors
         parts = torch.split(content, [entry.num_tokens * tensor.bytes_per_token for tensor in stored])
-        features, *scales = (
+        tensors = (
             part.view(tensor.dtype).view(entry.num_tokens, *tensor.of_token)
             for part, tensor in zip(parts, stored, strict=True)
         )
-        if not scales:
-            return features
-        dequantized = self.fingerprint.storage.dequantize(features, scales[0])
-        return dequantized.pin_memory() if pin else dequantized
+        features = self.fingerprint.storage.dequantize(*tensors)
+        return features.pin_memory() if pin else features  # returns itself if it is pinned
 
     def _fill(self, buffer: memoryview, shard: str, offset: int, key: str) -> None:
         """Read bytes of an image, from `offset` in its shard."""
@@ -395,17 +387,15 @@ class VisionCache:
         return CacheCorrupt(f"the features of image {named} in {path} {how}; run: {REPAIR_COMMAND}")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_open", "_threads", "_process")}
+        return {name: value for name, value in self.__dict__.items() if name != "_open"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
-        self._connect()
+        self._open = lru_cache(NUM_OPEN)(_ShardFile)
 
     def close(self) -> None:
         """Close the shard files; they are opened again when needed."""
-        if self._threads and self._process == os.getpid():
-            self._threads.shutdown()
-        self._connect()
+        self._open.cache_clear()
 
 
 class _ShardFile:
@@ -432,8 +422,7 @@ def find_cache(root: Path, fingerprint: Fingerprint) -> VisionCache:
     folder = root / fingerprint.folder_name
     if (folder / MANIFEST).exists():
         found = read_manifest(folder)
-        if found != fingerprint:
-            raise CacheMismatch(mismatch_message([found], fingerprint, what))
+        check_fingerprint(folder, found, fingerprint)
         return VisionCache(folder, found)
     others = []
     for path in sorted(root.glob(f"*/{MANIFEST}")):  # of any format version
@@ -447,7 +436,7 @@ def find_cache(root: Path, fingerprint: Fingerprint) -> VisionCache:
 def _check_sizes(folder: Path, index: Index) -> None:
     """Compare the size of each shard with its receipt: lists one folder and opens no shard."""
     found = file_stats(folder / SHARDS, ".safetensors")
-    for shard, expected in zip(index.shards, index.columns["shard_bytes"].tolist(), strict=True):
+    for shard, expected in index.shard_bytes.items():
         size = found[shard].st_size if shard in found else None
         if size != expected:
             state = "is missing" if size is None else f"has {size:,} bytes, expected {expected:,} (from its receipt)"

@@ -7,11 +7,9 @@ Features begin at a multiple of 4,096 bytes. The checksum of an image (xxh3, 64 
 writing, so reading detects any damage on the way to the disk and back.
 
 Features are written once and read hours later, often by another machine, so writes bypass the page cache where the
-filesystem supports it: copying them there costs memory bandwidth, evicts what other processes have in it, and leaves
-the disk idle until the flush at the end. On the local disk of an H200 machine one file was written and flushed at
-2.2 GB/s directly and at 1.5 GB/s through the page cache. Direct writes need addresses, offsets and lengths that are
-multiples of 4,096. Features of real models have these (a token has 16 or 32 kB); everything else is written through the
-page cache.
+filesystem supports it: on the local disk of an H200 machine one file was written and flushed at 2.2 GB/s directly and
+at 1.5 GB/s through the page cache. Direct writes need addresses, offsets and lengths that are multiples of 4,096.
+Features of real models have these (a token has 16 or 32 kB); everything else is written through the page cache.
 
 The seconds of a build are always measured: two clock readings per image or tower batch. GPU operations are timed by
 events that are read only when the sums are asked for, so measuring causes no host-device sync.
@@ -27,7 +25,7 @@ import socket
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,7 +186,6 @@ class ShardWriter:
         self.failed: dict[str, Failure] = {}
         self._stopwatch = stopwatch or Stopwatch()
         self._entries: dict[str, Entry] = {}
-        self._tensors: dict[str, Any] = {}
         self._started = time.time()
         num_tensors = max_images * len(fingerprint.tensors)
         self._header_bytes = _aligned(num_tensors * HEADER_BYTES_PER_TENSOR + ALIGNMENT)
@@ -213,7 +210,7 @@ class ShardWriter:
         writes = []
         for image in images:
             writes.append(self._threads.submit(self._write, image, self._end))
-            self._describe(image)
+            self._end += image.size_bytes
         self._unwritten.append(writes)
         with self._stopwatch.measure("wait for the disk"):
             self.wait(MAX_UNWRITTEN)
@@ -271,15 +268,6 @@ class ShardWriter:
             peaks=image.peaks,
         )
 
-    def _describe(self, image: StoredImage) -> None:
-        """Reserve the image's bytes at the end of the file and add its tensors to the header."""
-        for tensor, stored in zip(image.tensors, self.fingerprint.tensors, strict=True):
-            begin = self._end - self._header_bytes
-            offsets = [begin, begin + tensor.nbytes]
-            about = {"dtype": stored.code, "shape": list(tensor.shape), "data_offsets": offsets}
-            self._tensors[image.key + stored.suffix] = about
-            self._end += tensor.nbytes
-
     def _header(self) -> bytes:
         """A safetensors header: the length of the JSON, then the JSON, padded with blanks."""
         metadata = {
@@ -288,7 +276,9 @@ class ShardWriter:
             "fingerprint": self.fingerprint.sha256,
             "grid_thw": json.dumps({key: list(entry.grid_thw) for key, entry in sorted(self._entries.items())}),
         }
-        text = json.dumps({"__metadata__": metadata, **self._tensors}, separators=(",", ":")).encode()
+        in_order = dict(sorted(self._entries.items(), key=lambda item: item[1].offset))
+        tensors = described(in_order, self._header_bytes, self.fingerprint)
+        text = json.dumps({"__metadata__": metadata, **tensors}, separators=(",", ":")).encode()
         size = self._header_bytes - 8
         assert len(text) <= size, "HEADER_BYTES_PER_TENSOR is too small"
         return size.to_bytes(8, "little") + text.ljust(size)
@@ -306,6 +296,19 @@ class ShardWriter:
             images={key: self._entries[key] for key in sorted(self._entries)},
             failed=dict(sorted(self.failed.items())),
         )
+
+
+def described(images: Mapping[str, Entry], header_bytes: int, fingerprint: Fingerprint) -> dict[str, Any]:
+    """What the header of a shard says of the tensors of its images, by their names."""
+    tensors = {}
+    for key, entry in images.items():
+        begin = entry.offset - header_bytes
+        for tensor in fingerprint.tensors:
+            end = begin + entry.num_tokens * tensor.bytes_per_token
+            shape = [entry.num_tokens, *tensor.of_token]
+            tensors[key + tensor.suffix] = {"dtype": tensor.code, "shape": shape, "data_offsets": [begin, end]}
+            begin = end
+    return tensors
 
 
 def shard_path(folder: Path, name: str) -> Path:

@@ -40,6 +40,19 @@ def handle_signals(handler: Handler, *others: signal.Signals) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def workers_without_signals() -> Iterator[None]:
+    """Processes that are started within the block do not get the signals that a terminal or Slurm sends to a group.
+
+    Their parent gets these and ends them; otherwise each would print a traceback.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
 def exit_on_signal(advice: Callable[[], str]) -> Iterator[None]:
     """Within the block, end the program at once on a signal or on Ctrl-C; `advice` ends the message."""
     process_id = os.getpid()

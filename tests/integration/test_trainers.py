@@ -45,7 +45,9 @@ from lookonce.datasets.images import index_images
 from lookonce.datasets.sample.model import write_model
 from lookonce.errors import ModelError, UsageError
 from lookonce.families.lookup import FAMILIES
+from lookonce.run.sections import BatchSection
 from lookonce.train.data.batches import Pixels
+from lookonce.train.model.packs import share_of_loss
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'pin_memory'"),
@@ -140,6 +142,42 @@ def test_the_first_step_has_the_loss_and_gradients_of_the_stock_model_with_its_t
     assert len({example.num_targets for example in dataset.examples()}) > 1
     assert loss == pytest.approx(stock[0], rel=TOLERANCE)
     assert_same(gradients, stock[1])
+
+
+@pytest.mark.guarantee(
+    "With `batch.loss: micro_batch`, a step has the loss and gradients of the stock Trainer with gradient accumulation."
+)
+@pytest.mark.parametrize("mode", ["shared", "packed", "separate"])
+def test_the_loss_of_micro_batches_is_that_of_the_stock_trainer_with_accumulation(
+    sample, records, dataset, stock, tmp_path, mode
+):
+    """8 samples, 3 at a time: the stock Trainer takes the mean of three means, of 3, 3 and 2 samples."""
+    with_tower = AutoModelForImageTextToText.from_pretrained(sample / "model", dtype=torch.float32)
+    pixels = Pixels(ImageProcessor(sample / "model"), index_images(records).path_of)
+    rows = VQADataset.of(dataset.examples(), dataset.chat_tokenizer, pixels)
+    options = OPTIONS | {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 3}
+    arguments = TrainingArguments(str(tmp_path), train_sampling_strategy="sequential", **options)
+    tuned = filled(get_peft_model(with_tower, LORA))
+    collator = DataCollatorForRows(rows)
+    expected_loss, expected = first_step(Trainer(tuned, arguments, train_dataset=rows, data_collator=collator))
+    assert abs(expected_loss - stock[0]) > 100 * TOLERANCE * stock[0]  # not that of the whole step as one batch
+
+    batch = BatchSection(
+        mode=mode, samples_per_step=8, samples_per_forward=3, order="as_given", loss="micro_batch", tokens_per_pack=128
+    )
+    ours = filled(get_peft_model(without_tower(sample), LORA))
+    parts = DataLoader(
+        dataset, batch_sampler=PackBatchSampler.of(dataset, batch, seed=0), collate_fn=DataCollatorForPacks(dataset)
+    )
+    losses = []
+    with packed_attention(ours):
+        for part in parts:
+            loss = share_of_loss(ours, part)
+            loss.backward()
+            losses.append(loss.item())
+    assert len(losses) > 1
+    assert sum(losses) == pytest.approx(expected_loss, rel=TOLERANCE)
+    assert_same(gradients_of(ours), expected)
 
 
 def test_rows_for_trl_survive_trainers_splits_and_selections(sample, dataset, stock, tmp_path):

@@ -20,6 +20,7 @@ from typing import Any
 import matplotlib.backends.backend_svg
 import matplotlib.figure  # noqa: F401
 
+import lookonce.cache.build.worker
 import lookonce.cli
 import lookonce.commands.cache
 import lookonce.commands.train

@@ -240,15 +240,16 @@ class Sampler:
     def _micro_batches(self, step: Sequence[Group], packs: Sequence[Pack]) -> list[MicroBatch]:
         """The packs with their target weights, which depend on the whole step."""
         samples = [index for group in step for index in group.examples]
-        num_targets = sum(self.examples[index].num_targets for index in samples)
-
-        def target_weight(index: int) -> float:
-            if self.batch.loss == "token":
-                return 1 / max(num_targets, 1)
-            return 1 / (len(samples) * max(self.examples[index].num_targets, 1))
+        # The loss is the mean of the means of these parts.
+        size = {"token": len(samples), "sample": 1, "micro_batch": self.batch.samples_per_forward}[self.batch.loss]
+        parts = [samples[start : start + size] for start in range(0, len(samples), size)]
+        target_weights: dict[int, float] = {}
+        for part in parts:
+            num_targets = sum(self.examples[index].num_targets for index in part)
+            target_weights |= dict.fromkeys(part, 1 / (len(parts) * max(num_targets, 1)))
 
         def of_pack(pack: Pack) -> tuple[float, ...]:
             indices = (index for group in pack.groups for index in group.examples)
-            return tuple(0.0 if pack.is_filler else target_weight(index) for index in indices)
+            return tuple(0.0 if pack.is_filler else target_weights[index] for index in indices)
 
         return [MicroBatch(pack, of_pack(pack)) for pack in packs]

@@ -7,11 +7,11 @@ joined or captured. The other questions are in the pack but have no weight in it
 matter. LoRA's matrices B are zero at first, which would hide the gradients of A, so they are drawn for the check.
 
 No difference has a fixed limit. It may be `FACTOR` times the spread, the largest difference between exact computations
-of the same rows: several together, with layers that round their results once more, and some of them alone. Gradients
-are compared for each kind of weight, such as all A of q_proj. Faults change results much more than rounding does, so
-the factor only keeps chance from raising an alarm.
+of the same rows: together, with layers that round their results once more, and in smaller batches. Gradients are
+compared for each kind of weight, such as all A of q_proj. Faults change results much more than rounding does, so the
+factor only keeps chance from raising an alarm.
 
-The cost: some seconds before each start, as 12 rows are computed two or three times. Left out are sharded weights;
+The cost: two or three seconds before each start, as some rows are computed three times. Left out are sharded weights;
 dropout, which draws other numbers for rows; and linear attention, whose kernels would be tuned for rows for a minute.
 `lookonce selftest` compares more, with a small model of its own.
 """
@@ -22,7 +22,7 @@ import contextlib
 import math
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,8 +46,8 @@ VARIABLE = "LOOKONCE_SELFTEST"
 OFF = ("off", "0", "false", "no")
 STOCK_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """PyTorch's attention without cuDNN's, which takes a second to prepare for each shape."""
-NUM_PASSES, NUM_ROWS = 3, 4
-"""Passes over the pack, and questions whose loss each computes."""
+NUM_ROWS = 8
+"""How many questions are compared."""
 STD = 0.04
 """Standard deviation of LoRA's matrices B in the check, times LoRA's scale."""
 FACTOR = 4
@@ -61,7 +61,7 @@ ROUNDING = 16 * torch.finfo(torch.float32).eps
 
 @dataclass(frozen=True)
 class Outcome:
-    """Loss and gradients of some passes, in main memory."""
+    """Loss and gradients of some passes."""
 
     loss: torch.Tensor
     gradients: dict[str, torch.Tensor]
@@ -71,16 +71,22 @@ class Outcome:
     def of(cls, model: Any, loss: torch.Tensor) -> Outcome:
         """The loss with the gradients of a model, which are then cleared."""
         named = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
-        gradients = {
-            name: torch.zeros(weight.shape) if weight.grad is None else weight.grad.detach().float().cpu()
+        gradients = {  # copies, as a captured pass overwrites its own
+            name: torch.zeros_like(weight, dtype=torch.float32)
+            if weight.grad is None
+            else weight.grad.detach().to(torch.float32, copy=True)
             for name, weight in named
         }
         model.zero_grad(set_to_none=True)
-        return cls(loss.detach().float().cpu(), gradients)
+        return cls(loss.detach().float(), gradients)
+
+    def cpu(self) -> Outcome:
+        """The same in main memory."""
+        return Outcome(self.loss.cpu(), {name: gradient.cpu() for name, gradient in self.gradients.items()})
 
     def distance(self, other: Outcome) -> tuple[float, float]:
         """The relative distances of loss and gradients."""
-        loss = _ratio(float((self.loss - other.loss).abs()), float(other.loss.abs()))
+        loss = _ratio(abs(float(self.loss) - float(other.loss)), abs(float(other.loss)))
         distances, squares = zip(*self._squares(other).values(), strict=True)
         return loss, _ratio(sum(distances) ** 0.5, sum(squares) ** 0.5)
 
@@ -100,13 +106,13 @@ class Outcome:
 
     def _squares(self, other: Outcome) -> dict[str, tuple[float, float]]:
         """For each kind of weight the squares of the norms of difference and reference."""
-        sums: dict[str, tuple[float, float]] = {}
-        for name, reference in other.gradients.items():
+        sums: dict[str, torch.Tensor] = {}
+        for name, gradient in self.gradients.items():
             kind = ".".join(part for part in name.split(".") if not part.isdigit())
-            distance, square = sums.get(kind, (0.0, 0.0))
-            difference = (self.gradients[name] - reference).double().square().sum()
-            sums[kind] = distance + float(difference), square + float(reference.double().square().sum())
-        return sums
+            reference = other.gradients[name].to(gradient.device).double()
+            squares = torch.stack([(gradient - reference).square().sum(), reference.square().sum()])
+            sums[kind] = sums.get(kind, 0) + squares
+        return {kind: (float(distance), float(square)) for kind, (distance, square) in sums.items()}
 
 
 def _ratio(distance: float, norm: float) -> float:
@@ -154,9 +160,8 @@ class FirstPack:
         self._floor = max(ROUNDING, eps / 2 if has_fp8 else eps / 4)
         """The smallest spread. Products of fp8 round more coarsely than all others, and not only between layers."""
         self._scale = 2.0**10 if trainer.args.fp16 else 1.0
-        chosen = random.Random(0).sample(range(len(pack)), min(NUM_PASSES * NUM_ROWS, len(pack)))
-        self._passes = [chosen[start : start + NUM_ROWS] for start in range(0, len(chosen), NUM_ROWS)]
-        """For each pass the questions whose loss it computes, by their position in the pack."""
+        self._positions = random.Random(0).sample(range(len(pack)), min(NUM_ROWS, len(pack)))
+        """The questions that are compared, by their position in the pack."""
         self._drawn = self._draw()
         model.zero_grad(set_to_none=True)
         was_training = model.training
@@ -166,9 +171,12 @@ class FirstPack:
             sdpa_kernel(STOCK_KERNELS),
             self._on_drawn_weights(),
         ):
-            self._rows = [self._computed(positions, eps) for positions in self._passes]
+            rows, others = self._as_rows(), [self._as_rows(parts=2)]
+            with _rounding_once_more(model, eps):
+                others.append(self._as_rows())
+            found = [other.distances(rows) for other in others]
+            self._rows = rows.cpu()  # a training needs all of the GPU's memory
         model.train(was_training)
-        found = [distances for _, spread in self._rows for distances in spread]
         self._spread = {what: max(distances.get(what, 0.0) for distances in found) for what in found[0]}
 
     def check(self, model: Any) -> str:
@@ -183,24 +191,21 @@ class FirstPack:
                 f"{max(self._spread.values()):.1e}, which would hide a fault"
             )
         allowed = {what: FACTOR * max(spread, self._floor) for what, spread in self._spread.items()}
-        largest = dict.fromkeys(allowed, 0.0)
         with self._on_drawn_weights():
-            for positions, (reference, _) in zip(self._passes, self._rows, strict=True):
-                if self._trainer.captured:
-                    self._fill_buffers(model)
-                distances = self._pass(model, positions).distances(reference)
-                largest = {what: max(distance, distances.get(what, 0.0)) for what, distance in largest.items()}
-        worst = max(allowed, key=lambda what: largest[what] / allowed[what])
-        if not largest[worst] <= allowed[worst]:
+            if self._trainer.captured:
+                self._fill_buffers(model)
+            distances = self._pass(model).distances(self._rows)
+        worst = max(allowed, key=lambda what: distances.get(what, 0.0) / allowed[what])
+        if not distances.get(worst, 0.0) <= allowed[worst]:
             what = "loss" if worst == LOSS else f"gradient of {worst}"
             raise TrainingError(
                 f"packs are not exact on this machine: the {what} of the first pack differs by "
-                f"{largest[worst]:.1e} from that of its questions as separate rows, and rounding explains at most "
+                f"{distances[worst]:.1e} from that of its questions as separate rows, and rounding explains at most "
                 f"{allowed[worst]:.1e}; train without CUDA graphs: "
                 "--set train.cuda_graphs=false; or not compiled either: --set train.compile=false; `lookonce selftest` "
                 f"compares all settings with a small model; {VARIABLE}=off in the environment skips this check"
             )
-        loss, gradients = largest[LOSS], max(largest[what] for what in largest if what != LOSS)
+        loss, gradients = distances[LOSS], max(distances.get(what, 0.0) for what in allowed if what != LOSS)
         return (
             f"the first pack agrees with its questions as separate rows: loss differs by {loss:.1e} and "
             f"gradients by {gradients:.1e}; rounding alone makes {self._spread[LOSS]:.1e} and "
@@ -236,10 +241,10 @@ class FirstPack:
             for (_, weight), value in zip(trained, before, strict=True):
                 weight.copy_(value)
 
-    def _pass(self, model: Any, positions: Sequence[int]) -> Outcome:
-        """The pack with the weights of some questions."""
-        trainer, weight = self._trainer, 1 / self._num_targets(positions)
-        weights = tuple(weight if position in positions else 0.0 for position in range(len(self._pack)))
+    def _pass(self, model: Any) -> Outcome:
+        """The pack, in whose loss only the compared questions have a weight."""
+        trainer, weight = self._trainer, 1 / self._num_targets()
+        weights = tuple(weight if position in self._positions else 0.0 for position in range(len(self._pack)))
         batch = self._batch_of(replace(self._pack.micro_batch, target_weights=weights))
         with trainer.accelerator.no_sync(model), trainer.compute_loss_context_manager():
             loss = self._backward(model, batch)
@@ -260,33 +265,29 @@ class FirstPack:
         batch: Batch = self._trainer.batch_of(indices)
         return batch
 
-    def _computed(self, positions: Sequence[int], eps: float) -> tuple[Outcome, list[dict[str, float]]]:
-        """Questions as rows, several together, and the distances of other exact computations."""
-        together = self._as_rows(positions, len(positions))
-        with _rounding_once_more(self._trainer.model, eps):
-            others = [self._as_rows(positions, len(positions))]
-        if positions is self._passes[0]:  # once, as it takes as long as all others together
-            others.append(self._as_rows(positions, 1))
-        return together, [other.distances(together) for other in others]
-
-    def _as_rows(self, positions: Sequence[int], rows_per_pass: int) -> Outcome:
-        trainer, model, dataset = self._trainer, self._trainer.model.train(), self._trainer.train_sampler.dataset
+    def _as_rows(self, parts: int = 1) -> Outcome:
+        """The compared questions as rows, as many together as have the tokens of the pack, or a part of these."""
+        trainer, model, examples = self._trainer, self._trainer.model.train(), self._examples
+        dataset = trainer.train_sampler.dataset
         rows = RowCollator.of(dataset.chat_tokenizer, dataset.features)
-        examples = [dataset[self._pack[position]] for position in positions]
         longest = max(example.num_tokens for example in examples)
-        rows_per_pass = max(1, min(rows_per_pass, self._pack.micro_batch.pack.num_tokens // longest))
+        fit = max(1, min(len(examples), self._pack.micro_batch.pack.num_tokens // longest))
+        rows_per_pass = math.ceil(fit / parts)
         total = torch.zeros((), device=trainer.args.device)
         for start in range(0, len(examples), rows_per_pass):
             some = examples[start : start + rows_per_pass]
-            text = rows.text_batch(some, [1 / self._num_targets(positions)] * len(some))
+            text = rows.text_batch(some, [1 / self._num_targets()] * len(some))
             batch = text | image_inputs(dataset.features, image_keys(some), trainer.args.device)
             with trainer.accelerator.autocast():  # as in the forward method that accelerate makes for the training
                 total += self._backward(model, batch)
         return Outcome.of(model, total)
 
-    def _num_targets(self, positions: Sequence[int]) -> int:
-        dataset = self._trainer.train_sampler.dataset
-        return max(1, sum(int(dataset[self._pack[position]].num_targets) for position in positions))
+    @property
+    def _examples(self) -> list[Any]:
+        return [self._trainer.train_sampler.dataset[self._pack[position]] for position in self._positions]
+
+    def _num_targets(self) -> int:
+        return max(1, sum(int(example.num_targets) for example in self._examples))
 
     def _backward(self, model: Any, batch: Batch) -> torch.Tensor:
         loss = share_of_loss(model, batch)

@@ -289,7 +289,7 @@ def cache_stage(place: Path, target: Path, assignments: tuple[str, ...], verify:
     """Copy a cache to a nearer disk and check every byte.
 
     With a run file, copies only the shards that it reads. If interrupted, run the same command again to resume.
-    Several processes may stage into the same folder at once. Exits 1 if the source is damaged.
+    While one process stages into a folder, others are refused. Exits 1 if the source is damaged.
 
     \b
     Examples:

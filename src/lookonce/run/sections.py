@@ -305,7 +305,8 @@ class BatchSection(Section):
     """At most this many questions about an image stay together when the order is shuffled. By default all of them; 1 is
     the usual random order."""
     samples_per_forward: Same[Annotated[int, Field(ge=1, le=100_000)]] = 4
-    """Rows per forward pass in `separate` mode. Limited by GPU memory; loss and gradients do not depend on it."""
+    """Rows per forward pass in `separate` mode, limited by GPU memory; and samples per micro-batch with
+    `loss: micro_batch`. Otherwise loss and gradients do not depend on it."""
     max_tokens: Same[NumTokens] = 4096
     """Records with more tokens are left out and counted; so are records that are longer than a pack."""
     order: Same[Order] = "random"
@@ -313,9 +314,11 @@ class BatchSection(Section):
     next records, whatever their images. {by: stage, stages: [1, 2, 3]} trains in every epoch on all records whose
     metadata has stage 1, then on those of stage 2, then 3, each stage shuffled. Steps have their full size: one may
     hold the end of a stage and the beginning of the next."""
-    loss: Same[Literal["token", "sample"]] = "token"
+    loss: Same[Literal["token", "sample", "micro_batch"]] = "token"
     """`token`: mean over all supervised tokens of a step. `sample`: mean over its samples, each with the mean of its
-    tokens, so that long answers do not count more."""
+    tokens, so that long answers do not count more. `micro_batch`: mean over micro-batches of `samples_per_forward`
+    samples in the order of the step, each with the mean of its tokens, as transformers' Trainer computes it with
+    gradient accumulation for most families of models."""
 
     @property
     def has_packs(self) -> bool:

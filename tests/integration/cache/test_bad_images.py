@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 import json
 import struct
-import tarfile
 import zlib
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -91,30 +89,3 @@ def test_check_and_audit_give_the_reason_of_the_build_from_the_header(make_run, 
     assert expected.format(tmp_path / name) in reason
     assert [reason] == [item["reason"] for item in findings["images-broken"]]
     assert len(checked) == 1 and reason in checked[0]
-
-
-def write_tar(path: Path, names: Iterable[str]) -> None:
-    with tarfile.open(path, "w") as tar:
-        for number, name in enumerate(names):
-            file = io.BytesIO(json.dumps({"question": "Is it?", "answer": "yes"}).encode())
-            if not name.endswith("json"):
-                Image.effect_noise((64, 48 + number), 90).save(file := io.BytesIO(), "JPEG")
-            member = tarfile.TarInfo(name)
-            member.size = len(file.getvalue())
-            tar.addfile(member, io.BytesIO(file.getvalue()))
-
-
-def test_an_image_that_a_tar_file_has_twice_is_named_by_every_command(make_run, tmp_path):
-    write_tar(tmp_path / "in.tar", ["a.jpg", "b.jpg", "a.jpg"])
-    rows = [{"image_filename": f"in.tar/{name}", "question": "Is it?", "answer": "yes"} for name in ("a.jpg", "b.jpg")]
-    records, run_file = tmp_path / "records.jsonl", tmp_path / "run.yaml"
-    records.write_text("\n".join(map(json.dumps, rows)))
-    run_file.write_text(make_run(data={"train": str(records), "val": [], "test": []}).to_yaml())
-    for words in (
-        ["data", "audit", records, "--json"],
-        ["check", run_file, "--json"],
-        ["cache", "build", run_file],
-    ):
-        done = CliRunner().invoke(main, [*map(str, words)])
-        assert "in.tar has the member 'a.jpg' twice; pack it again" in done.output, (words, done.output)
-        assert "tar -xf " in done.output and "b.jpg twice" not in done.output and "Traceback" not in done.output

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lookonce.cache.build.encode import encode_patches
 from lookonce.cache.store.reader import VisionCache
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
 
@@ -29,7 +28,8 @@ def test_features_are_those_of_each_image_alone(make_run, tmp_path):
     inputs, cache = build(make_run, str(tmp_path / "caches"))
     tower = inputs.load_tower(fast=False)
     for key, path in list(inputs.images.path_of.items())[:16]:
-        alone = encode_patches(*inputs.processor.read(path), tower, inputs.fingerprint).features.double()
+        patches, grid = inputs.processor.read(path)
+        alone = tower.encode(patches, [grid]).cpu().double()
         differences = torch.linalg.vector_norm(cache[key].double() - alone, dim=(0, 2))
         assert (differences <= 2e-2 * torch.linalg.vector_norm(alone, dim=(0, 2))).all()  # of each level
 
@@ -41,9 +41,3 @@ def test_fp8_features_equal_bfloat16_features_up_to_rounding(make_run, tmp_path)
     for key in whole.keys():
         expected = whole[key].float()
         assert (fp8[key].float() - expected).norm() < 0.04 * expected.norm()
-
-
-def test_features_are_read_into_page_locked_memory(make_run, tmp_path):
-    _, cache = build(make_run, str(tmp_path / "caches"))
-    keys = list(cache.keys())[:5]
-    assert all(features.is_pinned() for features in cache.get_many(keys, pin=True))

@@ -21,7 +21,6 @@ from lookonce.cache.store.shards import shard_path
 from lookonce.claim_file import EXPIRY_S, Process
 from lookonce.errors import CacheError
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
-from lookonce.workflow import train
 
 pytestmark = pytest.mark.guarantee(
     "No command changes a cache that another live process uses, here or on another machine; a killed process "
@@ -31,10 +30,10 @@ pytestmark = pytest.mark.guarantee(
 USERS = {
     "build": "lookonce.cache.build.worker:_Build.run",
     "plan": "lookonce.cache.build.progress.ensure_plan",
-    "stage from": "lookonce.cache.maintenance.staging:_Staging.run",
-    "stage to": "lookonce.cache.maintenance.staging:_Staging.run",
+    "stage from": "lookonce.cache.maintenance.staging.copy_small_files",
+    "stage to": "lookonce.cache.maintenance.staging.copy_small_files",
     "train": "lookonce.train.train._notes",
-    "eval": "lookonce.eval.run.load_trained",
+    "eval": "lookonce.eval.run.load_untuned",
 }
 OWNERS = {
     "repair": "lookonce.cache.maintenance.repair.remove_broken_plan",
@@ -62,7 +61,7 @@ class Site:
             "stage from": ("cache", "stage", str(self.cache), "elsewhere"),
             "stage to": ("cache", "stage", str(self.other), str(self.cache.parent)),
             "train": ("train", "run.yaml"),
-            "eval": ("eval", "run"),
+            "eval": ("eval", "run.yaml", "--untuned"),
             "repair": ("cache", "repair", "run.yaml"),
             "gc leftovers": ("cache", "gc", str(self.cache), "--delete"),
             "gc cache": ("cache", "gc", str(self.cache), "--delete", "--cache", self.cache.name),
@@ -104,13 +103,13 @@ def site(tmp_path: Path, make_run, built) -> Site:
 
 
 FUNCTIONS = ("build", "plan", "stage from", "stage to", *OWNERS)
-PAIRS = [(holder, list(OWNERS)) for holder in USERS] + [(holder, list(FUNCTIONS)) for holder in OWNERS]
+PAIRS = [(holder, [*OWNERS, *([holder] if "stage" in holder else [])]) for holder in USERS] + [
+    (holder, list(FUNCTIONS)) for holder in OWNERS
+]
 
 
 @pytest.mark.parametrize(("holder", "refused"), PAIRS)
 def test_of_two_commands_on_a_cache_the_later_is_refused_if_one_needs_it_for_itself(site, paused, holder, refused):
-    if holder == "eval":
-        train(site.inputs.run, notify=lambda note: None)
     process = paused((USERS | OWNERS)[holder], *site.words(holder))
     name = f"lookonce {' '.join(site.words(holder)[:2])}" if "cache" in site.words(holder) else f"lookonce {holder}"
     before = site.contents()

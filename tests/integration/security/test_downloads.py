@@ -104,13 +104,6 @@ def test_a_dataset_that_was_changed_on_the_way_is_refused(make_hub):
     assert str(found.value).endswith(" && lookonce data prepare DATASET DIR")
 
 
-def test_an_adapter_that_was_changed_on_the_way_is_refused(make_hub):
-    hub = make_hub("owner/adapter", "models", {name: name.encode() for name in ADAPTER_FILES}, [])
-    hub.on_the_way["adapter_config.json"] = b"ADAPTER_config.json"
-    with pytest.raises(ModelError, match=r"adapter 'owner/adapter' differs .*adapter_config.json \(git-sha1"):
-        find_adapter("owner/adapter", FIRST)
-
-
 INDEX = "model.safetensors.index.json"
 
 
@@ -136,11 +129,3 @@ def test_weights_of_an_adapter_that_were_added_are_refused(make_hub):
     (find_adapter("owner/adapter", FIRST) / "adapter_model.bin").write_bytes(b"pickle")
     with pytest.raises(ModelError, match="adapter 'owner/adapter' differs .*adapter_model.bin .which"):
         find_adapter("owner/adapter", FIRST)
-
-
-def test_rows_of_a_dataset_that_were_added_are_refused(make_hub):
-    make_hub("owner/data", "datasets", {"data/train.parquet": b"rows"}, [])
-    folder = download_dataset("owner/data", FIRST, ["*.parquet"]).folder
-    (folder / "data" / "more.parquet").write_bytes(b"rows")
-    with pytest.raises(SourceError, match="dataset 'owner/data' differs .*data/more.parquet .which"):
-        download_dataset("owner/data", FIRST, ["*.parquet"])

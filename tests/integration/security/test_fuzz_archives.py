@@ -19,10 +19,6 @@ from lookonce.errors import ImageError
 
 KINDS = (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE)
 NAMES = ("a.jpg", "a.json", "e" * 120 + "/" + "b" * 90 + ".jpg", "../../x.jpg", "/etc/passwd", "c.png")
-FIELDS = ((0, 100), (124, 12), (124, 12), (136, 12), (156, 1), (156, 1), (157, 100), (345, 155))
-"""Where name, size, time, type, link and prefix are in a header, and how long."""
-VALUES = (b"7777777777", b"77777777777", b"-1", b"\x80" + b"\0" * 3 + b"\xff" * 8, b"\xff" * 12)
-TYPES = [bytes([kind]) for kind in b"xgLKSXV3"]
 KVASIR = find_definition("kvasir-vqa")
 JSON = b'{"question": "Why?", "answer": "so", "img_id": "a"}'
 

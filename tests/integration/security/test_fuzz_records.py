@@ -13,7 +13,6 @@ from lookonce.datasets.records import RecordsFile
 TURN = {"question": "Is there text?", "answer": "yes"}
 CHAT = [{"role": "user", "content": "<image>Is there text?"}, {"role": "assistant", "content": "yes"}]
 PARTS = [{"type": "image"}, {"type": "text", "text": "Is there text?"}]
-LLAVA = [{"from": "human", "value": "<image>\nWhy?"}, {"from": "gpt", "value": "No."}]
 ROWS = (
     {
         "images": ["a.png", "b.tar/c.png"],

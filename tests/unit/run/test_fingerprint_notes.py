@@ -8,12 +8,12 @@ import re
 import shutil
 import time
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lookonce.cache.format import FORMAT_VERSION
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.store.fingerprint import NOTES, Fingerprint, code_files, hash_language_model
@@ -109,16 +109,16 @@ def other_code(run: RunFile) -> RunFile:
     return edit(run, lambda value: value["source"].update(code="0" * 64))
 
 
-def another_format(run: RunFile) -> RunFile:
+def a_digit(run: RunFile) -> RunFile:
+    return edit(run, lambda value: value["found"].update(tower_sha256="0" * 64))
+
+
+def without_a_field(run: RunFile) -> RunFile:
     def change(value: dict[str, Any]) -> None:
-        value["fingerprint"]["format_version"] = FORMAT_VERSION - 1
-        value["sha256"] = Fingerprint.from_json(value["fingerprint"]).sha256
+        del value["found"]["dtype"]
+        value["sha256"] = sha256(json.dumps(value["found"]).encode()).hexdigest()
 
     return edit(run, change)
-
-
-def a_digit(run: RunFile) -> RunFile:
-    return edit(run, lambda value: value["fingerprint"].update(tower_sha256="0" * 64))
 
 
 def edit(run: RunFile, change: Callable[[dict[str, Any]], None]) -> RunFile:
@@ -139,8 +139,8 @@ CASES = {
     broken: False,
     another_release: False,
     other_code: False,
-    another_format: False,
     a_digit: False,
+    without_a_field: False,
 }
 
 
@@ -156,7 +156,7 @@ def test_a_fingerprint_is_known_while_nothing_has_changed(run, change: Callable[
 
 
 def another_hash(run: RunFile) -> RunFile:
-    return edit(run, lambda value: value.update(hash="0" * 32))
+    return edit(run, lambda value: value.update(found="0" * 32))
 
 
 HASH_IS_KNOWN = [nothing, fewer_pixels]

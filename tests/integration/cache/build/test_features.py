@@ -11,7 +11,6 @@ from PIL import Image
 from transformers import Qwen3VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from lookonce.cache.build.encode import encode_patches
 from lookonce.cache.build.worker import BuildOptions, build_cache
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
@@ -80,14 +79,3 @@ def test_a_bfloat16_cache_has_the_features_of_a_bfloat16_model(site, sample, tmp
         expected = torch.stack([output.pooler_output, *output.deepstack_features], dim=1)
         assert cache[key].dtype == torch.bfloat16
         assert torch.equal(cache[key], expected)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_encoding_one_image_gives_the_features_of_a_cache(site, sample, tmp_path, dtype):
-    [path, *_] = sorted((sample / "images").glob("frame-*.jpg"))
-    [(key, _)] = site.index(path).path_of.items()
-    cache = real_build(sample, tmp_path, site.index(path), dtype)
-    tower = Tower(ModelFolder.open(str(sample / "model")), cache.fingerprint.storage.compute)
-    found = encode_patches(*site.processor.read(path), tower, cache.fingerprint)
-    assert torch.equal(found.features, cache[key])
-    assert found.grid_thw == cache.grid_thw(key)

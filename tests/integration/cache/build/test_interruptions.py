@@ -69,31 +69,6 @@ def test_a_build_that_waits_for_others_stops_on_a_signal(site, images, monkeypat
     assert all(claim.is_held() for claim in claims)
 
 
-@pytest.mark.parametrize(
-    ("error", "is_asked"),
-    [
-        (RuntimeError, True),
-        (EOFError, True),
-        (ConnectionResetError, True),
-        (FileNotFoundError, True),
-        (EOFError, False),
-    ],
-)
-def test_a_build_whose_decoding_processes_a_signal_has_ended_is_stopped(site, images, error, is_asked):
-    """torch meets a dead process at any point of handing over an image, perhaps before the signal arrives here."""
-    timer = threading.Timer(0.05, send, [WARNING])
-
-    def end_processes(number: int) -> None:
-        if number == 3:
-            if is_asked:
-                timer.start()
-            raise error("from a process that has ended")
-
-    with pytest.raises(Stopped if is_asked else error):
-        site.build(images, site.Tower(on_image=end_processes))
-    assert not site.leftovers()
-
-
 SLOW_BUILD = """
 import time
 from lookonce.cache.build import encode
@@ -104,7 +79,7 @@ encode.num_workers = lambda device: 2  # as with a GPU
 encode = Tower.encode
 
 def slowly(self, *arguments):
-    time.sleep(0.1)
+    time.sleep(0.03)
     return encode(self, *arguments)
 
 Tower.encode = slowly
@@ -123,7 +98,7 @@ def slow(make_run, preloaded, tmp_path):
     return run, folder, build
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_to_the_process_group_stops_a_build_cleanly(slow, number):
     run, folder, build = slow
     os.killpg(build.pid, number)
@@ -140,13 +115,14 @@ def test_a_signal_to_the_process_group_stops_a_build_cleanly(slow, number):
 
 def test_a_worker_process_that_was_killed_is_named_with_a_cause(slow):
     """Linux kills processes if there is no memory left."""
-    *_, build = slow
+    run, _, build = slow
     psutil.Process(build.pid).children()[0].kill()
     assert build.wait() == 1, build.error
     assert re.search("Error: out of memory: (DataLoader worker|a worker process that decodes)", build.error), (
         build.error
     )
     assert "Traceback" not in build.error
+    assert open_run(run, TO_BUILD).build().num_missing == 0
 
 
 Usage = namedtuple("Usage", ["total", "used", "free"])
@@ -233,12 +209,10 @@ def plan_of(site, images):
     return read_plan(site.folder()).shards
 
 
-CALLS = {"write": ("pwrite", 9), "flush": ("fsync", 9), "rename": ("replace", 1)}
-"""The call that is refused, and after how many calls."""
-
-
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-@pytest.mark.parametrize(("call", "num_given"), CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize(
+    ("call", "num_given", "error"),
+    [("pwrite", 9, errno.ENOSPC), ("fsync", 9, errno.EDQUOT), ("replace", 1, errno.EFBIG)],
+)
 def test_a_full_disk_is_reported_for_every_step_of_writing(site, images, monkeypatch, call, num_given, error):
     real, calls = getattr(os, call), []
 

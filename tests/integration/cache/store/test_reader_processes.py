@@ -6,48 +6,16 @@ import gc
 import multiprocessing
 import os
 import pickle
-import threading
 import time
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
 import torch
-import xxhash
 
 from lookonce.cache.store import reader
-from lookonce.cache.store.metadata import Entry, Receipt, receipt_path, to_text
-from lookonce.cache.store.reader import NUM_OPEN, VisionCache, find_cache, write_index
-from lookonce.cache.store.shards import shard_path
+from lookonce.cache.store.reader import VisionCache, find_cache, write_index
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
-
-
-def synthetic_cache(small, folder: Path, num_shards: int, images_per_shard: int) -> list[str]:
-    """A cache with real receipts whose shards are links to one file of zeros; returns the sorted keys."""
-    small.write_manifest(folder)
-    size_bytes = small.fingerprint.bytes_per_token
-    zeros, checksum = folder / "zeros", xxhash.xxh3_64_hexdigest(bytes(size_bytes))
-    (folder / "shards").mkdir()
-    (folder / "receipts").mkdir()
-    zeros.touch()
-    os.truncate(zeros, 4096 + images_per_shard * size_bytes)
-    keys = []
-    for number in range(num_shards):
-        name = f"shard-{number:05d}"
-        images = {
-            sha256(f"{number}/{image}".encode()).hexdigest(): Entry(
-                4096 + image * size_bytes, size_bytes, 1, (1, 2, 2), checksum, (1.0,) * 4, (2.0,) * 4
-            )
-            for image in range(images_per_shard)
-        }
-        receipt = Receipt(
-            name, small.fingerprint.sha256, zeros.stat().st_size, 4096, "0" * 16, "node", 1.0, 1.0, images
-        )
-        receipt_path(folder, name).write_text(to_text(receipt))
-        os.link(zeros, shard_path(folder, name))
-        keys += images
-    return sorted(keys)
 
 
 def features_as_bytes(cache: VisionCache) -> dict[str, bytes]:
@@ -78,49 +46,29 @@ def test_a_pickled_cache_reads_the_same(small, indexed):
     assert (copy.fingerprint, copy.folder) == (small.fingerprint, small.folder)
 
 
-def threads() -> set[threading.Thread]:
-    """The threads of `get_many`."""
-    return {thread for thread in threading.enumerate() if thread.name.startswith("features")}
-
-
-def threads_left(before: set[threading.Thread]) -> set[threading.Thread]:
-    """The new threads that remain after those of a deleted cache had time to end."""
-    gc.collect()
-    deadline = time.monotonic() + 10
-    while (left := threads() - before) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return left
-
-
 @pytest.mark.parametrize("end", ["close", "__del__"])
-def test_closing_or_deleting_a_cache_closes_its_files_and_threads(small, end):
-    before = threads()  # those of the cache that all tests share
+def test_closing_or_deleting_a_cache_closes_its_files(small, end):
     cache = VisionCache.open(small.folder)
     assert num_open_files(small.folder) == 0
     assert many_as_bytes(cache) == small.as_bytes
     assert num_open_files(small.folder) == 2
-    assert threads() - before
     if end == "close":
         cache.close()
-        assert not threads() - before
     else:
         del cache
-    assert not threads_left(before)
     assert num_open_files(small.folder) == 0
 
 
 # Python 3.12 warns when a process with threads forks; torch has some, and the child only reads.
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-@pytest.mark.parametrize("in_child", [features_as_bytes, many_as_bytes])
-@pytest.mark.parametrize("read_before", [None, features_as_bytes, many_as_bytes])
-def test_a_forked_process_reads_the_same_and_leaves_the_parents_files_open(small, monkeypatch, read_before, in_child):
-    monkeypatch.setattr(reader, "NUM_THREADS", 1)  # a pool that is full before the fork starts no thread after it
+@pytest.mark.parametrize("reads_before", [False, True])
+def test_a_forked_process_reads_the_same_and_leaves_the_parents_files_open(small, reads_before):
     cache = VisionCache.open(small.folder)
-    if read_before:
-        read_before(cache)
+    if reads_before:
+        many_as_bytes(cache)
 
     def read_and_close() -> None:
-        results.put(in_child(cache))
+        results.put(many_as_bytes(cache))
         cache.close()
 
     context = multiprocessing.get_context("fork")
@@ -152,17 +100,6 @@ def test_a_file_is_not_closed_while_another_thread_reads_from_it(small, tmp_path
     got = cache.get_many(small.keys * 100)
     assert all(torch.equal(one, small.features[key]) for one, key in zip(got, small.keys * 100, strict=True))
     assert num_open_files(tmp_path) == 1
-
-
-def test_the_number_of_open_files_is_bounded(small, tmp_path):
-    keys = synthetic_cache(small, tmp_path, num_shards=4 * NUM_OPEN, images_per_shard=1)
-    cache = VisionCache.open(tmp_path)
-    for number, key in enumerate(keys):
-        assert not cache[key].any()
-        assert number % NUM_OPEN or num_open_files(tmp_path) <= NUM_OPEN
-    cache.get_many(keys)
-    assert num_open_files(tmp_path) == NUM_OPEN
-    assert NUM_OPEN < 256, "the smallest limit of systems in use"
 
 
 @pytest.mark.parametrize("indexed", [False, True])

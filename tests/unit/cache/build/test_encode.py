@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lookonce.cache.build import encode as module
-from lookonce.cache.build.encode import MAX_ON_DEVICE, DecodeAhead, DecodedBatch, Encoder, Request
+from lookonce.cache.build.encode import MAX_ON_DEVICE, DecodeAhead, Encoder, Request
 from lookonce.cache.build.progress import planned_images
 from lookonce.cache.store.metadata import PlannedImage, Shard
 from lookonce.cache.store.reader import VisionCache
@@ -138,17 +138,3 @@ def test_archive_members_are_decoded_from_bytes_that_were_already_read(site, fil
     assert len(decoded.images) == 1
     [decoded] = decoder.run([Request(planned, {path: ImageError("cut short")})])
     assert decoded.failed[key].reason == "cut short" and decoded.failed[key].retry
-
-
-def test_requests_are_drawn_one_at_a_time_without_decoding_processes(site, files):
-    drawn = []
-
-    def lazily():
-        for request in requests(files):
-            drawn.append(request)
-            yield request
-
-    decoder = DecodeAhead(files, site.processor, CPU)
-    batches = decoder.run(lazily())
-    assert drawn == []
-    assert isinstance(next(batches), DecodedBatch) and len(drawn) == 1

@@ -56,18 +56,6 @@ def test_before_a_build_everything_is_missing_and_nothing_is_written(site, image
     assert (report.pilot, report.build_seconds, report.break_even_epochs) == (None, None, None)
 
 
-def test_during_a_build_the_rest_is_missing(site, images):
-    with pytest.raises(site.PowerCut):
-        site.build(images, site.Tower(4), shard_bytes=1)
-    done = VisionCache.open(site.folder())
-    report = make_estimate(site, images)
-    assert 0 < report.num_done == len(done) < 6
-    assert report.num_new_shards == 6 - len(done)
-    rest = sum(NUM_TOKENS) - sum(done.entry(key)[1].num_tokens for key in done.keys())  # noqa: SIM118
-    assert report.missing_bytes == rest * site.fingerprint.bytes_per_token
-    assert report.num_bytes == sum(NUM_TOKENS) * site.fingerprint.bytes_per_token
-
-
 def test_estimated_bytes_are_those_of_the_features_also_for_rotated_images(site, images):
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -99,9 +87,6 @@ def test_an_epoch_reads_an_image_for_each_question(site, images):
     assert report.epoch_bytes == (3 * tokens[first] + tokens[second]) * site.fingerprint.bytes_per_token
 
 
-# The pilot.
-
-
 def test_a_pilot_encodes_some_images_of_all_sizes_and_leaves_nothing_behind(site, images):
     seen = []
     tower = site.Tower()
@@ -113,18 +98,6 @@ def test_a_pilot_encodes_some_images_of_all_sizes_and_leaves_nothing_behind(site
     assert tokens == [6, 12, 25] * 2  # the first time warms up
     assert report.pilot and (report.pilot.num_images, report.pilot.num_tokens) == (3, 43)
     assert 0 < report.pilot.tower_seconds < report.pilot.seconds
-
-
-def test_a_pilot_does_not_change_a_cache(site, images):
-    site.build_once(images)
-    before = mtimes(site.path)
-    report = make_estimate(site, images, load_tower=site.Tower, num_pilot=100)
-    assert mtimes(site.path).keys() == before.keys()
-    assert {p: t for p, t in mtimes(site.path).items() if p.is_file()} == {
-        p: t for p, t in before.items() if p.is_file()
-    }
-    assert report.pilot and report.pilot.num_images == 6
-    assert report.build_seconds == 0
 
 
 def test_a_pilot_whose_images_cannot_be_encoded_gives_no_times(site):
@@ -146,9 +119,6 @@ def test_times_are_those_of_the_pilot_scaled_by_tokens(site, images, monkeypatch
     # Encoding all once takes 0.5 s a token, running the tower for all 5 questions an image 0.2 s a token and question.
     assert report.break_even_epochs == pytest.approx(0.5 / (5 * 0.2))
     assert make_estimate(site, images, [], site.Tower, num_pilot=2).break_even_epochs is None
-
-
-# The text of the report.
 
 
 def test_not_enough_is_printed_exactly_when_a_build_would_refuse(site, images, monkeypatch):

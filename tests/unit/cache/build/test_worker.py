@@ -8,14 +8,11 @@ from dataclasses import asdict
 from itertools import accumulate
 
 import pytest
-from support.processes import NOTICE, WARNING, send
 
 from lookonce.cache.build.encode import MAX_ON_DEVICE
-from lookonce.cache.build.worker import StopSignals
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.metadata import read_plan, read_receipts
+from lookonce.cache.store.metadata import read_plan
 from lookonce.cache.store.reader import VisionCache
-from lookonce.errors import CacheMismatch
 
 NUM_IMAGES = 8
 
@@ -28,20 +25,6 @@ def test_building_twice_encodes_nothing_the_second_time_and_loads_no_tower(site,
     assert (first.num_encoded, first.num_reused, first.num_missing) == (NUM_IMAGES, 0, 0)
     assert (second.num_encoded, second.num_reused, second.num_missing) == (0, NUM_IMAGES, 0)
     assert site.stamps() == before
-
-
-def test_every_image_is_stored_in_exactly_one_planned_shard_and_only_files_of_the_format_are_left(site, images):
-    site.build(images)
-    plan = read_plan(site.folder())
-    assert len(plan.shards) > 2
-    assert [key for shard in plan.shards for key in shard.keys] == sorted(images.path_of)
-    assert site.stored().keys() == images.path_of.keys()
-    assert {receipt.shard: set(receipt.images) for receipt in read_receipts(site.folder())} == {
-        shard.name: set(shard.keys) for shard in plan.shards
-    }
-    names = ["claims", "index.safetensors", "index.xxh3", "manifest.json", "plan.json", "receipts", "shards"]
-    assert sorted(path.name for path in site.folder().iterdir()) == names
-    assert not site.leftovers()
 
 
 @pytest.mark.parametrize("limit", [0, 1, 5, NUM_IMAGES - 1])
@@ -78,17 +61,6 @@ def test_new_images_are_added_without_changing_existing_shards(site, images):
     assert read_plan(site.folder()).shards[: first.num_shards] == plan.shards
 
 
-def test_files_of_the_same_bytes_are_encoded_once(site):
-    one, copy = site.noise("one.png", 0), site.path / "copy.png"
-    copy.write_bytes(one.read_bytes())
-    index, tower = site.index(one, copy), site.Tower()
-    report = site.build(index, tower)
-    assert index.num_files == 2
-    assert tower.num_encoded == report.num_encoded == report.num_wanted == 1
-    [image] = read_plan(site.folder()).images
-    assert image.files == (str(copy), str(one))
-
-
 def test_the_manifest_has_fingerprint_provenance_and_library_versions(site, images):
     manifest = json.loads((site.build(images).folder / "manifest.json").read_text())
     assert Fingerprint.from_json(manifest["fingerprint"]) == site.fingerprint
@@ -96,19 +68,6 @@ def test_the_manifest_has_fingerprint_provenance_and_library_versions(site, imag
     assert manifest["provenance"]["model"] == "fake"
     assert manifest["provenance"].keys() >= {"created", "host", "python"}
     assert manifest["provenance"]["libraries"].keys() >= {"lookonce", "torch", "transformers", "pillow"}
-
-
-def test_a_folder_with_another_fingerprint_is_refused(site, images):
-    path = site.build(images).folder / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["fingerprint"]["dtype"] = "bfloat16"
-    manifest["sha256"] = Fingerprint.from_json(manifest["fingerprint"]).sha256
-    path.write_text(json.dumps(manifest))
-    before = site.stamps()
-    expected = "was made with other settings; .*\n  dtype: this run 'float32', that cache 'bfloat16'"
-    with pytest.raises(CacheMismatch, match=expected):
-        site.build(images, site.no_tower)
-    assert site.stamps() == before
 
 
 def test_the_numbers_of_a_build_add_up(site, images):
@@ -139,27 +98,3 @@ def test_the_index_is_written_only_if_it_is_missing_or_outdated(site, images):
     index.unlink()
     site.build(images, site.no_tower)
     assert index.exists()
-
-
-pytestmark = pytest.mark.usefixtures("restored_handlers")
-
-
-@pytest.mark.parametrize(
-    ("signals", "now", "name"),
-    [
-        ([NOTICE], False, "SIGUSR1"),
-        ([WARNING], True, "SIGTERM"),
-        ([NOTICE, NOTICE], True, "SIGUSR1"),
-        ([NOTICE, WARNING], True, "SIGUSR1"),
-        ([WARNING, NOTICE], True, "SIGTERM"),
-        ([WARNING, WARNING], True, "SIGTERM"),
-        ([NOTICE, NOTICE, NOTICE], True, "SIGUSR1"),
-        ([], False, ""),
-    ],
-)
-def test_only_a_single_notice_leaves_time_to_finish_the_shard(signals, now, name):
-    with StopSignals() as stop:
-        send(*signals)
-        assert (stop.now, stop.name) == (now, name)
-    send(NOTICE)  # not handled any more
-    assert stop.name == name

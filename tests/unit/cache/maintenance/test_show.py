@@ -10,7 +10,6 @@ import pytest
 
 from lookonce.cache.maintenance.show import show
 from lookonce.cache.store.metadata import (
-    PLAN,
     PlannedImage,
     Shard,
     extend_plan,
@@ -109,8 +108,3 @@ def test_a_changed_file_is_reported_with_its_former_key(cache, site, images):
     site.noise(path.name, seed=99)
     with pytest.raises(UsageError, match=f"the file was image {key} when it was planned; encode it with"):
         show(cache, str(path))
-
-
-def test_images_are_found_without_a_plan_but_their_files_are_unknown(cache, images):
-    (cache.folder / PLAN).unlink()
-    assert show(cache, next(iter(images.path_of))).files == []

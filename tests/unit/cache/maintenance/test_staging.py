@@ -1,10 +1,9 @@
-"""Staging: an exact copy of a cache, which can be interrupted and shared, and never changes the source."""
+"""Staging: an exact copy of a cache, which can be interrupted, and never changes the source."""
 
 from __future__ import annotations
 
 import errno
 import json
-import multiprocessing
 import os
 import shutil
 from dataclasses import asdict, replace
@@ -15,13 +14,13 @@ import pytest
 from lookonce.cache.maintenance import staging as module
 from lookonce.cache.maintenance.staging import find_staged, stage
 from lookonce.cache.maintenance.verify import verify
-from lookonce.cache.store.claims import CLAIMS
+from lookonce.cache.store.claims import CLAIMS, using
 from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
 from lookonce.cache.store.metadata import finished_shards, receipt_path
 from lookonce.cache.store.reader import VisionCache
 from lookonce.cache.store.shards import shard_path
 from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch, DiskFull
-from lookonce.files import TEMPORARY_MARK
+from lookonce.files import TEMPORARY_MARK, writer_host
 
 
 @pytest.fixture
@@ -58,16 +57,8 @@ def test_a_staged_cache_equals_its_source_which_is_not_changed(site, source, tmp
     }
     assert features(report.folder) == features(source) and VisionCache.open(report.folder).failed
     assert verify(report.folder).problems == [] and verify(report.folder).index == "current"
-    assert (report.num_copied, report.num_reused, report.num_by_others) == (report.num_shards, 0, 0)
+    assert (report.num_copied, report.num_reused) == (report.num_shards, 0)
     json.dumps(asdict(report), default=str)
-
-
-def test_staging_again_copies_nothing(source, tmp_path):
-    folder = stage(source, tmp_path / "local").folder
-    before = stamps(folder)
-    report = stage(source, tmp_path / "local")
-    assert (report.num_copied, report.num_reused) == (0, report.num_shards) and "nothing copied" in report.text()
-    assert stamps(folder) == before
 
 
 @pytest.mark.parametrize(
@@ -205,20 +196,18 @@ def test_a_read_only_source_can_be_staged(source, tmp_path, monkeypatch):
     assert content(source) == before
 
 
-# Python 3.12 warns when a process with threads forks. Torch has threads; the children only copy files.
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_several_processes_stage_together(source, tmp_path):
-    context = multiprocessing.get_context("fork")
-    copied = context.Queue()
-
-    def run() -> None:
-        copied.put(stage(source, tmp_path / "local").num_copied)
-
-    processes = [context.Process(target=run) for _ in range(3)]
-    for process in processes:
-        process.start()
-    assert sum(copied.get(timeout=60) for _ in processes) == len(finished_shards(source))
-    for process in processes:
-        process.join()
+def test_a_second_process_that_stages_into_a_folder_is_refused_until_the_first_has_ended(source, tmp_path):
     folder = tmp_path / "local" / source.name
-    assert features(folder) == features(source) and verify(folder).problems == []
+    with using(folder, "lookonce cache stage", name="stage"), using(folder, "lookonce train"):
+        with pytest.raises(CacheError, match=f"{folder} is in use by `lookonce cache stage`: process {os.getpid()} "):
+            stage(source, tmp_path / "local")
+    assert stage(source, tmp_path / "local").problems == []
+
+
+def test_what_a_killed_staging_left_is_removed_and_copied(source, tmp_path):
+    folder = stage(source, tmp_path / "local", verify=True).folder
+    receipt_path(folder, "shard-00001").unlink()
+    shard = shard_path(folder, "shard-00001")
+    left = shard.rename(f"{shard}{TEMPORARY_MARK}{writer_host()}-4999999-0123abcd")
+    assert stage(source, tmp_path / "local").num_copied == 1
+    assert not left.exists() and features(folder) == features(source)

@@ -7,20 +7,16 @@ import json
 import os
 import shutil
 import subprocess
-import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from lookonce.cache.store import claims
 from lookonce.cache.store.claims import (
     SCRATCH_EXPIRY_S,
-    Claim,
+    SCRATCH_NAME,
     Claims,
     Work,
     claimed_work,
@@ -28,7 +24,6 @@ from lookonce.cache.store.claims import (
     note_use,
     scratch_folders,
     sweep,
-    use_path,
     uses,
 )
 from lookonce.cache.store.metadata import Receipt, write_receipt
@@ -38,25 +33,6 @@ from lookonce.files import scratch_folder, writer_host
 EXPIRY_S = 60.0
 SHARD = "shard-00003"
 ME = Process.this("1/4")
-
-
-# Taking a claim.
-
-
-def test_exactly_one_of_many_workers_gets_a_shard(tmp_path):
-    shards, barrier = [f"shard-{number:05d}" for number in range(40)], threading.Barrier(8)
-
-    def work(number):
-        mine = Claims(tmp_path, ME)
-        barrier.wait()
-        return [claim for shard in shards if (claim := mine.take(shard, 1))]
-
-    with ThreadPoolExecutor(8) as threads:
-        taken = [claim for found in threads.map(work, range(8)) for claim in found]
-    assert sorted(claim.work.shard for claim in taken) == shards
-    assert all(claim.is_held() for claim in taken)
-    for claim in taken:
-        claim.release()
 
 
 def test_a_released_claim_can_be_taken_again(tmp_path, claim_file):
@@ -74,7 +50,7 @@ def test_a_claim_names_worker_shard_and_progress(take, claim_file, monkeypatch):
         monkeypatch.setenv(f"SLURM_{name}", value)
     claim = take(Process.this("4/16"))
     assert claim
-    claim.update("encoding", 3)
+    claim.update(3)
     claim.beat()
     found = read_process_file(claim_file, Work)
     assert found == claim.work
@@ -83,15 +59,12 @@ def test_a_claim_names_worker_shard_and_progress(take, claim_file, monkeypatch):
     assert abs(found.started - time.time()) < 60
 
 
-# Losing a claim.
-
-
 def test_a_worker_whose_claim_was_taken_over_notices_and_leaves_the_others_alone(take, claim_file, backdate):
     asleep = take()
     backdate(claim_file, EXPIRY_S + 1)
     other = take(replace(ME, name="other"))
     assert asleep and other and not asleep.is_held()
-    asleep.update("encoding", 4)
+    asleep.update(4)
     asleep.beat()
     os.utime(claim_file, (1, 1))
     asleep.beat()
@@ -130,20 +103,7 @@ def test_a_living_claim_with_the_inode_of_a_dead_one_is_not_removed(tmp_path, ta
     assert living[-1].is_held()
 
 
-def test_a_dead_claim_that_another_worker_removes_first_is_taken_over(take, claim_file, monkeypatch):
-    write_dead(claim_file)
-
-    def rename(old: Path, new: Path) -> None:
-        old.unlink()
-
-    monkeypatch.setattr(os, "rename", rename)
-    assert take()
-
-
-# Unreadable claims.
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"shard": "a"}', '{"shard": "a", "worker": 7}', "\0" * 9])
+@pytest.mark.parametrize("content", ["", "[]", '{"shard": "a", "worker": 7}'])
 def test_an_unreadable_claim_counts_until_it_expires(tmp_path, take, claim_file, content, backdate):
     claim_file.parent.mkdir()
     claim_file.write_text(content)
@@ -186,25 +146,6 @@ def test_a_claim_always_names_its_holder(take, claim_file, monkeypatch):
     assert len(seen) >= 8 and not any(seen)
 
 
-def test_all_claims_are_listed_with_whether_they_are_alive(tmp_path, take, backdate):
-    take(replace(ME, name="silent"), "shard-00002")
-    backdate(tmp_path / "claims" / "shard-00002.json", EXPIRY_S + 1)
-    take(replace(ME, name="dead", born=0.0), "shard-00001")
-    take(ME, "shard-00000")
-    found = list(claimed_work(tmp_path, EXPIRY_S))
-    assert [(work.shard, work.worker.name, alive) for work, _, alive in found] == [
-        ("shard-00000", "1/4", True),
-        ("shard-00001", "dead", False),
-        ("shard-00002", "silent", False),
-    ]
-    assert [silent_s > EXPIRY_S for _, silent_s, _ in found] == [False, False, True]
-    assert list(claimed_work(tmp_path / "nowhere")) == []
-    assert len(list((tmp_path / "claims").iterdir())) == 3
-
-
-# Processes.
-
-
 def test_a_reused_process_id_does_not_keep_a_claim_alive(take):
     before = take(replace(ME, born=ME.born - 60))
     after = take()
@@ -212,10 +153,13 @@ def test_a_reused_process_id_does_not_keep_a_claim_alive(take):
     assert (before.is_held(), after.is_held()) == (False, True)
 
 
-def test_processes_of_other_machines_are_not_looked_up_here(take):
-    unused = 2**22 + 1  # above the highest process id of Linux
-    assert take(replace(ME, machine="another", pid=unused))
-    assert take() is None
+def test_an_ended_process_that_the_system_still_lists_does_not_keep_a_claim_alive(take):
+    with subprocess.Popen(["true"]) as process:
+        child = psutil.Process(process.pid)
+        while child.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.005)
+        assert take(replace(ME, pid=child.pid, born=child.create_time() - psutil.boot_time()))
+        assert take()
 
 
 def test_setting_the_clock_of_a_machine_does_not_kill_its_workers(monkeypatch):
@@ -223,9 +167,6 @@ def test_setting_the_clock_of_a_machine_does_not_kill_its_workers(monkeypatch):
     monkeypatch.setattr("psutil._pslinux.boot_time", lambda: boot_time + 3600)
     assert psutil.boot_time() == boot_time + 3600
     assert not worker.is_gone()
-
-
-# Ages are by the clock of the disk.
 
 
 @pytest.mark.parametrize(("silent_s", "is_taken"), [(-1000, False), (EXPIRY_S - 5, False), (EXPIRY_S + 1, True)])
@@ -236,7 +177,7 @@ def test_a_claim_without_a_heartbeat_expires(take, claim_file, silent_s, is_take
     assert held and held.is_held() != is_taken
 
 
-@pytest.mark.parametrize("error", [None, errno.EACCES, errno.EPERM, errno.EROFS])
+@pytest.mark.parametrize("error", [None, errno.EROFS])
 def test_age_leaves_no_file_and_in_a_read_only_folder_is_by_the_clock_of_this_machine(
     tmp_path, monkeypatch, error, backdate
 ):
@@ -253,7 +194,6 @@ def test_age_leaves_no_file_and_in_a_read_only_folder_is_by_the_clock_of_this_ma
     assert list(tmp_path.iterdir()) == [file]
 
 
-DEAD = replace(ME, born=0.0)
 HERE, HOST = os.getpid(), writer_host()
 
 
@@ -271,12 +211,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def claim(folder: Path, shard: str, worker: Process) -> Claim:
-    found = Claims(folder, worker, EXPIRY_S).take(shard, 1)
-    assert found
-    return found
-
-
 def of_kind(kind: str, folder: Path) -> list[Path]:
     return [path for path, found in leftovers(folder, EXPIRY_S) if found == kind]
 
@@ -288,7 +222,7 @@ def write(path: Path, age_s: float = 0) -> Path:
     return path
 
 
-@pytest.mark.parametrize("subfolder", ["", "shards", "receipts", "claims"])
+@pytest.mark.parametrize("subfolder", ["", "shards"])
 @pytest.mark.parametrize(
     ("writer", "age_s", "is_leftover"),
     [
@@ -312,8 +246,8 @@ def test_a_temporary_file_is_a_leftover_if_its_writer_is_dead(folder, gone, subf
     assert path.exists() != is_leftover
 
 
-def test_temporary_files_of_a_claimed_shard_are_kept(folder, gone):
-    held = claim(folder, "shard-00001", ME)
+def test_temporary_files_of_a_claimed_shard_are_kept(folder, take):
+    held = take(ME, "shard-00001")
     mine, stale = (
         write(folder / "shards" / f"{shard}.safetensors.tmp-elsewhere-1-0a1b2c3d", EXPIRY_S + 5)
         for shard in ("shard-00001", "shard-00002")
@@ -323,55 +257,13 @@ def test_temporary_files_of_a_claimed_shard_are_kept(folder, gone):
     assert of_kind("temporary file", folder) == [mine, stale]
 
 
-def test_dead_claims_are_removed_and_living_ones_are_not(folder):
-    living, dead, silent = (
-        claim(folder, f"shard-0000{number}", worker) for number, worker in enumerate((ME, DEAD, ME))
-    )
-    paths = [folder / "claims" / f"shard-0000{number}.json" for number in range(3)]
-    os.utime(paths[2], (1, 1))
-    assert of_kind("dead claim", folder) == paths[1:]
-    sweep(folder, EXPIRY_S)
-    assert list((folder / "claims").iterdir()) == paths[:1]
-    for each in (living, dead, silent):
-        each.release()
-
-
-def test_a_dead_claim_that_was_taken_over_meanwhile_is_not_removed(folder, monkeypatch):
-    living = claim(folder, "shard-00000", ME)
-    monkeypatch.setattr(claims, "leftovers", lambda *_: [(folder / "claims" / "shard-00000.json", "dead claim")])
-    sweep(folder, EXPIRY_S)
-    assert living.is_held()
-    living.release()
-
-
-def test_shards_without_a_receipt_are_listed_unless_claimed_and_are_not_removed(folder):
+def test_shards_without_a_receipt_are_listed_unless_claimed_and_are_not_removed(folder, take):
     paths = [write(folder / "shards" / f"shard-0000{number}.safetensors") for number in range(4)]
     write_receipt(folder, Receipt("shard-00000", "", 0, 0, "", "", 0.0, 0.0, {}))
-    living, dead = claim(folder, "shard-00001", ME), claim(folder, "shard-00002", DEAD)
+    assert take(ME, "shard-00001") and take(replace(ME, born=0.0), "shard-00002")
     assert of_kind("unfinished shard", folder) == paths[2:]
     sweep(folder, EXPIRY_S)
     assert all(path.exists() for path in paths)
-    living.release()
-    dead.release()
-
-
-CHILD = """
-import os, signal, sys
-from pathlib import Path
-from lookonce.files import scratch_folder
-with scratch_folder(Path(sys.argv[1]), "bench") as folder:
-    (folder / "features").write_text("content")
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_the_scratch_folder_of_a_killed_process_is_a_leftover_and_that_of_a_living_one_is_not(tmp_path):
-    subprocess.run([sys.executable, "-c", CHILD, tmp_path])
-    [left] = tmp_path.iterdir()
-    with scratch_folder(tmp_path, "pilot"):
-        assert list(scratch_folders(tmp_path)) == [left]
-    sweep(tmp_path, EXPIRY_S)
-    assert left.exists()
 
 
 @pytest.mark.parametrize(
@@ -393,8 +285,10 @@ def test_a_scratch_folder_is_a_leftover_if_its_process_is_dead(tmp_path, gone, n
     files = [write(path / "shards" / "old", 2 * SCRATCH_EXPIRY_S), write(path / "shards" / "new", age_s)]
     for each in (path / "shards", path):
         os.utime(each, (1, 1))
-    for _ in range(2):  # listing changes no times
-        assert list(scratch_folders(tmp_path)) == ([path] if is_leftover else [])
+    with scratch_folder(tmp_path, "pilot") as living:
+        assert SCRATCH_NAME.fullmatch(living.name)
+        for _ in range(2):  # listing changes no times
+            assert list(scratch_folders(tmp_path)) == ([path] if is_leftover else [])
     assert all(file.exists() for file in files)
 
 
@@ -412,13 +306,10 @@ def test_a_build_removes_what_dead_processes_left(site, images, gone):
     writer = f"tmp-{HOST}-{gone}-0a1b2c3d"
     for name in ("shards/shard-00002.safetensors", "receipts/shard-00002.json", "plan-00001.json", "index.safetensors"):
         write(folder / f"{name}.{writer}")
-    claim(folder, "shard-00001", DEAD)
+    assert Claims(folder, replace(ME, born=0.0)).take("shard-00001", 1)
     write(folder / "shards" / "shard-00002.safetensors")  # renamed, and then the power went
     assert site.build(images).num_missing == 0
     assert not site.leftovers()
-
-
-# Uses: a note counts while the run folder exists and is not empty.
 
 
 @pytest.fixture
@@ -436,8 +327,8 @@ def test_a_use_is_noted_once_with_the_absolute_run_folder(tmp_path, run, monkeyp
     note_use(cache, run.relative_to(run.parent))
     [use] = uses(cache)
     assert (use.run, use.host) == (str(run), os.uname().nodename) and use.time > 1.7e9
-    path = use_path(cache, run)
-    assert list((cache / "uses").iterdir()) == [path] and len(path.stem) == 16
+    [path] = (cache / "uses").iterdir()
+    assert len(path.stem) == 16
     assert json.loads(path.read_text()).keys() == {"run", "host", "time"}
 
 
@@ -453,7 +344,7 @@ def test_a_use_ends_when_the_run_folder_is_removed_or_empty(tmp_path, run):
     assert uses(tmp_path / "cache") == []
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"run": 3, "host": "", "time": 0}', "\x00"])
+@pytest.mark.parametrize("content", ["", "[]", '{"run": 3, "host": "", "time": 0}'])
 def test_a_broken_note_is_not_a_use(tmp_path, content):
     (tmp_path / "uses").mkdir()
     (tmp_path / "uses" / "0123456789abcdef.json").write_text(content)

@@ -18,7 +18,6 @@ from lookonce.cache.format import read_header
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.store.fingerprint import FOLDER_DIGITS, Fingerprint, hash_language_model, hash_tensors
-from lookonce.errors import ModelError
 from lookonce.run.open import TO_BUILD, open_run
 
 BY_HAND = Fingerprint(
@@ -67,6 +66,18 @@ def change_language_model(tensors: dict[str, torch.Tensor]) -> None:
             tensor += 1
 
 
+def rewrite_by(change: Callable[[dict[str, torch.Tensor]], None]) -> Callable[[Path], None]:
+    return lambda model: rewrite_tensors(model, change)
+
+
+def configure(section: str, key: str, value: object) -> Callable[[Path], None]:
+    """Changes a value in a section of config.json, or of the image processor's settings."""
+    name = "config.json" if section else "preprocessor_config.json"
+    return lambda model: rewrite_json(
+        model / name, lambda content: (content[section] if section else content).update({key: value})
+    )
+
+
 @pytest.fixture
 def model(sample: Path, tmp_path: Path) -> Path:
     """A copy of the sample's model that tests may change."""
@@ -76,15 +87,6 @@ def model(sample: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def original(sample: Path) -> Fingerprint:
     return fingerprint_of(sample / "model")
-
-
-@pytest.mark.guarantee("A different tower, different pixels or a different dtype makes a different cache.")
-@pytest.mark.parametrize("change", [flip_a_bit, swap_two_tensors, store_as_bfloat16])
-def test_other_tower_tensors_give_another_fingerprint(model, original, change):
-    rewrite_tensors(model, change)
-    changed = fingerprint_of(model)
-    assert changed.folder_name != original.folder_name
-    assert [name for name, _, _ in changed.differences(original)] == ["tower_sha256"]
 
 
 @pytest.mark.guarantee("A different tower, different pixels or a different dtype makes a different cache.")
@@ -107,24 +109,23 @@ def test_other_options_give_another_fingerprint_and_name_the_field(sample, origi
 
 @pytest.mark.guarantee("A different tower, different pixels or a different dtype makes a different cache.")
 @pytest.mark.parametrize(
-    ("file", "section", "key", "value", "fields"),
+    ("change", "fields"),
     [
-        ("config.json", "vision_config", "hidden_act", "silu", ["tower_config.hidden_act"]),
-        ("config.json", "vision_config", "num_heads", 8, ["tower_config.num_heads"]),
+        *((change, "tower_sha256") for change in map(rewrite_by, (flip_a_bit, swap_two_tensors, store_as_bfloat16))),
+        (configure("vision_config", "hidden_act", "silu"), "tower_config.hidden_act"),
         (
-            *("config.json", "vision_config", "deepstack_visual_indexes", [0, 1]),
-            ["num_levels", "tower_config.deepstack_visual_indexes"],
+            configure("vision_config", "deepstack_visual_indexes", [0, 1]),
+            "num_levels tower_config.deepstack_visual_indexes",
         ),
-        ("preprocessor_config.json", None, "image_mean", [0.4, 0.5, 0.5], ["image_processor.image_mean"]),
-        ("preprocessor_config.json", None, "resample", 2, ["image_processor.resample"]),
-        ("preprocessor_config.json", None, "do_normalize", False, ["image_processor.do_normalize"]),
+        (configure("", "image_mean", [0.4, 0.5, 0.5]), "image_processor.image_mean"),
+        (configure("", "resample", 2), "image_processor.resample"),
     ],
 )
-def test_other_settings_in_the_folder_give_another_fingerprint(model, original, file, section, key, value, fields):
-    rewrite_json(model / file, lambda content: (content[section] if section else content).update({key: value}))
+def test_another_tower_or_setting_in_the_folder_gives_another_fingerprint(model, original, change, fields):
+    change(model)
     changed = fingerprint_of(model)
-    assert changed.sha256 != original.sha256
-    assert [name for name, _, _ in changed.differences(original)] == fields
+    assert changed.folder_name != original.folder_name
+    assert [name for name, _, _ in changed.differences(original)] == fields.split()
 
 
 @pytest.mark.parametrize("position", [0, -1])
@@ -155,12 +156,8 @@ def test_records_and_their_order_do_not_matter(sample, tmp_path, make_run, origi
     assert inputs.cache_folder.name == original.folder_name
 
 
-def configure(section: str, key: str, value: object) -> Callable[[Path], object]:
-    return lambda model: rewrite_json(model / "config.json", lambda config: config[section].update({key: value}))
-
-
 NOT_MEANT = {
-    "weights of the language model": lambda model: rewrite_tensors(model, change_language_model),
+    "weights of the language model": rewrite_by(change_language_model),
     "layers of the language model": configure("text_config", "num_hidden_layers", 3),
     "dtype in the configuration": configure("vision_config", "dtype", "bfloat16"),
     "initialisation": configure("vision_config", "initializer_range", 0.5),
@@ -172,20 +169,6 @@ NOT_MEANT = {
 @pytest.mark.parametrize("change", NOT_MEANT.values(), ids=NOT_MEANT)
 def test_what_does_not_reach_the_tower_does_not_matter(model, original, change):
     assert fingerprint_of(change(model) or model).sha256 == original.sha256
-
-
-def test_differences_name_the_dotted_field_and_both_values():
-    other = replace(
-        BY_HAND,
-        dtype="float32",
-        image_processor=BY_HAND.image_processor | {"min_pixels": 1024, "do_resize": True},
-    )
-    assert BY_HAND.differences(other) == [
-        ("dtype", "bfloat16", "float32"),
-        ("image_processor.do_resize", None, True),
-        ("image_processor.min_pixels", 4096, 1024),
-    ]
-    assert BY_HAND.differences(BY_HAND) == []
 
 
 def test_the_hash_of_a_fingerprint_does_not_drift():
@@ -207,11 +190,6 @@ def test_the_hash_of_tensors_does_not_drift():
         b"b torch.int16 ()\n\x02\x01"
     )
     assert hash_tensors(iter(tensors.items())) == hashlib.sha256(expected).hexdigest()
-
-
-def test_an_unknown_dtype_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="'float16' is not one of bfloat16, float32, fp8_e4m3"):
-        Fingerprint.from_json(BY_HAND.to_json() | {"dtype": "float16"})
 
 
 WEIGHTS = "model.safetensors"
@@ -261,12 +239,3 @@ def test_the_hash_of_the_language_model_does_not_read_the_tower(model):
     rest = hash_language_model(model)
     change(model, tensors(model, of_tower=True)[0])
     assert hash_language_model(model) == rest
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"\x08\x00\x00\x00\x00\x00\x00\x00no json!", b"\xff" * 20, b"\x02" + bytes(7) + b"[]"]
-)
-def test_broken_weights_are_an_error(model, content):
-    (model / WEIGHTS).write_bytes(content)
-    with pytest.raises(ModelError, match=f"cannot read .*{WEIGHTS}"):
-        hash_language_model(model)

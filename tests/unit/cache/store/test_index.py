@@ -111,21 +111,11 @@ OTHER_KEYS = {
     "lowest": "0" * 64,
     "highest": "f" * 64,
     "empty": "",
-    "a digit short": KEY[:-1],
-    "a byte short": KEY[:-2],
     "its first 16 digits": KEY[:16],
-    "its first 14 digits": KEY[:14],
     "a byte long": KEY + "00",
-    "another last byte": KEY[:-2] + "00",
     "upper case": KEY.upper(),
-    "with a line end": KEY + "\n",
     "with a blank": f"{KEY[:32]} {KEY[32:]}",
-    "with 0x": "0x" + KEY[2:],
     "negative": "-" + KEY[1:],
-    "positive": "+" + KEY[1:],
-    "with an underline": "_" + KEY[1:],
-    "no digits": "x" * 64,
-    "Arabic digits": "\u0661" * 64,
     "a file name": "frame.jpg",
 }
 
@@ -191,34 +181,11 @@ def test_receipts_of_another_cache_are_refused_by_name(folder):
         Index.open(folder, FINGERPRINT)
 
 
-def test_an_open_index_does_not_change_when_another_is_written(folder):
-    index = from_file(folder)
-    write(folder, receipt_of(NUM_SHARDS, images_of(NUM_SHARDS)))
-    assert len(from_file(folder)) == len(EXPECTED) + IMAGES_PER_SHARD
-    assert content(index) == EXPECTED
-
-
-class Indexed:
-    """A cache of two shards with an index file."""
-
-    def __init__(self, folder: Path, fingerprint: str) -> None:
-        self.folder, self.fingerprint = folder, fingerprint
-        write_index(folder, fingerprint)
-        self.content = self.from_receipts()
-
-    def open(self) -> Content:
-        return content(Index.open(self.folder, self.fingerprint))
-
-    def from_receipts(self) -> Content:
-        return content(Index.from_receipts(self.folder, self.fingerprint))
-
-    def read(self) -> Index | None:
-        return read_index(self.folder, self.fingerprint)
-
-
 @pytest.fixture
-def indexed(small) -> Indexed:
-    return Indexed(small.folder, small.fingerprint.sha256)
+def indexed(folder: Path) -> Path:
+    """The same with an index file."""
+    write_index(folder, FINGERPRINT)
+    return folder
 
 
 def other_images(receipt: Receipt) -> dict[str, Entry]:
@@ -227,18 +194,12 @@ def other_images(receipt: Receipt) -> dict[str, Entry]:
 
 def add(folder: Path) -> None:
     receipt = read_receipt(folder, "shard-00001")
-    write(folder, replace(receipt, shard="shard-00002", images=other_images(receipt)))
+    write(folder, replace(receipt, shard="shard-00099", images=other_images(receipt)))
 
 
 def rewrite(folder: Path) -> None:
     receipt = read_receipt(folder, "shard-00001")
     write(folder, replace(receipt, host="other", images=other_images(receipt)))
-
-
-def replace_by_one_of_the_same_size(folder: Path) -> None:
-    path, receipt = receipt_path(folder, "shard-00001"), read_receipt(folder, "shard-00001")
-    write(folder, replace(receipt, host=receipt.host[::-1]))
-    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
 
 
 def replace_with_the_same_time(folder: Path) -> None:
@@ -259,9 +220,7 @@ def rename(folder: Path) -> None:
 STALE: dict[str, Callable[[Path], object]] = {
     "added": add,
     "removed": lambda folder: receipt_path(folder, "shard-00001").unlink(),
-    "none left": lambda folder: [path.unlink() for path in (folder / "receipts").iterdir()],
     "rewritten": rewrite,
-    "same size": replace_by_one_of_the_same_size,
     "same time": replace_with_the_same_time,
     "touched": touch,
     "renamed": rename,
@@ -270,9 +229,9 @@ STALE: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("change", STALE.values(), ids=STALE)
 def test_an_index_that_does_not_match_the_receipts_is_not_used(indexed, change):
-    assert indexed.read() is not None
-    change(indexed.folder)
-    assert indexed.read() is None
+    assert read_index(indexed, FINGERPRINT) is not None
+    change(indexed)
+    assert read_index(indexed, FINGERPRINT) is None
 
 
 def test_a_receipt_that_is_replaced_while_the_index_is_made_makes_it_stale(indexed, monkeypatch):
@@ -283,29 +242,29 @@ def test_a_receipt_that_is_replaced_while_the_index_is_made_makes_it_stale(index
         return receipt
 
     monkeypatch.setattr(metadata, "read_receipt", read_and_replace)
-    write_index(indexed.folder, indexed.fingerprint)
-    assert indexed.read() is None
+    write_index(indexed, FINGERPRINT)
+    assert read_index(indexed, FINGERPRINT) is None
 
 
 @pytest.mark.parametrize("file", [INDEX, INDEX_CHECKSUM])
 def test_an_index_with_a_flipped_bit_is_not_used(indexed, file):
-    path = indexed.folder / file
+    path = indexed / file
     whole = path.read_bytes()
     used = []
     for position in range(0, len(whole), 1 + len(whole) // 400):
         damaged = bytearray(whole)
         damaged[position] ^= 1 << position % 8
         path.write_bytes(damaged)
-        if (index := indexed.read()) and content(index) != indexed.content:
+        if (index := read_index(indexed, FINGERPRINT)) and content(index) != EXPECTED:
             used.append(position)
     assert used == []
     path.write_bytes(whole)
-    assert content(indexed.read()) == indexed.content
+    assert content(read_index(indexed, FINGERPRINT)) == EXPECTED
 
 
 def test_the_index_of_another_cache_or_format_version_is_not_used(indexed, monkeypatch):
-    assert read_index(indexed.folder, "cd" * 32) is None
+    assert read_index(indexed, "cd" * 32) is None
     with monkeypatch.context() as other:
         other.setattr("lookonce.cache.store.reader.FORMAT_VERSION", 99)
-        write_index(indexed.folder, indexed.fingerprint)
-    assert indexed.read() is None
+        write_index(indexed, FINGERPRINT)
+    assert read_index(indexed, FINGERPRINT) is None

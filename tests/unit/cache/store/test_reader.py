@@ -78,12 +78,6 @@ def test_get_many_keeps_the_order_of_the_keys(small):
     assert all(torch.equal(one, small.features[key]) for one, key in zip(got, wanted, strict=True))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_pinning_does_nothing_without_a_gpu(small):
-    [got] = VisionCache.open(small.folder).get_many([small.keys[0]], pin=True)
-    assert torch.equal(got, small.features[small.keys[0]]) and not got.is_pinned()
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "fp8_e4m3"])
@@ -99,13 +93,6 @@ def test_pinned_features_are_the_same(small, tmp_path, dtype):
     cache = VisionCache.open(tmp_path)
     [got] = cache.get_many([small.keys[0]], pin=True)
     assert torch.equal(got, cache[small.keys[0]]) and got.is_pinned()
-
-
-def test_returned_features_may_be_changed(small):
-    cache = VisionCache.open(small.folder)
-    cache[small.keys[0]].zero_()
-    cache.get_many([small.keys[0]])[0].zero_()
-    assert torch.equal(cache[small.keys[0]], small.features[small.keys[0]])
 
 
 @DAMAGE_IS_AN_ERROR
@@ -126,20 +113,6 @@ def test_a_flipped_byte_is_an_error_for_its_image_alone(small, position):
             assert text in str(caught.value)
     for key in set(small.keys) - {small.keys[1]}:
         assert torch.equal(cache[key], small.features[key])
-
-
-@DAMAGE_IS_AN_ERROR
-@pytest.mark.parametrize("damaged", ["features", "scales"])
-def test_a_flipped_byte_in_quantized_features_or_scales_is_an_error(small, tmp_path, damaged):
-    fingerprint = replace(small.fingerprint, dtype="fp8_e4m3")
-    small.write_manifest(tmp_path, fingerprint)
-    small.write_shard(tmp_path, 0, {small.keys[0]: small.features[small.keys[0]].bfloat16()}, fingerprint)
-    _, entry = VisionCache.open(tmp_path).entry(small.keys[0])
-    flip_a_byte(
-        shard_path(tmp_path, "shard-00000"), entry.offset + (0 if damaged == "features" else entry.size_bytes - 1)
-    )
-    with pytest.raises(CacheCorrupt, match="checksum"):
-        VisionCache.open(tmp_path)[small.keys[0]]
 
 
 @pytest.mark.parametrize("change", [-1, 1])
@@ -219,9 +192,6 @@ def test_missing_features_of_a_failed_image_are_an_error_with_its_reason(small):
         cache[UNKNOWN]
 
 
-BUILD = "lookonce cache build"
-
-
 def edit_json(path: Path, change: Callable[[dict], object]) -> None:
     value = json.loads(path.read_text())
     change(value)
@@ -237,10 +207,7 @@ def test_a_folder_without_a_manifest_is_not_a_cache(small):
 
 BROKEN = {
     "not JSON": lambda path: path.write_text("{"),
-    "a list": lambda path: path.write_text("[]"),
     "no version": lambda path: edit_json(path, lambda value: value.pop("format_version")),
-    "no fingerprint": lambda path: edit_json(path, lambda value: value.pop("fingerprint")),
-    "no dtype": lambda path: edit_json(path, lambda value: value["fingerprint"].pop("dtype")),
     "unknown dtype": lambda path: edit_json(path, lambda value: value["fingerprint"].update(dtype="float99")),
 }
 
@@ -258,12 +225,6 @@ def test_another_format_version_is_refused_with_both_versions(small):
     with pytest.raises(CacheError, match=f"format version 7, this program reads version 2; .*{BUILD}") as caught:
         VisionCache.open(small.folder)
     assert not isinstance(caught.value, CacheCorrupt)
-
-
-def test_find_cache_opens_the_cache_with_the_fingerprint(small):
-    shutil.copytree(small.folder, small.folder.with_name("another"))
-    cache = find_cache(small.folder.parent, small.fingerprint)
-    assert (cache.folder, cache.fingerprint) == (small.folder, small.fingerprint)
 
 
 def refusal(root: Path, wanted: Fingerprint) -> list[str]:
@@ -287,7 +248,7 @@ def test_find_cache_names_the_differing_fields_with_both_values(small):
     ]
 
 
-@pytest.mark.parametrize("manifest", ["{", "[]", '{"format_version": 99, "fingerprint": {}}'])
+@pytest.mark.parametrize("manifest", ["{", '{"format_version": 99, "fingerprint": {}}'])
 def test_find_cache_skips_unreadable_manifests(small, manifest):
     other = small.folder.with_name("00-other")
     other.mkdir()

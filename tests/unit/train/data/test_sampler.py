@@ -43,7 +43,7 @@ BATCHES = st.fixed_dictionaries(
         "questions_per_image": st.none() | st.integers(1, 5),
         "samples_per_forward": st.integers(1, 5),
         "order": st.sampled_from(["random", "as_given", {"by": "stage", "stages": [1, 2, 3]}]),
-        "loss": st.sampled_from(["token", "sample"]),
+        "loss": st.sampled_from(["token", "sample", "micro_batch"]),
     }
 )
 RANKS = st.integers(1, 4)
@@ -125,12 +125,18 @@ def test_upcoming_micro_batches_are_those_of_all_ranks_from_a_step_on_or_enough_
 
 
 @pytest.mark.parametrize(
-    ("loss", "expected"), [("token", [1 / 6, 1 / 6, 1 / 6]), ("sample", [1 / 3, 1 / 6, 1 / 9])], ids=["token", "sample"]
+    ("loss", "expected"),
+    [
+        ("token", [1 / 7, 1 / 7, 1 / 7]),
+        ("sample", [1 / 3, 1 / 9, 1 / 9]),
+        ("micro_batch", [1 / 8, 1 / 8, 1 / 6]),  # means of the first two samples, and of the third
+    ],
 )
-def test_target_weights_average_over_targets_or_over_samples(loss, expected):
-    examples = examples_of([("a", 1), ("a", 2), ("", 3)])
+def test_target_weights_average_over_targets_samples_or_micro_batches(loss, expected):
+    examples = examples_of([("a", 1), ("a", 3), ("", 3)])
+    batch = {"samples_per_step": 3, "samples_per_forward": 2, "order": "as_given", "loss": loss}
     for mode in MODES:
-        [step] = steps_of(samplers(examples, mode=mode, samples_per_step=3, samples_per_forward=1, loss=loss))
+        [step] = steps_of(samplers(examples, mode=mode, **batch))
         found = {
             number: weight
             for micro_batch in step
