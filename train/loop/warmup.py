@@ -124,7 +124,9 @@ def run_trial(trainer: Any, startup: Startup) -> Trial:
             raise TrainingError(trainer.out_of_memory(num_tokens)) from None
     # Nothing was freed since `empty_cache`, so the memory reserved now is the most that capturing needed.
     gradients = sum(weight.nbytes for weight in trained) if trainer.captured else 0  # beside those of captured passes
-    peak = max(launched, torch.cuda.memory_reserved()) + gradients + _bytes_of_optimizer(trainer, trained)
+    # The optimizer will add two numbers per weight, as Adam keeps, unless it has allocated them.
+    of_optimizer = 0 if trainer.optimizer.state else 2 * sum(weight.nbytes for weight in trained)
+    peak = max(launched, torch.cuda.memory_reserved()) + gradients + of_optimizer
     total = torch.cuda.get_device_properties(trainer.args.device).total_memory
     num_shapes, seconds = len(packs) if trainer.captured else 0, startup.seconds
     return Trial(num_tokens, seconds[COMPILE], num_shapes, seconds.get(CAPTURE, 0.0), peak, total)
@@ -182,9 +184,3 @@ def _validate(trainer: Any) -> None:
         trainer.validation_loss(trainer.eval_batch_of(indices))
         if is_sharded(model):
             model.reshard()
-
-
-def _bytes_of_optimizer(trainer: Any, trained: list[torch.Tensor]) -> int:
-    """Memory that the optimizer will add: two numbers per weight, as Adam keeps; 0 if it has allocated them."""
-    optimizer: Any = trainer.optimizer
-    return 0 if optimizer.state else 2 * sum(weight.nbytes for weight in trained)

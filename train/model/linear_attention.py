@@ -48,7 +48,7 @@ from transformers.activations import ACT2FN
 
 from lookonce.families.kernels import CHUNKED, RECURRENT, computed_by_pytorch, in_rows
 from lookonce.families.lookup import family_of
-from lookonce.train.model.load import text_model, without_ddp
+from lookonce.train.model.load import replaced, text_model, without_ddp
 
 Column = NDArray[np.int64]
 SHORT = 60
@@ -175,13 +175,8 @@ def states_of_branches(model: Any, *, compiled: bool = False) -> Iterator[None]:
         load = family_of(model.config).load
         parts: list[Any] = [torch.compile(one, dynamic=True) if compiled else one for one in (heads_of, gated)]
         kernels = Kernels(load(CHUNKED), load(RECURRENT), *parts)
-    for layer in layers:
-        layer.forward = partial(uncompiled(_forward), layer, kernels)
-    try:
+    with replaced((layer, "forward", partial(uncompiled(_forward), layer, kernels)) for layer in layers):
         yield
-    finally:
-        for layer in layers:
-            del layer.forward
 
 
 def masks_of(model: Any, mask: Any, seen_until: torch.Tensor) -> Any:

@@ -55,6 +55,7 @@ from lookonce.train.model.lora import (
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 """The dtype of the frozen weights for each `train.precision` of a run file."""
 NUM_NAMED = 4
+_ABSENT = object()
 
 
 class CachedVisionTower(nn.Module):
@@ -212,7 +213,8 @@ def _check_modules_to_save(model: Any, wanted: list[str]) -> None:
     names = list(modules)
     for name in wanted:
         matched = [found for found in names if found.endswith(name)]
-        if rounded := [one for one in matched if _is_quantised(modules[one])]:
+        weights = {one: (*modules[one].parameters(), *modules[one].buffers()) for one in matched}
+        if rounded := [one for one in matched if not all(map(torch.is_floating_point, weights[one]))]:
             raise ModelError(
                 f"lora.modules_to_save: {name} is quantised and cannot be trained as a whole: "
                 f"{listed(rounded, NUM_NAMED)}; name it in lora.targets, or set train.frozen: {UNQUANTISED}"
@@ -221,10 +223,6 @@ def _check_modules_to_save(model: Any, wanted: list[str]) -> None:
             near = difflib.get_close_matches(name, {found.rpartition(".")[2] for found in names}, n=1)
             hint = f"; did you mean `{near[0]}`?" if near else ""
             raise ModelError(f"lora.modules_to_save: no module of the language model is named {name!r}{hint}")
-
-
-def _is_quantised(module: torch.nn.Module) -> bool:
-    return not all(map(torch.is_floating_point, (*module.parameters(), *module.buffers())))
 
 
 def load_trained(model_folder: ModelFolder, run: RunFile, adapter: Path) -> PeftModel:
@@ -274,6 +272,23 @@ def without_adapter(model: PeftModel) -> Iterator[PeftModel]:
     """The model, whose adapter has no effect within the block."""
     with model.disable_adapter():
         yield model
+
+
+@contextlib.contextmanager
+def replaced(attributes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Give objects attributes of their own within the block: each an object, a name and a value."""
+    before: list[tuple[Any, str, Any]] = []
+    try:
+        for owner, name, value in attributes:
+            before.append((owner, name, vars(owner).get(name, _ABSENT)))
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, outer in reversed(before):
+            if outer is _ABSENT:
+                delattr(owner, name)
+            else:  # within another block
+                setattr(owner, name, outer)
 
 
 def text_model(model: Any) -> Any:

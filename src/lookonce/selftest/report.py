@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -104,9 +104,14 @@ def within_spread(
     return Check(what, found, FACTOR * max(*spread, ROUNDING), variant)
 
 
-def failed(what: str, error: Exception, variant: Variant | None = None) -> Check:
-    """The check of a computation that raised an error."""
-    return Check(what, math.inf, 0, variant, f"{type(error).__name__}: {first_line(error)}")
+def attempted(what: str, compare: Callable[[], list[Check]], variant: Variant | None = None) -> list[Check]:
+    """The checks that `compare` makes; a computation that fails is a mismatch, except for want of memory."""
+    try:
+        return compare()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever a compiler or a kernel raises
+        return [Check(what, math.inf, 0, variant, f"{type(error).__name__}: {first_line(error)}")]
 
 
 @dataclass(frozen=True)
@@ -131,7 +136,9 @@ class Report:
     @property
     def exact(self) -> list[Variant]:
         """The variants that were compared and whose checks are all within their spread, the fastest first."""
-        return [variant for variant in self.compared if all(check.ok for check in self.checks_of(variant))]
+        return [
+            variant for variant in self.compared if all(check.ok for check in self.checks if check.concerns(variant))
+        ]
 
     @property
     def fastest(self) -> str:
@@ -141,24 +148,17 @@ class Report:
         settings = self.exact[0].settings if self.exact else [ROWS]
         return " ".join(f"--set {setting}" for setting in settings)
 
-    def checks_of(self, variant: Variant) -> list[Check]:
-        """The checks that concern a variant."""
-        return [check for check in self.checks if check.concerns(variant)]
-
     def text(self) -> str:
         header = ("", "difference", "allowed", "")
         lines = [(check.what, *_figures(check), "ok" if check.ok else "MISMATCH") for check in self.checks]
         errors = [f"{check.what}: {check.error}" for check in self.checks if check.error]
         versions = ", ".join(f"{name} {version}" for name, version in self.combination.items())
         ran = f"{versions}; {duration(self.seconds)}"
-        return "\n".join([table(header, lines), *errors, "", ran, self._conclusion()])
-
-    def _conclusion(self) -> str:
-        if self.ok:
-            return "packs are exact here: all differences are within their spread"
-        num_wrong = sum(not check.ok for check in self.checks)
-        found = f"NOT EXACT HERE: {num_wrong} of {len(self.checks)} checks"
-        return f"{found}; the fastest exact settings: {self.fastest}" if self.fastest else found
+        conclusion = "packs are exact here: all differences are within their spread"
+        if not self.ok:
+            conclusion = f"NOT EXACT HERE: {sum(not check.ok for check in self.checks)} of {len(self.checks)} checks"
+            conclusion += f"; the fastest exact settings: {self.fastest}" if self.fastest else ""
+        return "\n".join([table(header, lines), *errors, "", ran, conclusion])
 
     def to_json(self) -> dict[str, Any]:
         return {
