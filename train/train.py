@@ -218,18 +218,18 @@ def _make_examples(
         opened.notify(note)
     if start.is_trained:
         return {}
-    found: dict[str, tuple[list[Example], int]] = {"val": ([], 0)}
+    examples: dict[str, tuple[list[Example], int]] = {"val": ([], 0)}
     batch, records = opened.run.batch, opened.records
     for split in ("train", "val") if records["val"] else ("train",):
         with startup.timed(f"make tokens of {split} records"):
-            found[split] = opened.examples(split)
-        if num_too_long := found[split][1]:
+            examples[split] = opened.examples(split)
+        if num_too_long := examples[split][1]:
             left_out = f"left out {num_too_long:,} of {len(records[split]):,} {split} records"
             key, limit = batch.limiting_key, batch.longest_record
             opened.notify(
                 f"{left_out}, with more than {limit:,} tokens; raise `{key}` or lower `cache.max_pixels` to keep them"
             )
-    return found
+    return examples
 
 
 def _notes(opened: OpenRun, ranks: Ranks) -> Iterator[str]:

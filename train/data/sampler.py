@@ -234,7 +234,7 @@ class Sampler:
             step = [group.subset([member]) for group in step for member in range(len(group.examples))]
         if self.batch.has_packs:
             return pack_step(step, self.batch.tokens_per_pack, self.num_ranks)
-        rows = [one.whole(self.examples) for one in step]
+        rows = [group.whole(self.examples) for group in step]
         return row_batches(rows, self.batch.samples_per_forward, self.num_ranks)
 
     def _micro_batches(self, step: Sequence[Group], packs: Sequence[Pack]) -> list[MicroBatch]:

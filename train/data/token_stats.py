@@ -138,7 +138,9 @@ class TokenCounter:
 
 def count_tokens(corpus: Corpus, counter: TokenCounter, tokenizer: str, batch: BatchSection) -> TokenStats:
     """The token counts of each file."""
-    planned = ((one.key, planned_tokens(counter.processor, one.size)) for one in corpus.images.values() if one.size)
+    planned = (
+        (image.key, planned_tokens(counter.processor, image.size)) for image in corpus.images.values() if image.size
+    )
     known = {key: number for key, number in planned if number}
     images = {corpus.identity(path) for path in corpus.images}
     return TokenStats(

@@ -161,10 +161,10 @@ class ChatTokenizer:
         self._shared: dict[object, Tokens] = {}
         if reason := failure_of(self._try_template):
             raise self._template_error(reason)
-        found = self.tokenizer.get_vocab().get(self.image_token)
-        if found != self.image_token_id:
+        token_id = self.tokenizer.get_vocab().get(self.image_token)
+        if token_id != self.image_token_id:
             raise ModelError(
-                f"the tokenizer in {folder} has {self.image_token} as {found}, the model expects "
+                f"the tokenizer in {folder} has {self.image_token} as {token_id}, the model expects "
                 f"{self.image_token_id}; use the tokenizer that was published with the model"
             )
 

@@ -332,10 +332,10 @@ def _is_finished(opened: OpenRun, identity: dict[str, Any], resume: bool) -> boo
     folder.check(opened.run, identity)
     if folder.is_finished:
         return True
-    found = "its trained adapter" if folder.trained.exists() else getattr(folder.last_checkpoint, "name", "")
-    if found and not resume:
+    newest = "its trained adapter" if folder.trained.exists() else getattr(folder.last_checkpoint, "name", "")
+    if newest and not resume:
         raise RunFolderError(
-            f"{folder.folder} holds this run, unfinished, with {found}; "
+            f"{folder.folder} holds this run, unfinished, with {newest}; "
             "add --resume to continue from it, or --restart to start again"
         )
     return False

@@ -174,10 +174,10 @@ class FirstPack:
             rows, others = self._as_rows(), [self._as_rows(parts=2)]
             with _rounding_once_more(model, eps):
                 others.append(self._as_rows())
-            found = [other.distances(rows) for other in others]
+            spreads = [other.distances(rows) for other in others]
             self._rows = rows.cpu()  # a training needs all of the GPU's memory
         model.train(was_training)
-        self._spread = {what: max(distances.get(what, 0.0) for distances in found) for what in found[0]}
+        self._spread = {what: max(distances.get(what, 0.0) for distances in spreads) for what in spreads[0]}
 
     def check(self, model: Any) -> str:
         """Compare the pack as `model` computes it: the trainer's, as it is called in training. Says what was found.
@@ -275,9 +275,9 @@ class FirstPack:
         rows_per_pass = math.ceil(fit / parts)
         total = torch.zeros((), device=trainer.args.device)
         for start in range(0, len(examples), rows_per_pass):
-            some = examples[start : start + rows_per_pass]
-            text = rows.text_batch(some, [1 / self._num_targets()] * len(some))
-            batch = text | image_inputs(dataset.features, image_keys(some), trainer.args.device)
+            together = examples[start : start + rows_per_pass]
+            text = rows.text_batch(together, [1 / self._num_targets()] * len(together))
+            batch = text | image_inputs(dataset.features, image_keys(together), trainer.args.device)
             with trainer.accelerator.autocast():  # as in the forward method that accelerate makes for the training
                 total += self._backward(model, batch)
         return Outcome.of(model, total)

@@ -180,8 +180,8 @@ def peak_memory() -> dict[str, float]:
 
 def answered_line(logs: dict[str, float]) -> str:
     """The exact match of answers, and what they cost, on one line."""
-    asked = count(int(logs["eval_num_questions"]), "question")
-    return f"exact match {logs['eval_exact_match']:.1%} on {asked} in {duration(logs['eval_seconds'])}"
+    questions = count(int(logs["eval_num_questions"]), "question")
+    return f"exact match {logs['eval_exact_match']:.1%} on {questions} in {duration(logs['eval_seconds'])}"
 
 
 def step_line(logs: dict[str, Any], measured: dict[str, float]) -> str:

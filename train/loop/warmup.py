@@ -151,13 +151,13 @@ def largest(shapes: Iterable[Shape]) -> list[Shape]:
 def packs_by_shape(sampler: Sampler, start: int, end: int) -> dict[Shape, MicroBatch]:
     """One of the upcoming micro-batches for each shape; those with the most tokens first."""
     longest_first = sorted(sampler.upcoming(start, end), key=lambda micro_batch: -micro_batch.pack.num_tokens)
-    found: dict[Shape, MicroBatch] = {}
+    packs: dict[Shape, MicroBatch] = {}
     for micro_batch in longest_first:
         has_images = any(sampler.examples[group.examples[0]].image_keys for group in micro_batch.pack.groups)
-        found.setdefault(
+        packs.setdefault(
             shape_of(micro_batch.pack.num_tokens, sampler.num_targets(micro_batch), has_images), micro_batch
         )
-    return found
+    return packs
 
 
 def _run(trainer: Any, micro_batch: MicroBatch) -> list[torch.Tensor]:

@@ -347,9 +347,9 @@ class CompileCache:
         return self._folder / f"{self._prefix}-{xxhash.xxh3_128_hexdigest(content)}{SUFFIX}"
 
 
-def _is_only_ours(found: os.stat_result) -> bool:
+def _is_only_ours(status: os.stat_result) -> bool:
     """Whether a file belongs to this user and no other user may write to it."""
-    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def names_of(artifacts: Iterable[Iterable[str]]) -> set[str]:

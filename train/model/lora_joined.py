@@ -67,8 +67,8 @@ def joined_linear(
 
     `x` `[T, K]` has the dtype of `joined`, which holds W, A and B; `a` `[R, K]` and `b` `[N, R]` get gradients.
     """
-    sizes = [len(one) for one in b]
-    product, small = wide_product(x, joined, sum(sizes), sum(len(one) for one in a))
+    sizes = [len(matrix) for matrix in b]
+    product, small = wide_product(x, joined, sum(sizes), sum(len(matrix) for matrix in a))
     if len(sizes) == 1:
         return [product, small]
     return [*(part.clone(memory_format=torch.contiguous_format) for part in torch.split(product, sizes, 1)), small]
@@ -79,7 +79,7 @@ def _linear_gradient(
     gradients: list[torch.Tensor], x: torch.Tensor, small: torch.Tensor, joined: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of `x`, of all matrices A `[R of all, K]`, and of all B `[N of all, R]` but for the scale."""
-    sizes, columns, rank = [one.shape[1] for one in gradients], x.shape[1], small.shape[1]
+    sizes, columns, rank = [gradient.shape[1] for gradient in gradients], x.shape[1], small.shape[1]
     wide = torch.cat([*gradients, gradients[0].new_zeros(x.shape[0], PADDING)], 1)
     of_small = narrow_product(wide, joined[: sum(sizes), columns : columns + rank].t(), sizes)
     return wide @ joined[:, :columns], outer_of_a(x, of_small), outer_of_b(wide, small, sizes)

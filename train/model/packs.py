@@ -302,8 +302,8 @@ class CapturedPasses:
     def _with_gradients(self, loss: torch.Tensor) -> torch.Tensor:
         self._number += 1
         replayed: Any = _Replayed
-        found: torch.Tensor = replayed.apply(torch.zeros_like(loss, requires_grad=True), loss, self, self._number)
-        return found
+        result: torch.Tensor = replayed.apply(torch.zeros_like(loss, requires_grad=True), loss, self, self._number)
+        return result
 
     def prepare(self, shape: Shape, like: Batch) -> tuple[Replay, Batch, list[int]]:
         """Capture a pass over packs of a shape unless that is done.
@@ -369,9 +369,9 @@ class CapturedPasses:
         with torch.enable_grad():
             loss = self._forward(inputs)
             with torch.autocast(loss.device.type, enabled=False):  # as outside of the block that the forward pass is in
-                found = torch.autograd.grad(loss, self._trained, allow_unused=True)
-        used[:] = [index for index, new in enumerate(found) if new is not None]
-        torch._foreach_copy_([self._gradients[index] for index in used], [found[index] for index in used])
+                gradients = torch.autograd.grad(loss, self._trained, allow_unused=True)
+        used[:] = [index for index, new in enumerate(gradients) if new is not None]
+        torch._foreach_copy_([self._gradients[index] for index in used], [gradients[index] for index in used])
         return loss.detach()
 
     def _inputs(self, shape: Shape, like: Batch) -> Batch:

@@ -37,7 +37,7 @@ class PackToMask(NamedTuple):
 
 def allowed(pack: Pack, length: int, device: torch.device) -> torch.Tensor:
     """The definition: `[length, length]`, true where the row's token attends to the column's."""
-    found, rows, end = torch.zeros(length, length, dtype=torch.bool, device=device), [], 0
+    allowed, rows, end = torch.zeros(length, length, dtype=torch.bool, device=device), [], 0
     for group in pack.groups:
         row = [*range(end, end + group.num_prefix_tokens)]
         end += group.num_prefix_tokens
@@ -47,8 +47,8 @@ def allowed(pack: Pack, length: int, device: torch.device) -> torch.Tensor:
             rows.append(row)
     for row in (*rows, [*range(end, length)]):
         indices = torch.tensor(row, dtype=torch.long, device=device)
-        found[indices[:, None], indices] = torch.ones(len(row), len(row), dtype=torch.bool, device=device).tril()
-    return found
+        allowed[indices[:, None], indices] = torch.ones(len(row), len(row), dtype=torch.bool, device=device).tril()
+    return allowed
 
 
 class Heads(NamedTuple):
@@ -69,7 +69,7 @@ def attention_checks(packs: Sequence[PackToMask], heads: Heads, dtype: torch.dty
     device, repeats = packs[0].allowed.device, heads.num_queries // heads.num_keys
     mask, generator = PackMask(max(len(pack.allowed) for pack in packs), device), torch.Generator().manual_seed(0)
     layer = SimpleNamespace(num_key_value_groups=repeats, is_causal=True)
-    found: list[list[float]] = []
+    distances: list[list[float]] = []
     spread: list[list[float]] = []
     for pack in packs:
         tensors = [
@@ -86,12 +86,14 @@ def attention_checks(packs: Sequence[PackToMask], heads: Heads, dtype: torch.dty
 
         exact = _results(stock, [tensor.double() for tensor in tensors])
         with for_all_lengths():
-            found.append(_distances(_results(packed, tensors), exact))
+            distances.append(_distances(_results(packed, tensors), exact))
         spread.append(_distances(_results(stock, tensors), exact))
         with sdpa_kernel(SDPBackend.MATH):
             spread.append(_distances(_results(stock, tensors), exact))
     what = (f"attention, {name}: {result}" for result in RESULTS)
-    return [within_spread(*one) for one in zip(what, zip(*found, strict=True), zip(*spread, strict=True), strict=True)]
+    return [
+        within_spread(*row) for row in zip(what, zip(*distances, strict=True), zip(*spread, strict=True), strict=True)
+    ]
 
 
 def _results(attend: Attend, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -102,9 +104,12 @@ def _results(attend: Attend, tensors: Sequence[torch.Tensor]) -> list[torch.Tens
     return [output.detach(), *torch.autograd.grad(output, leaves, direction.transpose(1, 2))]
 
 
-def _distances(found: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> list[float]:
+def _distances(results: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> list[float]:
     """The largest differences, relative to the largest values."""
-    return [float((one - right).abs().max() / right.abs().max()) for one, right in zip(found, exact, strict=True)]
+    return [
+        float((result - reference).abs().max() / reference.abs().max())
+        for result, reference in zip(results, exact, strict=True)
+    ]
 
 
 def mask_checks(packs: Sequence[PackToMask]) -> list[Check]:

@@ -137,7 +137,7 @@ def stock_rows(dataset: VQADataset, indices: PackIndices, rows_per_pass: int, de
     for start in range(0, len(examples), rows_per_pass):
         batch = collate(examples[start : start + rows_per_pass]) | {"num_items_in_batch": num_targets}
         # the grids stay on the CPU, where they are read without a host-device sync
-        yield {name: one if name == "image_grid_thw" else one.to(device) for name, one in batch.items()}
+        yield {name: value if name == "image_grid_thw" else value.to(device) for name, value in batch.items()}
 
 
 LORA_STD = 0.1

@@ -92,16 +92,18 @@ class Check:
 
     def to_json(self) -> dict[str, Any]:
         finite = self.difference if math.isfinite(self.difference) else None
-        found = {"what": self.what, "difference": finite, "allowed": self.allowed, "ok": self.ok}
-        return found | ({"error": self.error} if self.error else {})
+        result = {"what": self.what, "difference": finite, "allowed": self.allowed, "ok": self.ok}
+        return result | ({"error": self.error} if self.error else {})
 
 
 def within_spread(
     what: str, differences: Sequence[float], spread: Sequence[float], variant: Variant | None = None
 ) -> Check:
     """The check that the largest of `differences` is within the spread, whose largest value counts."""
-    found = max((difference if math.isfinite(difference) else math.inf for difference in differences), default=math.inf)
-    return Check(what, found, FACTOR * max(*spread, ROUNDING), variant)
+    largest = max(
+        (difference if math.isfinite(difference) else math.inf for difference in differences), default=math.inf
+    )
+    return Check(what, largest, FACTOR * max(*spread, ROUNDING), variant)
 
 
 def attempted(what: str, compare: Callable[[], list[Check]], variant: Variant | None = None) -> list[Check]:
@@ -130,8 +132,8 @@ class Report:
     @property
     def compared(self) -> list[Variant]:
         """The variants that were compared, the fastest first."""
-        found = {check.variant for check in self.checks if not check.is_part}
-        return [variant for variant in ON_GPU if variant in found]
+        variants = {check.variant for check in self.checks if not check.is_part}
+        return [variant for variant in ON_GPU if variant in variants]
 
     @property
     def exact(self) -> list[Variant]:
@@ -186,9 +188,9 @@ def combination(precision: str) -> dict[str, str]:
     """The device, its driver, the library versions and the precision; what is missing is "none"."""
     libraries = library_versions() | {"triton": library_version("triton"), "cuda": torch.version.cuda}
     names = ("torch", "cuda", "triton", "transformers", "lookonce")
-    found = {"device": device_name(), "driver": _driver() if torch.cuda.is_available() else None}
-    found |= {name: libraries[name] for name in names} | {"precision": precision}
-    return {name: value or "none" for name, value in found.items()}
+    versions = {"device": device_name(), "driver": _driver() if torch.cuda.is_available() else None}
+    versions |= {name: libraries[name] for name in names} | {"precision": precision}
+    return {name: value or "none" for name, value in versions.items()}
 
 
 def _driver() -> str | None:
