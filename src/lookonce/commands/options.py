@@ -50,7 +50,9 @@ VERIFY_IMAGES = click.option(
     "--verify-images", is_flag=True, help="Read all image files and compare them with the cache, which takes a while."
 )
 SPLIT = click.option(
-    "--split", type=click.Choice(["train", "val", "test", "held_out"]), help="By default `eval.split` of the run file."
+    "--split",
+    type=click.Choice(["train", "val", "test", "held_out"]),
+    help="Split of the records; by default `eval.split` of the run file.",
 )
 META = "lookonce.run_file"
 """The key of click's context under which a command notes its run file, with the keys that it replaces."""
