@@ -119,8 +119,8 @@ def convert(
         RecordsError: a record cannot be read, or the format cannot hold it; names the record.
     """
     if not source.exists() or source.is_dir():
-        what = f": {folder_in_place(source)}" if source.is_dir() else "; name a JSONL, JSON, CSV or parquet file"
-        raise UsageError(f"no records file at {located(source)}{what}")
+        advice = f": {folder_in_place(source)}" if source.is_dir() else "; name a JSONL, JSON, CSV or parquet file"
+        raise UsageError(f"no records file at {located(source)}{advice}")
     check_target(target, source, (".jsonl", *FILE_TYPES), overwrite=overwrite)
     written_format = format_of_file(target, target_format)
     extractor = Extractor((target_root or target.parent) / IMAGES)

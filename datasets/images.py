@@ -58,10 +58,12 @@ NUM_AT_ONCE = 64
 def stamps(paths: Iterable[Path]) -> dict[Path, Stamp | None]:
     """The stamp of each image's file, or of its archive; None if there is none."""
     files, members_of = by_archive(paths)
-    members = {path: one for archive, inside in members_of.items() for one in [stamp(archive)] for path in inside}
     chunks = [files[start : start + NUM_AT_ONCE] for start in range(0, len(files), NUM_AT_ONCE)]
     stamped = chain.from_iterable(threaded_map(lambda paths: [stamp(path) for path in paths], chunks))
-    return dict(zip(files, stamped, strict=True)) | members
+    stamp_of = dict(zip(files, stamped, strict=True))
+    for archive, members in members_of.items():
+        stamp_of |= dict.fromkeys(members, stamp(archive))
+    return stamp_of
 
 
 def stamp(path: Path) -> Stamp | None:

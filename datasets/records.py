@@ -243,9 +243,9 @@ def _errors_name(path: Path, temporary: Path) -> Iterator[None]:
         raise RecordsError(message.replace(temporary.name, path.name)) from None
 
 
-def _bar(records: list[tuple[str, Record]], what: str) -> Any:
+def _bar(records: list[tuple[str, Record]], description: str) -> Any:
     """A progress bar, if it takes longer than a moment."""
-    return tqdm(records, desc=what, unit="record", leave=False, disable=None, delay=PROGRESS_DELAY_S)
+    return tqdm(records, desc=description, unit="record", leave=False, disable=None, delay=PROGRESS_DELAY_S)
 
 
 def format_of_file(path: Path, format: FormatName | None) -> FormatName:
@@ -275,13 +275,13 @@ def _lost(record: Record, value: Any, name: str, format: FormatName, finder: Fin
     except RecordsError as error:
         return str(error).removeprefix(f"{name}: ")
     paths, expected_paths = [str(image) for image in again.images], [os.path.abspath(image) for image in record.images]
-    for what, found, expected in (
+    for part, read, original in (
         ("images", paths, expected_paths),
         ("turns", again.turns, record.turns),
         ("system text", again.system, record.system),
     ):
-        if found != expected:
-            return f"its {what} would be read back as {shown(found)}"
+        if read != original:
+            return f"its {part} would be read back as {shown(read)}"
     if again.metadata != record.metadata and not _is_same(again.metadata, record.metadata, kind, name):
         return f"its metadata would be read back as {shown(again.metadata)}"
     return ""

@@ -114,27 +114,27 @@ def estimate(
 
     `load_tower` is None for no pilot.
     """
-    wanted = planned_images(images, processor)
+    planned = planned_images(images, processor)
     plan, finished = read_plan(folder), Finished.of(read_receipts(folder))
-    tokens_of = {image.key: image.num_tokens for image in wanted}
+    tokens_of = {image.key: image.num_tokens for image in planned}
     pending = pending_shards(plan, finished, tokens_of)
-    pending += new_shards(plan, finished, wanted, fingerprint, shard_bytes)
+    pending += new_shards(plan, finished, planned, fingerprint, shard_bytes)
     missing_tokens, num_tokens = sum(shard.num_tokens for shard in pending), sum(tokens_of.values())
     num_bytes = num_tokens * fingerprint.bytes_per_token
     epoch_tokens = sum(tokens_of.get(key, 0) for key in epoch_images)
     pilot = None
     if load_tower and free_bytes(folder) > with_margin(min(num_bytes, PILOT_BYTES)):
-        pilot = run_pilot(folder, fingerprint, processor, images, wanted, load_tower(), num_pilot)
+        pilot = run_pilot(folder, fingerprint, processor, images, planned, load_tower(), num_pilot)
     build_seconds = pilot.seconds_per_token * missing_tokens if pilot else None
     epoch_seconds = pilot.tower_seconds / max(pilot.num_tokens, 1) * epoch_tokens if pilot else 0
     return Estimate(
         folder=folder,
         num_files=images.num_files,
-        num_images=len(wanted),
+        num_images=len(planned),
         num_unusable=len(images.unusable),
         num_done=len(tokens_of.keys() & finished.images),
         num_tokens=num_tokens,
-        mean_tokens=num_tokens / max(len(wanted), 1),
+        mean_tokens=num_tokens / max(len(planned), 1),
         max_tokens=max(tokens_of.values(), default=0),
         num_bytes=num_bytes,
         bytes_by_dtype={dtype: num_tokens * replace(fingerprint, dtype=dtype).bytes_per_token for dtype in COMPARED},
@@ -153,7 +153,7 @@ def run_pilot(
     fingerprint: Fingerprint,
     processor: ImageProcessor,
     images: ImageIndex,
-    wanted: Sequence[PlannedImage],
+    planned: Sequence[PlannedImage],
     tower: Tower,
     num_images: int,
 ) -> Pilot | None:
@@ -161,7 +161,7 @@ def run_pilot(
 
     Takes `num_images`, or `PILOT_BATCHES` tower batches if that is more.
     """
-    by_size = sorted((image for image in wanted if image.num_tokens), key=lambda image: image.num_tokens)
+    by_size = sorted((image for image in planned if image.num_tokens), key=lambda image: image.num_tokens)
     mean = sum(image.num_tokens for image in by_size) / max(len(by_size), 1)
     num_images = max(num_images, round(PILOT_BATCHES * tower.tokens_per_tower_batch / max(mean, 1)))
     step = max(len(by_size) // max(num_images, 1), 1)

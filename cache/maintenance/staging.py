@@ -96,15 +96,15 @@ def stage(source: Path, target_root: Path, keys: Iterable[str] | None = None, *,
             with reading.bar:
                 if verify:
                     staged = sizes.keys() - missing().keys()
-                    for found in reading.map(
+                    for shard_problems in reading.map(
                         lambda name: verify_shard(folder, name, fingerprint, "full", reading.count)[1], staged
                     ):
-                        for problem in found:
+                        for problem in shard_problems:
                             receipt_path(folder, problem.shard).unlink(missing_ok=True)
                 todo = missing()
                 reading.bar.reset(total=sum(todo.values()))
                 copies = reading.map(lambda name: copy_shard(source, folder, name, fingerprint, reading.count), todo)
-                problems = [problem for found in copies for problem in found]
+                problems = [problem for shard_problems in copies for problem in shard_problems]
             write_index(folder, fingerprint.sha256)
     except OSError as error:
         if not is_full(error):

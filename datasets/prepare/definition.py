@@ -93,7 +93,7 @@ class SharesSection(Section):
     test: Share = 0.15
 
     @model_validator(mode="after")
-    def _something_is_left(self) -> SharesSection:
+    def _shares_fit(self) -> SharesSection:
         if self.val + self.test > 1:
             raise ValueError(f"val and test are {self.val + self.test:g} together; at most 1, and train is the rest")
         return self

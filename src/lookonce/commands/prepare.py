@@ -161,8 +161,8 @@ def _ask(options: dict[str, Any], gpu_gb: float | None) -> float | None:
 def _by_key(options: dict[str, Any]) -> dict[str, Any]:
     """The given values by their keys in the run file."""
     keys = {"model": "model.path"} | {name: f"data.{name}" for name in ("train", "val", "test", "image_root")}
-    given = {key: options[name] for name, key in (keys | {"output": "output"}).items() if options[name]}
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
+    values = {key: options[name] for name, key in (keys | {"output": "output"}).items() if options[name]}
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
 
 
 @click.command()
