@@ -56,7 +56,7 @@ class ConvertReport:
             ("read", f"{self.source}, {self.source_form}"),
             ("wrote", f"{self.target}, {self.target_form}"),
             ("records", f"{self.num_records:,}, {count(self.num_turns, 'question')}"),
-            ("images", f"{count(self.num_images, 'file')} named"),
+            ("images", f"{count(self.num_images, 'file')} named in the records"),
         ]
         if self.num_coerced:
             lines.append(("numbers", f"{count(self.num_coerced, 'answer')} now text instead of a number or boolean"))

@@ -84,12 +84,12 @@ class Estimate:
         images = f"{count(self.num_files, 'file')}, {self.num_images:,} distinct{unusable}"
         sizes = ", ".join(f"{size(number)} in {dtype}" for dtype, number in self.bytes_by_dtype.items())
         enough = "" if self.free_bytes >= with_margin(self.missing_bytes) or not self.missing_bytes else ": NOT ENOUGH"
-        todo = f"{count(self.num_new_shards, 'shard')}, {size(self.missing_bytes)}"
+        shards = f"{count(self.num_new_shards, 'shard')} (files of features)"
         lines = [
             ("images", f"{images}, {self.num_done:,} encoded already"),
-            ("tokens", f"{self.mean_tokens:.0f} an image, at most {self.max_tokens:,}"),
+            ("tokens", f"{self.mean_tokens:.0f} per image on average, at most {self.max_tokens:,}"),
             ("size", f"{size(self.num_bytes)} ({sizes})"),
-            ("to do", f"{todo}; {size(self.free_bytes)} free there{enough}"),
+            ("to do", f"{shards}, {size(self.missing_bytes)}; {size(self.free_bytes)} free on the disk{enough}"),
             ("an epoch", f"reads {size(self.epoch_bytes)} if every question reads its image"),
         ]
         if self.pilot and self.build_seconds is not None:

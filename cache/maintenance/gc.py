@@ -213,7 +213,8 @@ class GarbageReport:
         if self.leftovers:
             total = sum(leftover.size_bytes for leftover in self.leftovers)
             return f"--delete removes {count(len(self.leftovers), 'leftover')}, {size(total)}"
-        return "no leftovers" + ("; --delete --cache ID removes a whole cache" if self.caches else "")
+        whole = "; --delete --cache ID removes a whole cache" if self.caches else ""
+        return f"no leftovers of killed processes{whole}"
 
 
 def collect_garbage(

@@ -171,7 +171,7 @@ def find_files(keys: set[str], planned: Shard, images: ImageIndex) -> ImageFiles
 def reason_to_keep(needed: set[str] | None, lost: set[str]) -> str:
     """Why a damaged shard with the images `needed` is not removed; empty if it can be."""
     if needed is None:
-        return "which images it holds is unknown; --drop removes it"
+        return "which images it holds is unknown; remove it with --drop"
     if lost:
         return (
             f"the files of {len(lost):,} of its {count(len(needed), 'image')} were not found: {listed(sorted(lost))}; "

@@ -110,7 +110,7 @@ def find(cache: VisionCache, plan: Plan, name: str) -> str:
             keys = {image.key for image in plan.images if any(f"/{file}".endswith(f"/{name}") for file in image.files)}
             problem = f"no image {name!r} ({error})"
     if not keys:
-        raise UsageError(f"{cache.folder} has {problem}; name a file or at least {MIN_DIGITS} digits of a key")
+        raise UsageError(f"{cache.folder} has {problem}; name a file or at least {MIN_DIGITS} digits of an image key")
     if len(keys) > 1:
         lines = [f"  {key}  {file_of.get(key, '')}".rstrip() for key in sorted(keys)[:NUM_NAMED]]
         lines += [f"  and {len(keys) - NUM_NAMED:,} more"] if len(keys) > NUM_NAMED else []

@@ -58,7 +58,7 @@ class StagingReport:
         rate = f"{duration(self.seconds)}, {size(self.copied_bytes / max(self.seconds, 1e-3))}/s"
         copied = f"copied {count(self.num_copied, 'shard')} ({size(self.copied_bytes)}) in {rate}"
         parts = [copied if self.num_copied else "nothing copied"]
-        parts += [f"{self.num_reused:,} staged before"] if self.num_reused else []
+        parts += [f"{count(self.num_reused, 'shard')} staged before"] if self.num_reused else []
         lines = [f"staged {self.source} in {self.folder}: {', '.join(parts)}"]
         lines += [f"  {problem.text()}" for problem in self.problems[:NUM_NAMED]]
         if self.problems:

@@ -275,7 +275,7 @@ def check_shard(
             try:
                 if checksum(file, region, on_block) == region.xxh3_64:
                     continue
-                message = "do not have the checksum of the receipt"
+                message = "do not match the checksum in the receipt"
             except Unreadable as error:  # not OSError, which `on_block` may raise
                 message = f"cannot be read: {error}"
             bytes_of = "its bytes" if key else "the bytes of its header"

@@ -485,6 +485,6 @@ def mismatch_message(stored: list[Fingerprint], required: Fingerprint, problem: 
         f"  {name}: this run {mine!r}, that cache {theirs!r}" for name, mine, theirs in differing[:NUM_DIFFERENCES]
     ]
     more = [f"  and {len(differing) - NUM_DIFFERENCES} more"] if len(differing) > NUM_DIFFERENCES else []
-    head = f"{problem}; {closest.folder_name} differs in"
+    head = f"{problem}; cache {closest.folder_name} differs in"
     advice = f"Change the run file back, or build a cache for this run with: {BUILD_COMMAND}"
     return "\n".join([head, *lines, *more, advice])

@@ -352,7 +352,7 @@ class VisionCache:
         buffer = raw_bytes(content)
         self._fill(buffer, shard, entry.offset, key)
         if xxhash.xxh3_64_hexdigest(buffer) != entry.xxh3_64:
-            raise self._corrupt(shard, key, "do not have the checksum in the receipt")
+            raise self._corrupt(shard, key, "do not match the checksum in the receipt")
         stored = self.fingerprint.tensors
         parts = torch.split(content, [entry.num_tokens * tensor.bytes_per_token for tensor in stored])
         tensors = (

@@ -46,7 +46,7 @@ def to_text(audit: Audit, more: Sequence[str] = ()) -> str:
         *more,
         _per_image(audit),
         table(*size_lines(audit)) if audit.image_sizes else "",
-        "\n".join([BASELINE, *(f"  {baseline.text()}" for baseline in audit.baselines)]),
+        "\n".join([BASELINE, *(f"  {baseline.text()}" for baseline in audit.baselines)]) if audit.num_questions else "",
         _questions(audit),
     ]
     return "\n" + "\n\n".join(part for part in parts if part) + "\n"
@@ -129,7 +129,7 @@ def _questions(audit: Audit) -> str:
     ]
     more = audit.num_distinct_questions - len(lines)
     if not lines:
-        return f"{count(more, 'question')} asked once each"
+        return f"{count(more, 'question')} asked once each" if more else ""
     text = table(("question", "asked", "answers", "majority", "share"), lines)
     return f"{text}\nand {count(more, 'other question')}" if more else text
 

@@ -153,8 +153,8 @@ class Finder:
             return text(value, key, origin)
         if not self.coerce:
             raise RecordsError(
-                f"{origin}: `{key}` must be text that is not empty, got {json.dumps(value)}; put it into quotes, or "
-                "let this write it as text: lookonce data convert RECORDS OUT --coerce-answers"
+                f"{origin}: `{key}` must be text that is not empty, got {json.dumps(value)}; put it into quotes, "
+                "or write it as text with: lookonce data convert RECORDS OUT --coerce-answers"
             )
         self.num_coerced += 1
         return json.dumps(value)

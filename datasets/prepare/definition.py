@@ -34,7 +34,7 @@ OWN_METADATA = ("img_id", "official_split", "references", "original")
 
 def _is_relative(pattern: str) -> str:
     if pattern.startswith("/") or ".." in Path(pattern).parts:
-        raise ValueError("must lead downwards from the source's folder")
+        raise ValueError("must be a path below the source's folder, without `..`")
     return pattern
 
 

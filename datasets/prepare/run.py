@@ -148,7 +148,7 @@ def find_complete(folder: Path, settings: dict[str, Any]) -> Prepared | None:
         return None
     report = read_object(folder / REPORT)
     if not isinstance(recorded := report.get("settings"), dict):
-        raise UsageError(f"{folder / REPORT} is cut, or no report of lookonce data prepare; choose another folder")
+        raise UsageError(f"{folder / REPORT} is damaged, or of another program; choose another folder")
     if differing := differences(recorded, json.loads(json.dumps(settings, default=str))):  # as it is read back
         shown = "\n".join(f"  {name}: {there!r} there, {now!r} now" for name, there, now in differing[:5])
         raise UsageError(

@@ -126,8 +126,8 @@ def write_sample(
     if stamp := read_object(folder / STAMP):
         if differing := [key for key in settings if stamp.get(key) != settings[key]]:
             raise UsageError(
-                f"{folder} holds another sample ({_words(stamp, differing)}); wanted {_words(settings, differing)}. "
-                "Choose another folder, or remove that one"
+                f"{folder} holds another sample: {_words(stamp, differing)}, requested {_words(settings, differing)}; "
+                f"choose another folder, or remove {folder}"
             )
         return _report(folder, stamp, fresh=False)
     if (folder / STAMP).exists():
