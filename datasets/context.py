@@ -25,7 +25,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
-from lookonce.datasets.curriculum import DifferentValues, Keys, KeysOf, check_values, place_of
+from lookonce.datasets.curriculum import DifferentValues, Keys, KeysOf, check_values, value_index
 from lookonce.datasets.formats.record import CONTROL_TOKEN, Context, Record, Turn, is_utf8
 from lookonce.datasets.text_files import read_jsonl
 from lookonce.errors import RecordsError
@@ -69,7 +69,7 @@ class ContextForm(Section):
 
     def stage_of(self, record: Record) -> int | None:
         """The number of a record's stage, from 0; None if it is in none, or in several."""
-        return place_of(record, self.by, self.order)
+        return value_index(record, self.by, self.order)
 
     def check(self, records: Iterable[Record]) -> None:
         """Check that some record is in each stage; raises RecordsError."""

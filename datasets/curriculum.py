@@ -100,7 +100,7 @@ def texts_of(record: Record, field: str) -> list[str]:
     return [] if value is None else [as_text(item) for item in as_list(value)]
 
 
-def place_of(record: Record, field: str, values: Sequence[Any]) -> int | None:
+def value_index(record: Record, field: str, values: Sequence[Any]) -> int | None:
     """Which of some values a field of the record has, from 0; None if it has none of them, or several values."""
     texts = texts_of(record, field)
     known = [as_text(value) for value in values]
@@ -255,13 +255,13 @@ def _select(
     for field, values in selection.fields.items():
         check_values((records[number] for number in order), field, values, key)
     fields = {field: frozenset(map(as_text, values)) for field, values in selection.fields.items()}
-    why = {number: _misfit(records[number], fields) for number in order}
-    fitting = [number for number in order if not why[number]]
+    reason_of = {number: _misfit(records[number], fields) for number in order}
+    fitting = [number for number in order if not reason_of[number]]
     if not fitting:
         raise RecordsError(f"`{key}` leaves no record: each field must have one of its values; write fewer fields")
     num_selected = max(round(selection.share * len(fitting)), 1)
-    why |= dict.fromkeys(fitting[num_selected:], f"not in the share of {selection.share:g}")
-    return sorted(fitting[:num_selected]), {number: reason for number, reason in why.items() if reason}
+    reason_of |= dict.fromkeys(fitting[num_selected:], f"not in the share of {selection.share:g}")
+    return sorted(fitting[:num_selected]), {number: reason for number, reason in reason_of.items() if reason}
 
 
 def select_training(
@@ -284,9 +284,9 @@ def select_training(
     if replay:
         if not left_out:
             raise RecordsError("`data.where` leaves no record out, so `data.replay` has none to select; remove it")
-        again, _ = _select(records, [number for number in order if number in left_out], replay, "data.replay")
-        notify(f"`data.replay` trains on {len(again):,} of them: {counted(left_out[index] for index in again)}")
-        selected = sorted(selected + again)
+        replayed, _ = _select(records, [number for number in order if number in left_out], replay, "data.replay")
+        notify(f"`data.replay` trains on {len(replayed):,} of them: {counted(left_out[index] for index in replayed)}")
+        selected = sorted(selected + replayed)
     return [records[index] for index in selected]
 
 
@@ -334,7 +334,7 @@ class StageOrder(Section):
 
     def find(self, record: Record) -> int | None:
         """The number of a record's stage, from 0; None if it is in no stage, or in several."""
-        return place_of(record, self.by, self.stages)
+        return value_index(record, self.by, self.stages)
 
     def stage_of(self, record: Record) -> int:
         """The number of a record's stage, from 0; it must have one."""

@@ -132,10 +132,10 @@ def ensure_plan(
     while True:
         plan = read_plan(folder)
         new = new_shards(plan, Finished.of(read_receipts(folder), **retry), images, fingerprint, shard_bytes, former)
-        again = found_again(plan, new, images)
-        if not new and not again:
+        relocated = found_again(plan, new, images)
+        if not new and not relocated:
             return plan
-        extend_plan(folder, plan, new, again)
+        extend_plan(folder, plan, new, relocated)
 
 
 def found_again(plan: Plan, new: Iterable[Shard], images: Iterable[PlannedImage]) -> list[PlannedImage]:
@@ -144,7 +144,7 @@ def found_again(plan: Plan, new: Iterable[Shard], images: Iterable[PlannedImage]
     A stamp that is not known yet is no news about a file.
     """
     known = plan.extended(tuple(new)).files()
-    again = []
+    relocated = []
     for image in images:
         news = []
         for file, stamp in itertools.zip_longest(image.files, image.stamps):
@@ -153,8 +153,8 @@ def found_again(plan: Plan, new: Iterable[Shard], images: Iterable[PlannedImage]
                 news.append((file, stamp))
         if news:
             files, stamps = zip(*news, strict=True)
-            again.append(replace(image, files=files, stamps=stamps))
-    return again
+            relocated.append(replace(image, files=files, stamps=stamps))
+    return relocated
 
 
 def pending_shards(plan: Plan, finished: Finished, keys: Collection[str], former: Collection[str] = ()) -> list[Shard]:
@@ -167,8 +167,8 @@ def pending_shards(plan: Plan, finished: Finished, keys: Collection[str], former
 
     def is_pending(shard: Shard) -> bool:
         needed = keys.intersection(shard.keys)
-        again = {image.key for image in shard.images if image.is_transparent}  # an older shard may have them too
-        return 2 * len(needed) >= len(shard.keys) and not needed <= finished.images - again
+        transparent = {image.key for image in shard.images if image.is_transparent}  # an older shard may have them too
+        return 2 * len(needed) >= len(shard.keys) and not needed <= finished.images - transparent
 
     return [
         shard

@@ -69,7 +69,7 @@ class RepairReport:
             lines.append(f"  removed {count(len(self.removed), 'damaged shard')} ({listed(self.removed)}): {again}")
         if self.lost:
             lines.append(f"  lost {count(len(self.lost), 'image')}, whose files were not found: {listed(self.lost)}")
-        lines += [f"  did not repair {name}: {why}" for name, why in self.left.items()]
+        lines += [f"  did not repair {name}: {reason}" for name, reason in self.left.items()]
         return "\n".join(lines)
 
 
@@ -95,7 +95,7 @@ def repair(
     if not (folder / SHARDS).exists():
         raise CacheError(f"{folder} holds no shards to repair; make them with: {BUILD_COMMAND}")
     report = RepairReport(folder, level)
-    again: ImageFiles = {}
+    to_encode: ImageFiles = {}
     with owning(folder, "lookonce cache repair", expiry_s) as check_owned:
         manifest = folder / MANIFEST
         if not manifest.exists() or check_manifest(folder)[1]:
@@ -125,9 +125,9 @@ def repair(
             receipt_path(folder, name).unlink(missing_ok=True)
             report.removed.append(name)
             report.lost += sorted(lost)
-            again |= files
-    report.num_again = len(again)
-    return report, with_files(images, again)
+            to_encode |= files
+    report.num_again = len(to_encode)
+    return report, with_files(images, to_encode)
 
 
 def remove_broken_plan(folder: Path) -> tuple[Plan, list[str]]:

@@ -268,10 +268,10 @@ class Plan:
         groups = cut(images, shard_bytes // bytes_per_token)
         return tuple(Shard(shard_name(first + number), group) for number, group in enumerate(groups))
 
-    def extended(self, shards: tuple[Shard, ...], again: tuple[PlannedImage, ...] = ()) -> Plan:
+    def extended(self, shards: tuple[Shard, ...], relocated: tuple[PlannedImage, ...] = ()) -> Plan:
         """This plan with one more plan file: new shards, and images of older shards that were found again."""
         new = tuple(image for shard in shards for image in shard.images)
-        return Plan(self.shards + shards, self.num_files + 1, self.images + new + again)
+        return Plan(self.shards + shards, self.num_files + 1, self.images + new + relocated)
 
     def files(self) -> dict[str, tuple[str, Stamp | None]]:
         """The image key and the stamp of each file in which an image was found."""
@@ -375,19 +375,19 @@ def read_plan(folder: Path) -> Plan:
     return plan
 
 
-def extend_plan(folder: Path, plan: Plan, shards: Iterable[Shard], again: Sequence[PlannedImage] = ()) -> bool:
+def extend_plan(folder: Path, plan: Plan, shards: Iterable[Shard], relocated: Sequence[PlannedImage] = ()) -> bool:
     """Append to `plan` new shards, and files in which images of older shards were found again.
 
     Returns False if another process has extended the plan meanwhile, so that it must be read again.
     """
-    return create_text(plan_path(folder, plan.num_files), plan_text(shards, again))
+    return create_text(plan_path(folder, plan.num_files), plan_text(shards, relocated))
 
 
-def plan_text(shards: Iterable[Shard], again: Sequence[PlannedImage] = ()) -> str:
+def plan_text(shards: Iterable[Shard], relocated: Sequence[PlannedImage] = ()) -> str:
     """A plan file as JSON, one shard per line, that begins with a checksum of what follows it."""
     lines = ",\n".join(f"    {json.dumps({'name': shard.name, **_columns(shard.images)})}" for shard in shards)
-    again_line = f'  "found_again": {json.dumps(_columns(again))},\n' if again else ""
-    body = f'  "format_version": {FORMAT_VERSION},\n{again_line}  "shards": [\n{lines}\n  ]\n}}\n'
+    relocated_line = f'  "found_again": {json.dumps(_columns(relocated))},\n' if relocated else ""
+    body = f'  "format_version": {FORMAT_VERSION},\n{relocated_line}  "shards": [\n{lines}\n  ]\n}}\n'
     return checksum_line(body.encode()) + body
 
 
@@ -448,8 +448,8 @@ def read_plan_file(path: Path) -> tuple[tuple[Shard, ...], tuple[PlannedImage, .
     """
     try:
         value = _PLAN_FILE.validate_python(_read_checked(path))
-        again = value.found_again.rows() if value.found_again else ()
-        return tuple(Shard(shard.name, shard.rows()) for shard in value.shards), again
+        relocated = value.found_again.rows() if value.found_again else ()
+        return tuple(Shard(shard.name, shard.rows()) for shard in value.shards), relocated
     except PARSE_ERRORS as error:
         raise broken(path, error) from None
 

@@ -96,7 +96,7 @@ class Index:
             failed |= receipt.failed
             shards.append(receipt.shard)
         index = cls(_joined(tables) | _stamps(stats, shards), shards, {})
-        return replace(index, failed={key: why for key, why in failed.items() if index.find(key) is None})
+        return replace(index, failed={key: failure for key, failure in failed.items() if index.find(key) is None})
 
     def __len__(self) -> int:
         return len(self.columns["prefix"])
@@ -158,7 +158,7 @@ class Index:
 def write_index(folder: Path, fingerprint: str) -> None:
     """Write the index file of a cache from its receipts."""
     index = Index.from_receipts(folder, fingerprint)
-    texts = {"shards": index.shards, "failed": {key: asdict(why) for key, why in index.failed.items()}}
+    texts = {"shards": index.shards, "failed": {key: asdict(failure) for key, failure in index.failed.items()}}
     with atomic_write(folder / INDEX) as temporary:
         columns = index.columns | {
             name: np.frombuffer(json.dumps(value).encode(), np.uint8) for name, value in texts.items()
@@ -334,8 +334,8 @@ class VisionCache:
         row = self.index.find(key)
         if row is None:
             failure = self.failed.get(key)
-            why = f"it is quarantined: {failure.reason}" if failure else f"build the cache with: {BUILD_COMMAND}"
-            raise FeaturesMissing(f"no features of image {key} in {self.folder}; {why}")
+            advice = f"it is quarantined: {failure.reason}" if failure else f"build the cache with: {BUILD_COMMAND}"
+            raise FeaturesMissing(f"no features of image {key} in {self.folder}; {advice}")
         return self.index.entry(row)
 
     def _read(self, key: str, pin: bool) -> torch.Tensor:

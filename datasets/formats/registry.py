@@ -155,9 +155,9 @@ def _with_references(metadata: dict[str, Any], finder: Finder, origin: str) -> d
 
 def write_flat(record: Record, images: list[str]) -> Row:
     """Write one question about one image, and metadata as further keys; raises RecordsError if the record has more."""
-    for number, thing in ((len(images), "image"), (len(record.turns), "question")):
+    for number, unit in ((len(images), "image"), (len(record.turns), "question")):
         if number != 1:
-            raise RecordsError(f"it holds one {thing} a record, and this one has {number}")
+            raise RecordsError(f"it holds one {unit} a record, and this one has {number}")
     if record.system is not None:
         raise RecordsError("it cannot hold a system text")
     turn = {"question": record.turns[0].question, "answer": record.turns[0].answer}
