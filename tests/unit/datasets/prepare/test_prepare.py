@@ -1,4 +1,4 @@
-"""Preparing a dataset: every row is in a record or counted."""
+"""Preparing a dataset: every row is in a record or counted; what the command prints, and how it refuses mistakes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import yaml
+from click.testing import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 from support.rows import EMBEDDED, jpeg_of, write_lines
+from support.rows import run as run_command
 
 from lookonce.datasets.prepare import sources
 from lookonce.datasets.prepare.run import Options, prepare
 from lookonce.datasets.records import Record, read_records
 from lookonce.errors import ImageError, SourceError, UsageError
+from lookonce.run.config import RunFile
 
 QUESTIONS = ["Is there text?", "How many instrumnets are in the image?", "What type of polyp is present?", "none"]
 ANSWERS = ["yes", "lower-rigth;center", "nan", "none", "", "paris ip", "paris is", ">20"]
@@ -156,3 +160,27 @@ def test_memory_does_not_grow_with_the_images(tmp_path, made, monkeypatch):
     monkeypatch.setattr(sources.ImageStore, "add", watch)
     made(source=tmp_path / "a.parquet")
     assert len(peaks) == 120 and max(peaks) < 8_000_000
+
+
+def run(*words: object) -> Result:
+    return run_command("data", "prepare", *words)
+
+
+def test_the_command_prints_licence_table_and_next_steps(tmp_path, source):
+    result = run("kvasir-vqa", tmp_path / "out", "--source", source)
+    assert result.exit_code == 0, result.stderr
+    assert "CC BY-NC 4.0" in result.stdout and "typos in questions" in result.stdout
+    assert f"lookonce data audit {tmp_path / 'out'}/*.jsonl" in result.stderr
+    section = result.stderr.partition("data:\n")[2]
+    data = yaml.safe_load("data:\n" + section)["data"]
+    RunFile.model_validate({"model": {"path": "m"}, "data": data, "output": "o"})
+    assert all(read_records(Path(path)) for path in data.values())
+    again = run("kvasir-vqa", tmp_path / "out", "--source", source)
+    assert again.stdout == result.stdout and "is already prepared" in again.stderr
+
+
+def test_a_cut_report_is_named(tmp_path, source):
+    assert run("kvasir-vqa", tmp_path / "out", "--source", source).exit_code == 0
+    (tmp_path / "out" / "report.json").write_text("")
+    result = run("kvasir-vqa", tmp_path / "out", "--source", source)
+    assert result.exit_code == 2 and "report.json is damaged, or of another program" in result.stderr
