@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from click.testing import CliRunner, Result
 from PIL import Image
+from pyarrow import parquet
 
 from lookonce.cli import main
 
@@ -27,6 +29,14 @@ def write_lines(path: Path, *rows: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def write_parquet(path: Path, rows: list[dict[str, Any]], types: Mapping[str, Any] = {}, **options: Any) -> None:
+    """Write a parquet file, of texts but for embedded images and the columns with types; its folder is made."""
+    kinds = {"image": EMBEDDED, **types}
+    schema = pa.schema([(name, kinds.get(name, pa.string())) for name in rows[0]])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pa.Table.from_pylist(rows, schema=schema), path, **options)
 
 
 def encoded(image: Image.Image, format: str, **options: Any) -> bytes:

@@ -17,26 +17,14 @@ from lookonce.plots import VARIABLES, Line, Panel, curves, forest, histogram, po
 from lookonce.text import binned, duration, size, table
 
 
-@pytest.mark.parametrize(
-    ("num_bytes", "text"),
-    [
-        (999, "999 B"),
-        (999.6, "1.0 kB"),
-        (999_960, "1.0 MB"),
-        (7_500_000_000, "7.5 GB"),
-        (5_000_000_000_000_000, "5000.0 TB"),
-    ],
-)
-def test_size_is_in_decimal_units(num_bytes: int, text: str) -> None:
-    assert size(num_bytes) == text
+def test_size_is_in_decimal_units() -> None:
+    sizes = {999: "999 B", 999.6: "1.0 kB", 999_960: "1.0 MB", 7_500_000_000: "7.5 GB", 5 * 10**15: "5000.0 TB"}
+    assert {number: size(number) for number in sizes} == sizes
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.94, "0.9 s"), (59.97, "1 min 0 s"), (252, "4 min 12 s"), (3599.6, "1 h 0 min"), (360_000, "100 h 0 min")],
-)
-def test_duration_is_in_its_two_largest_units(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+def test_duration_is_in_its_two_largest_units() -> None:
+    times = {0.94: "0.9 s", 59.97: "1 min 0 s", 252: "4 min 12 s", 3599.6: "1 h 0 min", 360_000: "100 h 0 min"}
+    assert {seconds: duration(seconds) for seconds in times} == times
 
 
 def test_table_aligns_the_first_column_left_and_numbers_right() -> None:
@@ -75,7 +63,7 @@ def test_differences_are_named_by_dotted_name_in_order(
     assert differences(theirs, mine) == [(name, other, one) for name, one, other in expected]
 
 
-POINTS = {1: 3.0, 2: 2.0, 3: 1.0}
+POINTS, FLOAT = {1: 3.0, 2: 2.0, 3: 1.0}, st.floats(width=32)
 
 
 def variant(name: str, seeds: list[float], ends: tuple[float, float] | None = None, difference: float | None = None):
@@ -113,14 +101,10 @@ def test_a_plot_in_a_page_has_the_pages_colours_and_no_id_twice():
     plots = [to_svg(plot, "a <plot>") for plot in drawn()]
     for text in plots:
         page = Page(text)
-        assert page.found[0] == (
-            "svg",
-            {"viewbox": page.found[0][1]["viewbox"], "role": "img", "aria-label": "a <plot>"},
-        )
+        values = page.found[0][1]
+        assert page.found[0] == ("svg", {"viewbox": values["viewbox"], "role": "img", "aria-label": "a <plot>"})
         assert not re.search("#[0-9a-f]{6}|<style|<metadata|<!|http", text) and "var(--" in text
-        assert all(
-            f"var({name})" not in text or name in VARIABLES.values() for name in re.findall(r"var\((.*?)\)", text)
-        )
+        assert {*re.findall(r"var\((.*?)\)", text)} <= {*VARIABLES.values()}
     ids = {one: text for text in plots for one in re.findall(r' id="(.*?)"', text)}
     for one, text in ids.items():  # of what is referred to; another plot has it too only if it is the same
         content = re.search(rf'<\w+ id="{one}".*?/>', text, re.S)
@@ -141,10 +125,7 @@ def test_any_name_is_drawn_as_text(words):
 
 
 @settings(max_examples=15)
-@given(
-    st.dictionaries(st.integers(0, 2**53), st.floats(width=32), max_size=5),
-    st.tuples(st.floats(width=32), st.floats(width=32)),
-)
+@given(st.dictionaries(st.integers(0, 2**53), FLOAT, max_size=5), st.tuples(FLOAT, FLOAT))
 def test_any_numbers_are_drawn(values, limits):
     line = Line("a", values, "marked")
     assert Page(to_svg(curves(Panel("loss", [line], limits), "step"), "x")).found

@@ -10,8 +10,7 @@ from typing import Any, get_args
 import pyarrow as pa
 import pytest
 import yaml
-from pyarrow import parquet
-from support.rows import EMBEDDED, jpeg_of
+from support.rows import jpeg_of, write_parquet
 
 from lookonce.datasets.curriculum import read_stage_map
 from lookonce.datasets.prepare.definition import FOLDER, find_definition, known_datasets, read_definition
@@ -87,13 +86,6 @@ def test_the_examples_in_the_readme_are_definitions_and_a_stage_map(tmp_path):
     }
 
 
-def write_parquet(path: Path, rows: list[dict[str, Any]], **types: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    kinds = {"image": EMBEDDED, "complexity": pa.int64(), "question_class": pa.list_(pa.string())} | types
-    schema = pa.schema([(name, kinds.get(name, pa.string())) for name in rows[0]])
-    parquet.write_table(pa.Table.from_pylist(rows, schema=schema), path)
-
-
 def write_images(folder: Path, images: dict[str, object]) -> None:
     """Write files with the bytes that are unique to a name."""
     for name, of in images.items():
@@ -142,6 +134,7 @@ def test_kvasir_vqa_in_the_layout_of_the_hub(tmp_path):
     assert of_size.images[0].read_bytes() == jpeg_of(int(of_size.images[0].stem[2:]))
 
 
+X1 = {"image": pa.string(), "complexity": pa.int64(), "question_class": pa.list_(pa.string())}
 URL = "https://huggingface.co/datasets/SimulaMet/Kvasir-VQA-x1/resolve/main/images/{}.jpg"
 
 
@@ -155,7 +148,7 @@ def x1(tmp_path):
         row |= {"question_class": ["text"], "image": URL.format(f"cl{image}")}
         parts["test" if (number == 9 and image < 6) or image == 9 else "train"].append(row)
     for part, rows in parts.items():
-        write_parquet(tmp_path / "in" / "data" / f"{part}-00000-of-00001.parquet", rows, image=pa.string())
+        write_parquet(tmp_path / "in" / "data" / f"{part}-00000-of-00001.parquet", rows, X1)
     write_images(tmp_path / "in" / "images", {f"cl{image}.jpg": f"cl{image}.jpg" for image in range(10)})
 
 

@@ -58,11 +58,9 @@ def test_a_prepared_dataset_has_records_images_and_a_report(tmp_path, made):
 
 def test_two_images_with_one_name_are_two_files_for_any_name(tmp_path, made):
     names = ["a", "a", "A", "../a", "b.jpg", "é/ü", "." * 9, "x" * 300]
-    rows = [
-        {"image": jpeg_of(number), "question": f"q{number}", "answer": "x", "img_id": name}
-        for number, name in enumerate(names)
-    ]
-    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    of_all = {"question": [f"q{number}" for number in range(8)], "answer": ["x"] * 8, "img_id": names}
+    table = pa.table({"image": [jpeg_of(number) for number in range(8)], **of_all})
+    parquet.write_table(table, tmp_path / "a.parquet")
     written = records_of(made(source=tmp_path / "a.parquet").folder).values()
     found = {record.turns[0].question: record.images[0] for records in written for record in records}
     expected = {f"q{number}": jpeg_of(number) for number in range(len(names))}
@@ -144,8 +142,7 @@ def test_a_repeated_image_is_hashed_and_written_once(tmp_path, made, monkeypatch
 
 
 def test_memory_does_not_grow_with_the_images(tmp_path, made, monkeypatch):
-    kinds = {"image": EMBEDDED, "question": pa.string(), "answer": pa.string(), "img_id": pa.string()}
-    schema = pa.schema([*kinds.items()])
+    schema = pa.schema([("image", EMBEDDED), *((name, pa.string()) for name in ("question", "answer", "img_id"))])
     with parquet.ParquetWriter(tmp_path / "a.parquet", schema, compression="none") as writer:
         for number in range(60):
             image = {"bytes": os.urandom(200_000), "path": None}
