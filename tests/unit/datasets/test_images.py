@@ -39,10 +39,7 @@ from lookonce.datasets.images import (
 from lookonce.datasets.records import Record
 from lookonce.errors import ImageError
 
-MEGABYTE = 1_000_000
-
-
-LONG_AGO = 10**9
+MEGABYTE, LONG_AGO = 1_000_000, 10**9
 
 
 def record(*images: Path, origin: str = "train.jsonl:1") -> Record:
@@ -466,9 +463,7 @@ BAD: dict[tuple[str, str], tuple[Make, str, str, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD, ids=", ".join)
-def test_unreadable_members_are_reported_with_the_reason_and_the_others_are_read(
-    tmp_path, monkeypatch, case, writer, index
-):
+def test_unreadable_members_are_reported_and_the_others_are_read(tmp_path, monkeypatch, case, writer, index):
     monkeypatch.setattr(images, "MAX_IMAGE_BYTES", 4000)
     (make, wanted, readable, reason), archive = BAD[case], tmp_path / f"x.{case[0]}"
     make(writer, archive)

@@ -64,9 +64,7 @@ def test_the_old_file_stays_until_the_new_one_is_complete(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize("old", ["old", None], ids=["replaced", "new"])
-def test_failed_write_leaves_what_was_there_and_nothing_else(
-    tmp_path: Path, error: type[BaseException], old: str | None
-) -> None:
+def test_failed_write_leaves_what_was_there_and_nothing_else(tmp_path, error, old):
     path = tmp_path / "a.txt"
     if old:
         path.write_text(old)

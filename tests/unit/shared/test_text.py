@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import matplotlib
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.html_page import HOSTILE, Page
 
-from lookonce.differences import Difference, differences
+from lookonce.differences import differences
 from lookonce.page import _environment, words
 from lookonce.plots import VARIABLES, Line, Panel, curves, forest, histogram, points, to_svg, write_pdf
 from lookonce.text import binned, duration, size, table
@@ -56,9 +55,7 @@ def test_a_table_fits_a_terminal_by_shortening_its_longest_texts() -> None:
     ],
     ids=["equal", "order", "only mine", "nested", "list", "other shape", "sorted"],
 )
-def test_differences_are_named_by_dotted_name_in_order(
-    mine: dict[str, Any], theirs: dict[str, Any], expected: list[Difference]
-) -> None:
+def test_differences_are_named_by_dotted_name_in_order(mine, theirs, expected):
     assert differences(mine, theirs) == expected
     assert differences(theirs, mine) == [(name, other, one) for name, one, other in expected]
 

@@ -39,23 +39,20 @@ def test_a_known_definition_has_the_name_of_its_file_a_licence_and_a_homepage(na
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"name": "x", "rule": []}, "rule: unknown key; did you mean `rules`?"),
-        ({"name": "x", "columns": {"imgae": "a"}}, "columns.imgae: unknown key; did you mean `image`?"),
-        ({"name": "x", "columns": {"metadata": {"original": "a"}}}, "metadata `original` is written by prepare itself"),
-        ({"name": "x", "images": ["../{image}"]}, "must be a path below the source's folder, without `..`"),
-        ({"name": "x", "split": {"shares": {"val": 0.8, "test": 0.3}}}, "val and test are 1.1 together"),
-        ({"name": "x", "rules": [{"name": "a", "rule": "drop"}]}, "rules[0]: "),
-        (
-            {"name": "x", "rules": [{"name": "a", "rule": "drop_rows", "answers": []}]},
-            "rules[0].drop_rows.answers: unknown key",
-        ),
-        ({"name": "x", "rules": [{"name": "a", "rule": "strip_spaces"}] * 2}, "two rules are called `a`"),
-        ({"name": "x", "hub": {"id": "no-owner"}}, "hub.id: "),
+        ({"rule": []}, "rule: unknown key; did you mean `rules`?"),
+        ({"columns": {"imgae": "a"}}, "columns.imgae: unknown key; did you mean `image`?"),
+        ({"columns": {"metadata": {"original": "a"}}}, "metadata `original` is written by prepare itself"),
+        ({"images": ["../{image}"]}, "must be a path below the source's folder, without `..`"),
+        ({"split": {"shares": {"val": 0.8, "test": 0.3}}}, "val and test are 1.1 together"),
+        ({"rules": [{"name": "a", "rule": "drop"}]}, "rules[0]: "),
+        ({"rules": [{"name": "a", "rule": "drop_rows", "answers": []}]}, "rules[0].drop_rows.answers: unknown key"),
+        ({"rules": [{"name": "a", "rule": "strip_spaces"}] * 2}, "two rules are called `a`"),
+        ({"hub": {"id": "no-owner"}}, "hub.id: "),
     ],
 )
 def test_mistakes_in_a_definition_are_named_by_key(tmp_path, values, message):
     path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump(values))
+    path.write_text(yaml.safe_dump({"name": "x"} | values))
     with pytest.raises(UsageError, match="mine.yaml") as refusal:
         read_definition(path)
     assert message in str(refusal.value)

@@ -9,12 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import yaml
-from click.testing import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
-from support.rows import EMBEDDED, jpeg_of, write_lines
-from support.rows import run as run_command
+from support.rows import EMBEDDED, jpeg_of, run, write_lines
 
 from lookonce.datasets.prepare import sources
 from lookonce.datasets.prepare.run import Options, prepare
@@ -159,25 +157,17 @@ def test_memory_does_not_grow_with_the_images(tmp_path, made, monkeypatch):
     assert len(peaks) == 120 and max(peaks) < 8_000_000
 
 
-def run(*words: object) -> Result:
-    return run_command("data", "prepare", *words)
-
-
-def test_the_command_prints_licence_table_and_next_steps(tmp_path, source):
-    result = run("kvasir-vqa", tmp_path / "out", "--source", source)
+def test_the_command_prints_licence_table_and_next_steps_and_names_a_cut_report(tmp_path, source):
+    words = ("data", "prepare", "kvasir-vqa", tmp_path / "out", "--source", source)
+    result = run(*words)
     assert result.exit_code == 0, result.stderr
     assert "CC BY-NC 4.0" in result.stdout and "typos in questions" in result.stdout
     assert f"lookonce data audit {tmp_path / 'out'}/*.jsonl" in result.stderr
-    section = result.stderr.partition("data:\n")[2]
-    data = yaml.safe_load("data:\n" + section)["data"]
+    data = yaml.safe_load(result.stderr.partition("data:\n")[2])
     RunFile.model_validate({"model": {"path": "m"}, "data": data, "output": "o"})
     assert all(read_records(Path(path)) for path in data.values())
-    again = run("kvasir-vqa", tmp_path / "out", "--source", source)
+    again = run(*words)
     assert again.stdout == result.stdout and "is already prepared" in again.stderr
-
-
-def test_a_cut_report_is_named(tmp_path, source):
-    assert run("kvasir-vqa", tmp_path / "out", "--source", source).exit_code == 0
     (tmp_path / "out" / "report.json").write_text("")
-    result = run("kvasir-vqa", tmp_path / "out", "--source", source)
+    result = run(*words)
     assert result.exit_code == 2 and "report.json is damaged, or of another program" in result.stderr
