@@ -15,7 +15,7 @@ from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.errors import RunFolderError, UsageError
 from lookonce.eval import run as evaluation
 from lookonce.eval.answers.files import AnsweringCost
-from lookonce.eval.answers.questions import Questions, as_asked
+from lookonce.eval.answers.questions import Questions, questions_for
 from lookonce.eval.run import evaluate_run
 from lookonce.eval.scores.metrics import BASELINES
 from lookonce.eval.scores.prediction import read_predictions
@@ -182,5 +182,5 @@ def test_baselines_before_and_after_the_training(run, monkeypatch):
 def test_each_baseline_has_an_engine_of_its_own(run):
     """An engine keeps passes that were recorded with the adapter."""
     questions = Questions.of(open_run(run, FROM_CACHE), "val")
-    engines = [as_asked(questions, baseline).engine for baseline in (None, *BASELINES)]
+    engines = [questions_for(questions, baseline).engine for baseline in (None, *BASELINES)]
     assert len(set(map(id, engines))) == len(engines)
