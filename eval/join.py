@@ -303,6 +303,6 @@ def check_labels(labels: Sequence[str | None], with_run: Sequence[str], by: Labe
     if unrouted := Counter(label for label in labels if label not in with_run):
         named = [f"{f'{by} {label}' if label else f'no {by}'} ({number:,})" for label, number in unrouted.items()]
         raise UsageError(
-            f"{unrouted.total():,} of {count(len(labels), 'question')} have no run to be routed to: {listed(named)}; "
+            f"{unrouted.total():,} of {count(len(labels), 'question')} have no run to answer them: {listed(named)}; "
             f"there are runs for {by} {listed(with_run)}; name one for each {by}"
         )

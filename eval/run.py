@@ -54,7 +54,7 @@ def evaluate(
     """
     opened, once, notify = questions.opened, ranks.first_decides, questions.opened.notify
     if reuses and (predictions := once(questions.known_predictions)) is not None:
-        notify(f"the answers of {questions.name} are on disk")
+        notify(f"{questions.name}: the answers are on disk, and are used again")
         return questions.save(predictions) if ranks.is_first else None
     cost = AnsweringCost(identity=once(questions.identity))
     answers: dict[int, Answer] = {}

@@ -57,6 +57,7 @@ NAMES = {
     "none": "no context",
 }
 """The names of all baselines in tables."""
+MAJORITY_NOTE = "majority: always a question's most frequent training answer, without the image"
 HEADER = ("baseline", "exact match", "model is higher by", "95% interval")
 BaselineAnswers = Mapping[Baseline, Sequence[str]]
 """The answers of baselines, in the order of the questions."""
@@ -339,7 +340,7 @@ class Evaluation:
             lines[-1][2] += f" [{self.interval.in_percent()}]"
         if more := len(every) - len(shown):
             lines.insert(-1, [f"{more:,} other question texts", *[""] * (len(header) - 1)])
-        return table(header, lines)
+        return f"{table(header, lines)}\n  {MAJORITY_NOTE}"
 
     def _notes(self) -> list[tuple[str, str]]:
         notes = [("answers", self.counts.text())]

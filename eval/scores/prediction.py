@@ -279,7 +279,7 @@ class Counts:
         named = {
             "different wrong": self.distinct_wrong,
             "empty": self.empty,
-            "cut": self.cut,
+            "cut off": self.cut,
             "never seen in training": self.outside_training,
         }
         return ", ".join(f"{number:,} {name}" for name, number in named.items() if number is not None)

@@ -79,7 +79,7 @@ class CachePhase:
             return "nothing to encode: the records name no images"
         if not self.num_shards:
             return f"none yet; the records name {count(self.num_files, 'image file')}"
-        planned = f"{count(self.num_shards, 'shard')} for {count(self.report.num_images, 'image')}"
+        planned = f"{count(self.num_shards, 'shard')} of features for {count(self.report.num_images, 'image')}"
         return planned if self.is_planned else f"{planned}; more images need planning"
 
 
@@ -203,7 +203,7 @@ class State:
     def _evaluations(self) -> list[tuple[str, str]]:
         texts = [
             f"{split}: {score.exact_match:.1%} exact match on {count(score.num_questions, 'question')}; "
-            f"always the majority answer: {score.majority:.1%}"
+            f"always the most frequent training answer: {score.majority:.1%}"
             for split, score in self.scores.items()
         ]
         for name, (num_answered, num_questions) in self.unfinished.items():

@@ -68,7 +68,7 @@ class Summary:
 
     def text(self) -> str:
         """One named line per figure."""
-        cache = f"{size(self.cache_bytes)} in {count(self.num_shards, 'shard')}"
+        cache = f"{size(self.cache_bytes)} of features in {count(self.num_shards, 'shard')}"
         lines = [
             ("images", f"{count(self.num_files, 'file')}, {self.num_distinct:,} distinct"),
             ("cache", f"{cache}, encoded once in {duration(self.encode_seconds)}"),
@@ -104,7 +104,7 @@ class Summary:
     def _accuracy(self, exact_match: float, majority: float) -> str:
         interval = f" [{Interval(*self.exact_match_interval).in_percent()}]" if self.exact_match_interval else ""
         result = f"{exact_match:.1%}{interval} exact match on {self.num_questions:,} questions"
-        return f"{result}; always the majority answer: {majority:.1%}"
+        return f"{result}; always the most frequent training answer: {majority:.1%}"
 
 
 def summarise(opened: OpenRun, evaluation: Evaluation | None) -> Summary:

@@ -135,6 +135,8 @@ class StepReport:
         lines += [f"matmul rate: {self.tflops:.0f} TFLOP/s, measured in large products"] if self.tflops else []
         samples = count(self.samples_per_epoch, "training sample")
         shared = f", shared by {self.num_ranks} processes" if self.num_ranks > 1 else ""
+        if any(VARIANTS[measurement.variant].has_packs for measurement in self.measured):
+            lines.append("pack: a training sequence of several samples, without padding")
         lines.append(f"epoch: the {samples} of this run; before: compilation and first steps")
         lines.append(f"{self.samples_per_step} samples per step{shared}")
         return "\n".join(

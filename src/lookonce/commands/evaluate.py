@@ -67,7 +67,8 @@ def evaluate(
 ) -> None:
     """Score a split, and compare with the majority baseline and those that a model has answered.
 
-    Questions are answered greedily. An answer is right if it equals the reference, apart from spaces around it.
+    Questions are answered greedily. An answer is right if it equals the reference, apart from spaces around it. The
+    majority baseline always gives the question's most frequent training answer, without the image.
 
     Under torchrun the processes divide the questions. An interrupted evaluation is continued by the same command.
 

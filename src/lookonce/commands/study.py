@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from lookonce.commands.options import JSON, PATH, PDF, Decimal, check_launch, emit, notify, only_results_on_stdout
-from lookonce.text import count
+from lookonce.text import count, shell
 
 STUDY = click.argument("study_file", metavar="STUDY.yaml", type=PATH)
 
@@ -210,6 +210,8 @@ def report(study_file: Path, output: Path | None, has_pdf: bool, as_json: bool) 
         study_report = report_study(study_file)
         written = study_report.write(page, has_pdf)
     for name in study_report.left_out:
-        notify(f"not complete, and left out: {name}")
+        notify(
+            f"{name} is not complete, and left out; complete it with: {shell('lookonce', 'study', 'run', study_file)}"
+        )
     notify(f"wrote the page to {page}, and {count(len(written), 'file')} for a paper beside it")
     emit(study_report.to_json(), study_report.text(), as_json)

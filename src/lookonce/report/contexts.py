@@ -169,7 +169,7 @@ def context_cells(scores: ContextScores) -> dict[str, list[Cell]]:
 
 
 def _share(estimate: Estimate | None) -> Cell:
-    return (f"{estimate.value:.1%}", _interval(estimate)) if estimate else ("not asked", "")
+    return (f"{estimate.value:.1%}", _interval(estimate)) if estimate else ("not evaluated", "")
 
 
 def _points(estimate: Estimate | None) -> Cell:
@@ -186,7 +186,7 @@ def context_text(scores: ContextScores) -> str:
         [group, *(words for words, _ in cells[: len(KINDS)]), *map(with_interval, cells[len(KINDS) :])]
         for group, cells in context_cells(scores).items()
     ]
-    missing = [f"not asked yet; run: {line}" for line in scores.not_asked]
+    missing = [f"not evaluated yet; run: {line}" for line in scores.not_asked]
     title = f"{scores.title} with predicted, reference and no earlier answers in the prompts"
     header = ("", *HEADER[1 : len(KINDS) + 1], "pred. - none", "ref. - pred.")
     return "\n".join([title, table(header, lines), *missing])

@@ -214,7 +214,7 @@ def run_sentence(run: ReportedRun) -> str:
         return f"{right}; {FEW_IMAGES}. The majority answers reach {overall.majority:.1%}."
     compared = _beside_majority(100 * majority["difference"], Interval(*majority["interval"]))
     interval = f"(95% interval {overall.interval.in_percent()})"
-    return f"{right} {interval}. That is {compared} always the majority answer ({overall.majority:.1%})."
+    return f"{right} {interval}. That is {compared} always the most frequent training answer ({overall.majority:.1%})."
 
 
 def _beside_majority(points: float, interval: Interval) -> str:

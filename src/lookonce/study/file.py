@@ -95,7 +95,7 @@ class VariantSection(Section):
     @model_validator(mode="after")
     def _leaves_to_the_study(self) -> VariantSection:
         if self.route and (self.changes or self.needs):
-            raise ValueError(f"a variant with `{ROUTE}` is not trained, so it has no other key")
+            raise ValueError(f"a variant with `{ROUTE}` is not trained, so it takes no other key")
         for key in self.changes:
             if key in OWN_KEYS:
                 raise ValueError(f"{key} is set for all variants; set `{OWN_KEYS[key]}` of the study file instead")

@@ -123,7 +123,7 @@ class VariantPlan:
         name = f"{self.variant} (after {listed(needs)})" if needs else self.variant
         figures = (f"{number:,}" for number in (workload.num_steps, workload.num_answers, workload.num_tokens))
         runs = f"{self.num_left} of {self.num_runs}"
-        return name, runs, *figures, "no rate" if self.seconds is None else duration(self.seconds)
+        return name, runs, *figures, "unknown" if self.seconds is None else duration(self.seconds)
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,11 @@ class Plan:
             sum(number * getattr(workload, name) for number, workload in left) for name in ("num_answers", "num_tokens")
         )
         counted = f"{count(sum(number for number, _ in left), 'run')}, {answers:,} answers, {tokens:,} tokens"
-        return counted if self.seconds is None else f"{counted}; {duration(self.seconds)} of training on one GPU"
+        if self.seconds is None:
+            return (
+                f"{counted}; no time without a measured rate: train one run, or give --rate (milliseconds per sample)"
+            )
+        return f"{counted}; {duration(self.seconds)} of training on one GPU"
 
 
 def plan_study(path: Path, given_ms: float | None = None) -> Plan:

@@ -206,7 +206,7 @@ class Pool:
                 self._notify(f"{name}: done in {took}{self._describe(name)}")
             elif code == Stopped.exit_code or (self._signal and code == -self._signal):
                 self.outcome.stopped.append(name)
-                self._notify(f"{name}: stopped after {took}, and can be continued")
+                self._notify(f"{name}: stopped after {took}; continue it with the same command")
             elif running.job.is_done():  # by another process, which used the folder when this one tried to
                 self.outcome.done.append(name)
                 self._notify(f"{name}: done by another process{self._describe(name)}")

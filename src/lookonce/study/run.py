@@ -233,7 +233,10 @@ def line_of(job: Job) -> str:
     """
     kind, name, file, after, options = fields_of(job).values()
     if not file.isprintable():
-        raise UsageError(f"{file!r} cannot be a field of a line; choose another `output` of the study")
+        raise UsageError(
+            f"the path {file!r} has a tab or a line break, which separate jobs and their fields; choose another "
+            "`output` in the study file"
+        )
     return "\t".join([kind, name, file, ",".join(after) or NONE, " ".join(options)])
 
 

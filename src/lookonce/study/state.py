@@ -251,7 +251,10 @@ class StudyStatus:
             name: state.not_asked for name, state in self.states.items() if state.not_asked and self.is_current(name)
         }
         missing_kinds = {name: " and ".join(WORDS[kind] for kind in kinds) for name, kinds in absent.items()}
-        lines += [f"{name} is not asked with {whose} earlier answers yet" for name, whose in missing_kinds.items()]
+        lines += [
+            f"{name} is not evaluated with {whose} answers to earlier questions yet"
+            for name, whose in missing_kinds.items()
+        ]
         return "\n".join([*lines, "", f"{self.num_complete} of {count(len(self.runs), 'run')} complete"])
 
 

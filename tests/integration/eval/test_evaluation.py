@@ -82,7 +82,7 @@ def test_held_out_questions_are_answered_when_training_ends_and_only_while_the_r
     (folder.folder / "summary.json").unlink()  # as if it had been killed while it answered
     notes = []
     train(run, resume=True, notify=notes.append)
-    assert f"the answers of {HELD_OUT} are on disk" in notes
+    assert f"{HELD_OUT}: the answers are on disk, and are used again" in notes
 
     lines = records.read_text().splitlines(keepends=True)
     records.write_text("".join(lines[len(lines) // 2 :]))
@@ -151,7 +151,9 @@ def test_baselines_before_and_after_the_training(run, monkeypatch):
     notes = []
     scored, _ = evaluate_run(folder, baselines="all", notify=notes.append)
     first, second, third = [note for note in notes if "answer" in note]
-    assert (first, third) == ("the answers of val-untuned are on disk", "the answers of val are on disk")
+    assert (first, third) == tuple(
+        f"{name}: the answers are on disk, and are used again" for name in ("val-untuned", "val")
+    )
     assert re.fullmatch(rf"continuing an evaluation: [2-9] of {len(scored.predictions)} questions .*", second)
     assert len(loaded) == 2  # before the interruption and after it
     rows = files(folder, "predictions")

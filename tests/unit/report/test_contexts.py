@@ -79,7 +79,7 @@ def test_what_is_absent_is_named_with_its_command(make_folder, tmp_path, beside)
     [one] = report.to_json()["contexts"]
     assert one["not_asked"] == [command] and list(one["exact_match"]) == ["predicted"] and not one["differences"]
     page = as_text(report.to_page())
-    assert f"Not asked yet; run: {command}" in page and "not asked" in page.partition(TITLE)[2]
+    assert f"Not evaluated yet; run: {command}" in page and "not evaluated" in page.partition(TITLE)[2]
 
 
 def test_a_result_with_true_answers_is_not_shown_as_own(make_folder):
