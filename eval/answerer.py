@@ -49,7 +49,7 @@ from lookonce.datasets.images import ImageIndex, index_images, read_bytes
 from lookonce.datasets.records import Record, RecordsFile, Turn
 from lookonce.errors import ImageError, LookonceError, RecordsError, TrainingError, UsageError
 from lookonce.eval.answers.engines import engine_of, greedy_answers
-from lookonce.eval.answers.questions import RecordTurn, together, without_answers
+from lookonce.eval.answers.questions import RecordTurn, dialogue_numbers, without_answers
 from lookonce.eval.decoding.dialogue import Answer, Dialogue
 from lookonce.files import files_below, hash_file
 from lookonce.run.folder import RECORD
@@ -297,7 +297,7 @@ class Answerer:
         with TemporaryDirectory(prefix="lookonce-") as folder:
             paths = (Path(folder, f"{number}.png") for number in count_up(1))
             shown = [prompt if isinstance(prompt, tuple) else (prompt,) for prompt in prompts]
-            return self._all(ask_each([tuple(map(file_of, group, paths)) for group in shown], texts, system))
+            return self._answer_all(ask_each([tuple(map(file_of, group, paths)) for group in shown], texts, system))
 
     def answer_records(self, records: Iterable[Record]) -> list[Answer]:
         """The greedy answers to all turns of some records, in order.
@@ -307,7 +307,7 @@ class Answerer:
         Raises:
             LookonceError: a question cannot be answered.
         """
-        return self._all([(record, turn) for record in records for turn in range(len(record.turns))])
+        return self._answer_all([(record, turn) for record in records for turn in range(len(record.turns))])
 
     def next_answer(self, record: Record, answers: Sequence[Answer], streamer: TextStreamer) -> Answer:
         """The answer to the last question of a record, after the `answers` to those before; `streamer` gets its tokens.
@@ -328,7 +328,7 @@ class Answerer:
             [answer] = greedy_answers(self._model, self._chat.tokenizer, collator, [prompt], *limits, streamer)
         return answer
 
-    def _all(self, questions: Sequence[RecordTurn]) -> list[Answer]:
+    def _answer_all(self, questions: Sequence[RecordTurn]) -> list[Answer]:
         """The answers to all questions; raises the first error."""
         answers: dict[int, Answer] = {}
         for results in self.results(questions, index_images((record for record, _ in questions), needs_one=False)):
@@ -369,7 +369,9 @@ class Answerer:
         """
         usable, refused = _keys_of(questions, images)
         yield {**refused}
-        numbers = {group[0]: group for group in together(questions, self.opened.run.eval.turns) if group[0] in usable}
+        numbers = {
+            group[0]: group for group in dialogue_numbers(questions, self.opened.run.eval.turns) if group[0] in usable
+        }
         rounds = plan_rounds(
             {first: usable[first] for first in numbers}, lambda key: self._features.num_tokens(images, key)
         )

@@ -153,7 +153,7 @@ def _training_of(folder: RunFolder) -> tuple[str, int | None]:
         return json.dumps(folder.read_trained().adapter, sort_keys=True), None
     ignored = run.keys_that_may_differ - {"eval.max_new_tokens"} | {SEED}
     settings = {name: value for name, value in flatten(run.model_dump(mode="json")).items() if name not in ignored}
-    inputs = _before_the_draw(run, folder.recorded_inputs())
+    inputs = _inputs_before_draw(run, folder.recorded_inputs())
     if run.train.start_from:
         start = folder_of(run.train.start_from)
         if start and adapter_hash(start) == inputs.get("start"):  # it may be gone, or trained again
@@ -169,7 +169,7 @@ def _origin(path: Path, recorded: str) -> str:
     return _training_of(folder)[0] if folder and path.exists() and hash_file(path) == recorded else recorded
 
 
-def _before_the_draw(run: RunFile, inputs: dict[str, Any]) -> dict[str, Any]:
+def _inputs_before_draw(run: RunFile, inputs: dict[str, Any]) -> dict[str, Any]:
     """The recorded inputs; if training records are drawn by the seed, their files in place of hashes of the draw."""
     selections = filter(None, (run.data.where, run.data.replay))
     if all(selection.share == 1 for selection in selections) and not run.data.held_out:

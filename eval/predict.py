@@ -27,7 +27,7 @@ from lookonce.environment import shorten
 from lookonce.errors import LookonceError
 from lookonce.eval.answerer import Answerer, Results
 from lookonce.eval.answers.files import PartialAnswers
-from lookonce.eval.answers.questions import RecordTurn, Turns, on_this_machine, row_of, together, turns_before
+from lookonce.eval.answers.questions import RecordTurn, Turns, dialogue_numbers, on_this_machine, row_of, turns_before
 from lookonce.eval.decoding.dialogue import Answer
 from lookonce.files import atomic_write
 from lookonce.text import Notify, count, duration, listed, quiet, table
@@ -167,7 +167,7 @@ def _rows(answerer: Answerer, questions: Sequence[RecordTurn], images: ImageInde
     """The rows of the questions that have answers."""
     answers = {number: result for number, result in sorted(results.items()) if isinstance(result, Answer)}
     turns = answerer.opened.run.eval.turns
-    dialogues = (numbers for numbers in together(questions, turns) if answers.keys() >= {*numbers})
+    dialogues = (numbers for numbers in dialogue_numbers(questions, turns) if answers.keys() >= {*numbers})
     earlier = turns_before(questions, dialogues, answers, answerer.opened.chat_tokenizer.special_token_ids)
     keys = {number: [images.key_of[path] for path in questions[number][0].images] for number in answers}
     return [

@@ -135,7 +135,7 @@ def evaluate_run(
         for note in opened.notes:
             notify(note)
         questions = _questions(opened, split or opened.run.eval.split, ranks)
-        named = _meaningful(questions) if isinstance(baselines, str) else baselines
+        named = _meaningful_baselines(questions) if isinstance(baselines, str) else baselines
         if reasons := list(filter(None, (why_not(questions, baseline) for baseline in named))):
             raise UsageError(reasons[0])
         is_beside = baselines == "all" or len(baselines) > 1
@@ -158,7 +158,7 @@ def _questions(opened: OpenRun, split: str, ranks: Ranks) -> Questions:
     return Questions.of(opened, split)
 
 
-def _meaningful(questions: Questions) -> tuple[Baseline, ...]:
+def _meaningful_baselines(questions: Questions) -> tuple[Baseline, ...]:
     """All baselines that have a meaning for some questions; a note says why others have none."""
     every = (*BASELINES, *(IN_CONTEXT if questions.opened.run.data.context else ()))
     reasons = {baseline: why_not(questions, baseline) for baseline in every}

@@ -65,10 +65,10 @@ class Accuracy:
                     torch.cuda.empty_cache()
                 right += sum(self._rows[number].accepts(answer.text) for number, answer in stage_answers.items())
                 num_questions += len(stage_answers)
-                answers |= self._of_all(stage_answers) if len(stages) > 1 else {}
+                answers |= self._gather(stage_answers) if len(stages) > 1 else {}
         return {"right": right, "questions": num_questions}
 
-    def _of_all(self, answers: dict[int, Answer]) -> dict[int, Answer]:
+    def _gather(self, answers: dict[int, Answer]) -> dict[int, Answer]:
         """The answers of all ranks."""
         gathered = self._ranks.gather(answers) or []
         return self._ranks.first_decides(

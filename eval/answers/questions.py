@@ -45,7 +45,7 @@ Turns = Literal["predicted", "reference"]
 """Which answers the earlier turns of a prompt have: the model's, or the record's."""
 
 
-def together(questions: Sequence[RecordTurn], turns: Turns) -> list[list[int]]:
+def dialogue_numbers(questions: Sequence[RecordTurn], turns: Turns) -> list[list[int]]:
     """The numbers of the questions of each dialogue; the questions of a record must follow one another."""
     numbers: list[list[int]] = []
     for number, (record, turn) in enumerate(questions):
@@ -213,7 +213,7 @@ class Questions:
 
     def asking(self, record_turns: Sequence[RecordTurn], stage: int = 0) -> Questions:
         """The same with other questions, of which the prompts are made."""
-        numbers = together(record_turns, self.opened.run.eval.turns)
+        numbers = dialogue_numbers(record_turns, self.opened.run.eval.turns)
         examples = self.opened.prompts(without_answers(record_turns, numbers))
         chat = self.opened.chat_tokenizer
         dialogues = [Dialogue.of([examples[number] for number in group], chat) for group in numbers]
@@ -293,7 +293,7 @@ class Questions:
             self.record_turns, [earlier[number] for number in numbers], [answers[number] for number in numbers]
         )
 
-    def again(self, before: Sequence[Prediction]) -> list[Prediction]:
+    def predictions_from(self, before: Sequence[Prediction]) -> list[Prediction]:
         """Answers that were given before to these questions, with all else as it is in the records now."""
         record_turns = [
             (replace(record, context=Context(row.context) if row.context else None), turn)
@@ -343,7 +343,7 @@ class Questions:
             before = read_predictions(path) if cost.identity == self.identity() else []
         except (RecordsError, RunFolderError):
             return None
-        return self.again(before) if len(before) == len(self.record_turns) else None
+        return self.predictions_from(before) if len(before) == len(self.record_turns) else None
 
     def _known_baselines(self) -> dict[Baseline, list[str]]:
         """The answers of the baselines to a run's own questions, as far as they are known."""

@@ -203,7 +203,7 @@ class State:
     def _evaluations(self) -> list[tuple[str, str]]:
         texts = [
             f"{split}: {score.exact_match:.1%} exact match on {count(score.num_questions, 'question')}; "
-            f"always the most frequent training answer: {score.majority:.1%}"
+            f"majority baseline (the most frequent training answer): {score.majority:.1%}"
             for split, score in self.scores.items()
         ]
         for name, (num_answered, num_questions) in self.unfinished.items():

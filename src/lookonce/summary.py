@@ -104,7 +104,7 @@ class Summary:
     def _accuracy(self, exact_match: float, majority: float) -> str:
         interval = f" [{Interval(*self.exact_match_interval).in_percent()}]" if self.exact_match_interval else ""
         result = f"{exact_match:.1%}{interval} exact match on {self.num_questions:,} questions"
-        return f"{result}; always the most frequent training answer: {majority:.1%}"
+        return f"{result}; majority baseline (the most frequent training answer): {majority:.1%}"
 
 
 def summarise(opened: OpenRun, evaluation: Evaluation | None) -> Summary:

@@ -65,7 +65,7 @@ class ContextScores:
         return f"{self.name} ({self.num_seeds} seeds)" if self.num_seeds > 1 else self.name
 
 
-def asked_beside(run: RunFile) -> list[str]:
+def other_contexts(run: RunFile) -> list[str]:
     """With whose answers a run can be asked beside its own evaluation: of those with `data.context` and questions."""
     has_both = run.data.context and getattr(run.data, run.eval.split)
     return [kind for kind in IN_CONTEXT if has_both and kind != run.eval.staged]

@@ -101,8 +101,8 @@ class Report:
             "named": _tiles(scored),
             "names": names,
             "json": json,
-            "looks": merged([(run.name, _looks(run)) for run in self.runs if run.scores], len(names)),
-            "said": merged(_said_of_records(self.runs, json["data"] or {}), len(names)),
+            "looks": merged([(run.name, _image_sentence(run)) for run in self.runs if run.scores], len(names)),
+            "said": merged(_record_sentences(self.runs, json["data"] or {}), len(names)),
             "conditions": conditions,
             "beside": [NAMES[key] + (f", {run}" if len(metrics) > 1 else "") for run, key in conditions],
             "metric_names": {
@@ -202,6 +202,9 @@ def _verdict(run: ReportedRun) -> dict[str, Any]:
     return value | overall | {"num_images": run.scores.num_images, "baselines": run.metrics["baselines"]}
 
 
+MAJORITY = "the majority baseline, the most frequent training answer to each question"
+
+
 def run_sentence(run: ReportedRun) -> str:
     """How a run is scored, or why it is not."""
     if run.scores is None:
@@ -211,10 +214,10 @@ def run_sentence(run: ReportedRun) -> str:
     questions = f"{count(overall.num_questions, 'question')} about {count(run.scores.num_images, 'image')}"
     right = f"{run.name} answers {overall.exact_match:.1%} of {questions} exactly right"
     if overall.interval is None or majority["interval"] is None:
-        return f"{right}; {FEW_IMAGES}. The majority answers reach {overall.majority:.1%}."
+        return f"{right}; {FEW_IMAGES}. {MAJORITY.capitalize()}, has {overall.majority:.1%}."
     compared = _beside_majority(100 * majority["difference"], Interval(*majority["interval"]))
     interval = f"(95% interval {overall.interval.in_percent()})"
-    return f"{right} {interval}. That is {compared} always the most frequent training answer ({overall.majority:.1%})."
+    return f"{right} {interval}. That is {compared} {MAJORITY} ({overall.majority:.1%})."
 
 
 def _beside_majority(points: float, interval: Interval) -> str:
@@ -223,7 +226,7 @@ def _beside_majority(points: float, interval: Interval) -> str:
     return f"{-points:.1f} points less than" if interval.high < 0 else "not distinguishable from"
 
 
-def _looks(run: ReportedRun) -> str:
+def _image_sentence(run: ReportedRun) -> str:
     """Whether the model looks at the image, by what it scores without the right one."""
     if (shuffled := run.metrics["baselines"].get("shuffled")) is None:
         return "whether the model looks at the image is not known; to measure it: lookonce eval RUN --baselines"
@@ -416,7 +419,7 @@ def _splits(runs: Sequence[ReportedRun]) -> list[tuple[str, ...]]:
     ]
 
 
-def _said_of_records(runs: Sequence[ReportedRun], numbers: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _record_sentences(runs: Sequence[ReportedRun], numbers: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What is known of each run's records: the run's name, and a sentence."""
     for run in (run for run in runs if run.settings):
         assert run.settings

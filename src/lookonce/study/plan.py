@@ -68,7 +68,7 @@ def measure(run: RunFile) -> Workload:
     of_context = check_context(run, records, images.keys)
     results = [*check_settings(run), *of_records, *of_model, *of_images, *of_context]
     errors = tuple(f"{result.what}: {result.value}" for result in results if result.level == "error")
-    kept = _kept(run, records, model.counter, images) if model.counter else []
+    kept = _usable_examples(run, records, model.counter, images) if model.counter else []
     if not kept or model.counter is None:
         return Workload(0, 0, 0, 0, (*errors, *(() if errors else ("no record can be trained on",))))
     examples = [example for _, example in kept]
@@ -84,7 +84,7 @@ def measure(run: RunFile) -> Workload:
     )
 
 
-def _kept(
+def _usable_examples(
     run: RunFile, records: CheckedRecords, counter: TokenCounter, images: CheckedImages
 ) -> list[tuple[Record, Example]]:
     """The records that are trained on, as examples; `lookonce check` names what is wrong with the others."""
@@ -152,12 +152,12 @@ class Plan:
         return asdict(self) | {"errors": self.errors, "seconds": self.seconds}
 
     def text(self) -> str:
-        blocks = [table(HEADER, [variant.row() for variant in self.variants]), f"left: {self._left()}"]
+        blocks = [table(HEADER, [variant.row() for variant in self.variants]), f"left: {self._left_text()}"]
         blocks += ["\n".join(f"{name} is outdated: {reason}" for name, reason in self.outdated.items())]
         blocks += ["\n".join(f"error: {error}" for error in self.errors)]
         return "\n\n".join(filter(None, blocks))
 
-    def _left(self) -> str:
+    def _left_text(self) -> str:
         left = [(variant.num_left, variant.workload) for variant in self.variants]
         answers, tokens = (
             sum(number * getattr(workload, name) for number, workload in left) for name in ("num_answers", "num_tokens")

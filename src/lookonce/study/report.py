@@ -62,10 +62,10 @@ def with_base_majority(study: StudyFile, runs: Mapping[str, ReportedRun]) -> tup
     except LookonceError as error:
         why = f"those of the base run cannot be read: {first_line(error)}"
         return runs, f"The majority answers are those of each run's own training records, because {why}"
-    return {name: _with(majority, run) for name, run in runs.items()}, MAJORITY_NOTE
+    return {name: _with_majority(majority, run) for name, run in runs.items()}, MAJORITY_NOTE
 
 
-def _with(majority: Majority, run: ReportedRun) -> ReportedRun:
+def _with_majority(majority: Majority, run: ReportedRun) -> ReportedRun:
     if run.answers is None:
         return run
     rows = [replace(row, majority=majority.answer(row.question)) for row in run.answers.predictions]

@@ -24,7 +24,7 @@ from typing import Any
 from lookonce.datasets.records import Record
 from lookonce.environment import without_garbage_collection
 from lookonce.errors import LookonceError, UsageError
-from lookonce.report.contexts import OPTIONS, asked_beside
+from lookonce.report.contexts import OPTIONS, other_contexts
 from lookonce.run.config import RunFile
 from lookonce.run.open import FEATURE_SETTINGS
 from lookonce.run.records import SPLITS, check_paths, for_training, read_split
@@ -34,7 +34,7 @@ from lookonce.study.pool import Job, Outcome, Pool, by_urgency, slots
 from lookonce.study.state import (
     RoutedRun,
     Runs,
-    differs,
+    changed_settings,
     in_order,
     read_state,
     refuse_outdated,
@@ -152,7 +152,7 @@ def find_jobs(runs: Runs, outdated: Collection[str]) -> list[Job]:
         build = builds[builders[run.name].name].name
         if run.name in missing:
             jobs.append(_job(run, cost, build, run.name in outdated, missing))
-        if asked_beside(run.settings):
+        if other_contexts(run.settings):
             jobs.append(_context_job(run, (run.name if run.name in missing else build,)))
     return [*builds.values(), *jobs]
 
@@ -185,13 +185,13 @@ def _job(run: StudyRun, cost: float, build: str, is_outdated: bool, missing: Col
         run.log,
         cost,
         tuple(name for name in (build, *run.needs) if name in {build, *missing}),
-        lambda: read_state(run).is_complete and not (is_outdated and differs(run)),
+        lambda: read_state(run).is_complete and not (is_outdated and changed_settings(run)),
     )
 
 
 def _context_job(run: StudyRun, after: tuple[str, ...]) -> Job:
     """The job of a run's answers with reference and with no context, in one process that loads the model once."""
-    options = [OPTIONS[kind] for kind in asked_beside(run.settings)]
+    options = [OPTIONS[kind] for kind in other_contexts(run.settings)]
     return Job(
         f"{run.name}-contexts",
         ("eval", *options, "--split", run.settings.eval.split, str(run.run_file)),

@@ -22,7 +22,7 @@ from lookonce.eval.join import Label, Run, check_labels, find_predictions, route
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.eval.scores.prediction import Score, label, read_predictions, write_predictions
 from lookonce.files import write_json
-from lookonce.report.contexts import asked_beside
+from lookonce.report.contexts import other_contexts
 from lookonce.run.folder import RECORD, RunClaim, RunFolder
 from lookonce.run.open import answers_identity
 from lookonce.run.records import read_splits
@@ -58,7 +58,7 @@ def read_state(run: StudyRun) -> RunState:
     scores = find_scores(folder, split)
     is_evaluated = split in scores or not getattr(run.settings.data, split)
     training = find_training(folder, run.settings.cache.claim_s)
-    not_asked = [kind for kind in asked_beside(run.settings) if f"{split}-{kind}" not in scores]
+    not_asked = [kind for kind in other_contexts(run.settings) if f"{split}-{kind}" not in scores]
     is_complete = folder.is_finished and is_evaluated
     return RunState(training, scores.get(split), is_complete, not_asked)
 
@@ -69,20 +69,20 @@ def find_outdated(runs: Runs) -> dict[str, str]:
     for run in in_order(runs):
         if not (run.folder.holds_work and (run.folder.folder / RECORD).exists()):
             continue
-        if reason := _lacks(run, runs, outdated):
+        if reason := _outdated_need(run, runs, outdated):
             outdated[run.name] = reason
-        elif changed := differs(run):
+        elif changed := changed_settings(run):
             outdated[run.name] = listed([f"{name}: now {now!r}, trained with {then!r}" for name, now, then in changed])
     return outdated
 
 
-def differs(run: StudyRun) -> list[Difference]:
+def changed_settings(run: StudyRun) -> list[Difference]:
     """How the record in a run's folder differs from the study file."""
     of_others = start_identity(run.settings, run.folder.recorded_inputs()) | answers_identity(run.settings.data.context)
     return run.folder.differences(run.settings, of_others)
 
 
-def _lacks(run: StudyRun, runs: Runs, outdated: Collection[str]) -> str:
+def _outdated_need(run: StudyRun, runs: Runs, outdated: Collection[str]) -> str:
     """Why a run that has begun is outdated by those that it needs; empty if it is not."""
     for name in run.needs:
         how = f"starts from {name}, which" if name == run.start else f"has the answers of {name}, which"

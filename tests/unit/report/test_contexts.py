@@ -13,7 +13,7 @@ from support.html_page import as_text, numbers_in, numbers_of
 
 from lookonce.datasets.formats.record import Turn
 from lookonce.eval.scores.prediction import Prediction
-from lookonce.report.contexts import ContextScores, asked_beside, context_scores
+from lookonce.report.contexts import ContextScores, context_scores, other_contexts
 from lookonce.report.report import Report
 from lookonce.report.runs import open_runs
 
@@ -108,4 +108,4 @@ def test_the_page_of_a_run_with_context_has_the_table_and_its_json_every_number(
     ],
 )
 def test_a_run_is_asked_beside_its_own_evaluation(make_run, data, whose, kinds: Sequence[str]):
-    assert asked_beside(make_run(data=data, eval={"staged": whose})) == kinds
+    assert other_contexts(make_run(data=data, eval={"staged": whose})) == kinds
