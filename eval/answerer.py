@@ -369,9 +369,8 @@ class Answerer:
         """
         usable, refused = _keys_of(questions, images)
         yield {**refused}
-        numbers = {
-            group[0]: group for group in dialogue_numbers(questions, self.opened.run.eval.turns) if group[0] in usable
-        }
+        groups = dialogue_numbers(questions, self.opened.run.eval.turns)
+        numbers = {group[0]: group for group in groups if group[0] in usable}
         rounds = plan_rounds(
             {first: usable[first] for first in numbers}, lambda key: self._features.num_tokens(images, key)
         )

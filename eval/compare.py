@@ -141,9 +141,7 @@ def compare(runs: Sequence[Run], *, with_first_only: bool = False, metric: Metri
                 p_holm=p_holm,
                 only_first=int(np.sum(difference_Q < 0)) if are_counted else None,
                 only_second=int(np.sum(difference_Q > 0)) if are_counted else None,
-                spread=max(
-                    (candidate.spread for candidate in (first, second) if candidate.spread is not None), default=None
-                ),
+                spread=max((seeds.spread for seeds in (first, second) if seeds.spread is not None), default=None),
                 are_seeds=are_seeds,
                 metric=metric,
             )
@@ -265,13 +263,8 @@ def _figures(pair: Pair) -> str:
 
 def _run_row(candidate: Candidate, letter: str) -> tuple[str, ...]:
     spread = "" if candidate.spread is None else f"{100 * candidate.spread:.1f} points"
-    return (
-        f"{letter}  {candidate.name}",
-        f"{candidate.score:.1%}",
-        _interval(candidate.interval),
-        f"{candidate.majority:.1%}",
-        spread,
-    )
+    score, majority = f"{candidate.score:.1%}", f"{candidate.majority:.1%}"
+    return f"{letter}  {candidate.name}", score, _interval(candidate.interval), majority, spread
 
 
 def _pair_row(pair: Pair, letters: dict[str, str]) -> tuple[str, ...]:

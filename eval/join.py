@@ -239,17 +239,16 @@ def in_one_order(runs: Sequence[Run]) -> list[list[Prediction]]:
 def _by_key(predictions: Sequence[Prediction]) -> dict[Key, Prediction]:
     """The predictions by their keys, in their order."""
     numbers_of: dict[QuestionKey, list[int]] = {}
-    for number, prediction in enumerate(predictions):
-        numbers_of.setdefault((prediction.image_keys, nfc(prediction.question), prediction.turn), []).append(number)
+    for number, row in enumerate(predictions):
+        numbers_of.setdefault((row.image_keys, nfc(row.question), row.turn), []).append(number)
     told_apart = [  # from another question with the same text; own answers before it are others in each run
-        (sorted(_references(prediction)), [nfc(turn.question) for turn in prediction.earlier], prediction.origin)
-        for prediction in predictions
+        (sorted(_references(row)), [nfc(turn.question) for turn in row.earlier], row.origin) for row in predictions
     ]
     keys: dict[int, Key] = {}
     for question_key, numbers in numbers_of.items():
         numbers.sort(key=told_apart.__getitem__)
         keys |= {number: (*question_key, index) for index, number in enumerate(numbers)}
-    return {keys[number]: prediction for number, prediction in enumerate(predictions)}
+    return {keys[number]: row for number, row in enumerate(predictions)}
 
 
 def _differences(
@@ -262,10 +261,8 @@ def _differences(
     ):
         if absent := [row for key, row in rows.items() if key not in present]:
             yield f"  {lacking} lacks {count(len(absent), 'question')} of {has}: {_examples(absent)}"
-    scored = [
-        (prediction, other_predictions[key]) for key, prediction in predictions.items() if key in other_predictions
-    ]
-    if changed := [prediction for prediction, other in scored if _references(prediction) != _references(other)]:
+    scored = [(row, other_predictions[key]) for key, row in predictions.items() if key in other_predictions]
+    if changed := [row for row, other in scored if _references(row) != _references(other)]:
         references = f"the references of {count(len(changed), 'question')}"
         yield f"  {references} differ from {name} to {other_name}: {_examples(changed)}"
 
@@ -289,7 +286,7 @@ def route(runs: Mapping[str, Run], by: Label) -> list[Prediction]:
         UsageError: the runs answered different questions, or questions have a label without a run.
     """
     rows = dict(zip(map(nfc, runs), in_one_order(list(runs.values())), strict=True))
-    labels = [getattr(prediction.in_nfc, by) for prediction in next(iter(rows.values()))]
+    labels = [getattr(row.in_nfc, by) for row in next(iter(rows.values()))]
     check_labels(labels, list(rows), by)
     return [rows[label][number] for number, label in enumerate(labels)]
 

@@ -130,26 +130,21 @@ def notes(value: dict[str, Any], challenge: Challenge) -> list[str]:
     return messages
 
 
-def _row(number: int, prediction: Prediction, rules: Rules) -> dict[str, Any]:
-    if len(prediction.images) != 1 or prediction.turn:
+def _row(number: int, row: Prediction, rules: Rules) -> dict[str, Any]:
+    if len(row.images) != 1 or row.turn:
         raise UsageError(
-            f"{prediction.origin}: the challenge asks one question about one image, and "
-            f"{quoted(prediction.question)} is turn {prediction.turn + 1} about {len(prediction.images)} images; "
+            f"{row.origin}: the challenge asks one question about one image, and "
+            f"{quoted(row.question)} is turn {row.turn + 1} about {len(row.images)} images; "
             "export a split of such questions with --split"
         )
-    answer = prediction.predicted.strip() if rules.strips_answers else prediction.predicted
-    return {
-        "index": number,
-        "img_id": Path(prediction.images[0]).stem,
-        "question": prediction.question,
-        "answer": answer,
-    }
+    answer = row.predicted.strip() if rules.strips_answers else row.predicted
+    return {"index": number, "img_id": Path(row.images[0]).stem, "question": row.question, "answer": answer}
 
 
 def _public_scores(predictions: Sequence[Prediction], answers: list[str], rules: Rules) -> dict[str, float]:
     if not match.has_text_metrics():
         raise UsageError(f"the public scores of a submission need BLEU, ROUGE and METEOR, {match.NOT_INSTALLED}")
-    scores = match.TextMetrics([(prediction.answer,) for prediction in predictions]).scores(answers)
+    scores = match.TextMetrics([(row.answer,) for row in predictions]).scores(answers)
     return {name: round(scores[name], rules.digits) for name in PUBLIC}
 
 

@@ -140,24 +140,20 @@ def figures(
     predictions: Sequence[Prediction], groups: Mapping[str, Mapping[str, Score]], sizes: Sizes
 ) -> dict[str, Figure]:
     """All figures by their keys; metrics that apply to no question are left out."""
-    closed = [prediction for prediction in predictions if match.is_closed(prediction.answer)]
-    opened = [prediction for prediction in predictions if not match.is_closed(prediction.answer)]
-    several = {
-        prediction.question
-        for prediction in predictions
-        if any(len(match.labels(text)) > 1 for text in _right(prediction))
-    }
-    labelled = [prediction for prediction in predictions if prediction.question in several]
-    boxed = [prediction for prediction in predictions if match.reference_boxes(_right(prediction))]
-    pointed = [prediction for prediction in predictions if match.reference_points(_right(prediction))]
-    measured = [prediction for prediction in pointed if _diagonal(prediction, sizes)]
-    if any(_is_outside(prediction, sizes) for prediction in measured):
+    closed = [row for row in predictions if match.is_closed(row.answer)]
+    opened = [row for row in predictions if not match.is_closed(row.answer)]
+    several = {row.question for row in predictions if any(len(match.labels(text)) > 1 for text in _right(row))}
+    labelled = [row for row in predictions if row.question in several]
+    boxed = [row for row in predictions if match.reference_boxes(_right(row))]
+    pointed = [row for row in predictions if match.reference_points(_right(row))]
+    measured = [row for row in pointed if _diagonal(row, sizes)]
+    if any(_is_outside(row, sizes) for row in measured):
         measured = []  # the records have other units than pixels
     words, labels = cache(match.word_overlap), cache(match.label_overlap)
 
     def balanced(scored: dict[int, float]) -> float:
         """The mean of the shares of right answers where yes is right and where no is."""
-        truths = [prediction.answer.strip().lower() for prediction in closed]
+        truths = [row.answer.strip().lower() for row in closed]
         return fmean(
             fmean(scored[number] for number, answer in enumerate(truths) if answer == truth) for truth in {*truths}
         )
@@ -222,9 +218,7 @@ def _mean(
     matched = cache(matched)
 
     def figure(answers: Callable[[Prediction], str]) -> float | None:
-        each = {
-            number: matched(answers(prediction), _right(prediction)) for number, prediction in enumerate(predictions)
-        }
+        each = {number: matched(answers(row), _right(row)) for number, row in enumerate(predictions)}
         scored = {number: value for number, value in each.items() if value is not None}
         return of(scored) if scored else None
 

@@ -259,19 +259,16 @@ class Counts:
     @classmethod
     def of(cls, predictions: Sequence[Prediction], training: TrainingAnswers | None = None) -> Counts:
         """Count them; `training` are the `training_answers` of the run."""
-        endings = [prediction.ended for prediction in predictions if prediction.ended]
+        endings = [row.ended for row in predictions if row.ended]
         outside = None
         if training:
             all_answers: AbstractSet[str] = set().union(*training.values())
-            outside = sum(
-                prediction.predicted.strip() not in training.get(prediction.question, all_answers)
-                for prediction in predictions
-            )
+            outside = sum(row.predicted.strip() not in training.get(row.question, all_answers) for row in predictions)
         return cls(
-            empty=sum(not prediction.predicted.strip() for prediction in predictions),
+            empty=sum(not row.predicted.strip() for row in predictions),
             cut=endings.count("length") if endings else None,
             outside_training=outside,
-            distinct_wrong=len({prediction.predicted.strip() for prediction in predictions if not prediction.is_right}),
+            distinct_wrong=len({row.predicted.strip() for row in predictions if not row.is_right}),
         )
 
     def text(self) -> str:
@@ -305,17 +302,14 @@ SENTENCE = 5
 def score_each(predictions: Sequence[Prediction], metric: Metric) -> tuple[list[float], list[float]]:
     """What the model's and the majority answer to each question score."""
     if metric == "exact_match":
-        right = [float(prediction.is_right) for prediction in predictions]
-        return right, [float(prediction.is_majority_right) for prediction in predictions]
+        right = [float(row.is_right) for row in predictions]
+        return right, [float(row.is_majority_right) for row in predictions]
     overlap = cache(word_overlap)  # the same answer to the same question is scored once
-    predictions = [prediction.in_nfc for prediction in predictions]
-    all_references = [(prediction.answer, *prediction.references) for prediction in predictions]
+    predictions = [row.in_nfc for row in predictions]
+    all_references = [(row.answer, *row.references) for row in predictions]
     model, majority = (
         [overlap(answer, references).f1 for answer, references in zip(answers, all_references, strict=True)]
-        for answers in (
-            [prediction.predicted for prediction in predictions],
-            [prediction.majority for prediction in predictions],
-        )
+        for answers in ([row.predicted for row in predictions], [row.majority for row in predictions])
     )
     return model, majority
 

@@ -283,12 +283,8 @@ def _conflict(opened: OpenRun, records: dict[str, list[Record]], images: ImageIn
     """Why the output folder belongs to another run; compares what is known without opening the model."""
     run, folder = opened.run, opened.folder
     identity: dict[str, Any] = {"cache": opened.fingerprint.sha256}
-    if has_all and all(
-        path in images.key_of
-        for split_records in records.values()
-        for record in split_records
-        for path in record.images
-    ):
+    paths = [path for split_records in records.values() for record in split_records for path in record.images]
+    if has_all and all(path in images.key_of for path in paths):
         identity = records_identity(run, opened.fingerprint, records, images.key_of.__getitem__)
     try:
         folder.check(run, identity | start_identity(run, folder.recorded_inputs()))

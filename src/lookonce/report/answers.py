@@ -148,18 +148,16 @@ def confusions(runs: Sequence[ReportedRun]) -> tuple[list[dict[str, Any]], int]:
 
 def _wrong(run: ReportedRun) -> Counter[tuple[str, str, str]]:
     """How often each wrong answer is given: question, truth, answer."""
-    wrong = (
-        [prediction.in_nfc for prediction in run.answers.predictions if not prediction.is_right] if run.answers else []
-    )
-    return Counter((prediction.question, prediction.answer, prediction.predicted.strip()) for prediction in wrong)
+    wrong = [row.in_nfc for row in run.answers.predictions if not row.is_right] if run.answers else []
+    return Counter((row.question, row.answer, row.predicted.strip()) for row in wrong)
 
 
 def closed_answers(run: ReportedRun) -> list[dict[str, Any]]:
     """How a run answers the closed questions, by their reference answer."""
     counts: dict[str, Counter[str]] = {}
-    for prediction in run.answers.predictions if run.answers else []:
-        if is_closed(prediction.answer):
-            counts.setdefault(prediction.answer.strip().lower(), Counter())[prediction.predicted.strip().lower()] += 1
+    for row in run.answers.predictions if run.answers else []:
+        if is_closed(row.answer):
+            counts.setdefault(row.answer.strip().lower(), Counter())[row.predicted.strip().lower()] += 1
     return [
         {"run": run.name, "answer": truth, "yes": times["yes"], "no": times["no"]}
         | {"other": times.total() - times["yes"] - times["no"]}

@@ -137,9 +137,7 @@ def _groups(run: ReportedRun, rows: Sequence[Prediction]) -> dict[str, NDArray[n
     form, groups = run.settings.data.context, {ALL: np.ones(len(rows), dtype=np.bool_)}
     if form.by in GROUPINGS:
         for value in map(as_text, form.order):
-            groups[f"{form.by} {value}"] = np.array(
-                [getattr(prediction.in_nfc, form.by) == value for prediction in rows]
-            )
+            groups[f"{form.by} {value}"] = np.array([getattr(row.in_nfc, form.by) == value for row in rows])
     return {name: is_in_Q for name, is_in_Q in groups.items() if is_in_Q.any()}
 
 

@@ -106,14 +106,13 @@ class DataFacts:
 
 def overlap(predictions: Sequence[Prediction], facts: DataFacts) -> dict[str, Any]:
     """How many questions and images of a split training has seen, and the exact match of all others."""
-    seen = [prediction for prediction in predictions if facts.is_seen(prediction)]
-    unseen = [prediction for prediction in predictions if not facts.is_seen(prediction)]
+    seen = [row for row in predictions if facts.is_seen(row)]
+    unseen = [row for row in predictions if not facts.is_seen(row)]
     return {
         "num_questions": len(seen),
-        "num_images": len({prediction.sources for prediction in seen}),
-        "exact_match_of_others": sum(prediction.is_right for prediction in unseen) / len(unseen) if unseen else None,
-        "by_content": facts.has_keys
-        and all(prediction.image_keys or not prediction.images for prediction in predictions),
+        "num_images": len({row.sources for row in seen}),
+        "exact_match_of_others": sum(row.is_right for row in unseen) / len(unseen) if unseen else None,
+        "by_content": facts.has_keys and all(row.image_keys or not row.images for row in predictions),
     }
 
 
@@ -148,9 +147,9 @@ class RunScores:
 
 def score_run(predictions: Sequence[Prediction]) -> RunScores:
     """Score the answers of a run."""
-    clusters = clusters_of([prediction.sources for prediction in predictions])
+    clusters = clusters_of([row.sources for row in predictions])
     right_Q, guessed_Q = (
-        np.array([getattr(prediction, name) for prediction in predictions], dtype=np.float64)
+        np.array([getattr(row, name) for row in predictions], dtype=np.float64)
         for name in ("is_right", "is_majority_right")
     )
 
@@ -160,7 +159,7 @@ def score_run(predictions: Sequence[Prediction]) -> RunScores:
 
     groups, num_groups = {}, {}
     for by in GROUPINGS:
-        names = [getattr(prediction, by) for prediction in predictions]
+        names = [getattr(row, by) for row in predictions]
         sizes = Counter(name for name in names if name is not None)
         largest = [name for name, _ in sizes.most_common(MAX_GROUPS)]
         groups[by] = {group: scored(np.array([name == group for name in names])) for group in largest}
