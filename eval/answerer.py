@@ -49,7 +49,7 @@ from lookonce.datasets.images import ImageIndex, index_images, read_bytes
 from lookonce.datasets.records import Record, RecordsFile, Turn
 from lookonce.errors import ImageError, LookonceError, RecordsError, TrainingError, UsageError
 from lookonce.eval.answers.engines import engine_of, greedy_answers
-from lookonce.eval.answers.questions import RecordTurn, dialogue_numbers, without_answers
+from lookonce.eval.answers.questions import Question, dialogue_numbers, without_answers
 from lookonce.eval.decoding.dialogue import Answer, Dialogue
 from lookonce.files import files_below, hash_file
 from lookonce.run.folder import RECORD
@@ -70,7 +70,7 @@ ROUND_TOKENS = 131_072
 Keys = tuple[str, ...]
 
 
-def read_questions(path: Path, image_root: Path | None = None) -> tuple[list[RecordTurn], dict[str, RecordsError]]:
+def read_questions(path: Path, image_root: Path | None = None) -> tuple[list[Question], dict[str, RecordsError]]:
     """All questions of a records file, and the errors of malformed records by their locations.
 
     The last question of a record may lack its answer.
@@ -87,7 +87,7 @@ def read_questions(path: Path, image_root: Path | None = None) -> tuple[list[Rec
 
 def ask_each(
     prompts: Iterable[tuple[Path, ...]], questions: Sequence[str], system: str | None = None
-) -> list[RecordTurn]:
+) -> list[Question]:
     """Each question about each prompt's images: all questions of the first prompt, then those of the second.
 
     Raises:
@@ -328,7 +328,7 @@ class Answerer:
             [answer] = greedy_answers(self._model, self._chat.tokenizer, collator, [prompt], *limits, streamer)
         return answer
 
-    def _answer_all(self, questions: Sequence[RecordTurn]) -> list[Answer]:
+    def _answer_all(self, questions: Sequence[Question]) -> list[Answer]:
         """The answers to all questions; raises the first error."""
         answers: dict[int, Answer] = {}
         for results in self.results(questions, index_images((record for record, _ in questions), needs_one=False)):
@@ -355,7 +355,7 @@ class Answerer:
 
     def results(
         self,
-        questions: Sequence[RecordTurn],
+        questions: Sequence[Question],
         images: ImageIndex,
         answered: Set[int] = frozenset(),
         notify: Notify = quiet,
@@ -400,7 +400,7 @@ class Answerer:
                         )
 
     def _dialogue(
-        self, questions: Sequence[RecordTurn], numbers: Sequence[int], keys: Keys, failed: Mapping[str, ImageError]
+        self, questions: Sequence[Question], numbers: Sequence[int], keys: Keys, failed: Mapping[str, ImageError]
     ) -> Dialogue:
         """The dialogue of some questions; raises LookonceError if there is none."""
         if error := next((failed[key] for key in keys if key in failed), None):
@@ -429,7 +429,7 @@ class Answerer:
         return load_trained(model, run, self.adapter) if self.adapter else load_untuned(model, run)
 
 
-def _keys_of(questions: Sequence[RecordTurn], images: ImageIndex) -> tuple[dict[int, Keys], dict[int, ImageError]]:
+def _keys_of(questions: Sequence[Question], images: ImageIndex) -> tuple[dict[int, Keys], dict[int, ImageError]]:
     """The image keys of each question, and the errors of those whose images cannot be read."""
     usable: dict[int, Keys] = {}
     refused: dict[int, ImageError] = {}

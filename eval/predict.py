@@ -27,7 +27,7 @@ from lookonce.environment import shorten
 from lookonce.errors import LookonceError
 from lookonce.eval.answerer import Answerer, Results
 from lookonce.eval.answers.files import PartialAnswers
-from lookonce.eval.answers.questions import RecordTurn, Turns, dialogue_numbers, on_this_machine, row_of, turns_before
+from lookonce.eval.answers.questions import Question, Turns, dialogue_numbers, on_this_machine, row_of, turns_before
 from lookonce.eval.decoding.dialogue import Answer
 from lookonce.files import atomic_write
 from lookonce.text import Notify, count, duration, listed, quiet, table
@@ -40,7 +40,7 @@ COLUMNS = ("origin", "images", "question", "turn", "predicted", "answer", "right
 
 
 def answered(
-    question: RecordTurn, earlier: tuple[Turn, ...], turns: Turns, image_keys: Sequence[str], answer: Answer
+    question: Question, earlier: tuple[Turn, ...], turns: Turns, image_keys: Sequence[str], answer: Answer
 ) -> Row:
     """The row of an answer; `earlier` are the turns before it in its prompt, answered as `turns` says."""
     row = row_of(*question, image_keys, answer)
@@ -117,7 +117,7 @@ class PredictReport:
 
 def predict(
     answerer: Answerer,
-    questions: Sequence[RecordTurn],
+    questions: Sequence[Question],
     broken: Mapping[str, LookonceError] | None = None,
     output: Path | None = None,
     notify: Notify = quiet,
@@ -152,9 +152,7 @@ def predict(
     return PredictReport(rows, skipped, images.num_distinct, seconds, len(rows) - len(before), output)
 
 
-def _unfinished(
-    answerer: Answerer, questions: Sequence[RecordTurn], images: ImageIndex, output: Path
-) -> PartialAnswers:
+def _unfinished(answerer: Answerer, questions: Sequence[Question], images: ImageIndex, output: Path) -> PartialAnswers:
     """The answers to these questions that an interrupted command has left beside the output file."""
     digest = hashlib.sha256(answerer.identity().encode())
     for record, turn in questions:
@@ -163,7 +161,7 @@ def _unfinished(
     return PartialAnswers(output.parent, output.name, on_this_machine(digest.hexdigest()))
 
 
-def _rows(answerer: Answerer, questions: Sequence[RecordTurn], images: ImageIndex, results: Results) -> list[Row]:
+def _rows(answerer: Answerer, questions: Sequence[Question], images: ImageIndex, results: Results) -> list[Row]:
     """The rows of the questions that have answers."""
     answers = {number: result for number, result in sorted(results.items()) if isinstance(result, Answer)}
     turns = answerer.opened.run.eval.turns
@@ -176,7 +174,7 @@ def _rows(answerer: Answerer, questions: Sequence[RecordTurn], images: ImageInde
 
 
 def _by_reason(
-    questions: Sequence[RecordTurn], results: Results, broken: Mapping[str, LookonceError]
+    questions: Sequence[Question], results: Results, broken: Mapping[str, LookonceError]
 ) -> dict[str, list[str]]:
     """The locations of the questions without an answer, by the reason."""
     reasons: dict[str, list[str]] = {}

@@ -39,13 +39,13 @@ from lookonce.run.open import OpenRun
 from lookonce.train.data.tokenize import Example
 from lookonce.train.model.frozen import model_settings
 
-RecordTurn = tuple[Record, int]
+Question = tuple[Record, int]
 """A record, and the number of the turn that is asked."""
 Turns = Literal["predicted", "reference"]
 """Which answers the earlier turns of a prompt have: the model's, or the record's."""
 
 
-def dialogue_numbers(questions: Sequence[RecordTurn], turns: Turns) -> list[list[int]]:
+def dialogue_numbers(questions: Sequence[Question], turns: Turns) -> list[list[int]]:
     """The numbers of the questions of each dialogue; the questions of a record must follow one another."""
     numbers: list[list[int]] = []
     for number, (record, turn) in enumerate(questions):
@@ -57,7 +57,7 @@ def dialogue_numbers(questions: Sequence[RecordTurn], turns: Turns) -> list[list
     return numbers
 
 
-def without_answers(questions: Sequence[RecordTurn], numbers: Sequence[Sequence[int]]) -> list[RecordTurn]:
+def without_answers(questions: Sequence[Question], numbers: Sequence[Sequence[int]]) -> list[Question]:
     """The questions with `NOT_ANSWERED` for the answers that the model gives before them."""
     bare = [*questions]
     for group in numbers:
@@ -71,7 +71,7 @@ def without_answers(questions: Sequence[RecordTurn], numbers: Sequence[Sequence[
 
 
 def turns_before(
-    questions: Sequence[RecordTurn],
+    questions: Sequence[Question],
     numbers: Iterable[Sequence[int]],
     answers: Mapping[int, Answer],
     special: Iterable[int],
@@ -96,7 +96,7 @@ Staged = Literal["predicted", "reference", "none"]
 """Which answers to earlier questions prompts have (`eval.staged`)."""
 
 
-def questions_of(opened: OpenRun, records: Iterable[Record], staged: Staged) -> list[RecordTurn]:
+def questions_of(opened: OpenRun, records: Iterable[Record], staged: Staged) -> list[Question]:
     """The questions of some records, with reference answers as context if `staged` asks for them, else without any."""
     records = [replace(record, context=None) if record.context else record for record in records]
     if staged == "reference" and (form := opened.run.data.context):
@@ -104,7 +104,7 @@ def questions_of(opened: OpenRun, records: Iterable[Record], staged: Staged) -> 
     return [(record, number) for record in records for number in range(len(record.turns))]
 
 
-def stages_of(opened: OpenRun, questions: Sequence[RecordTurn], staged: Staged) -> list[list[int]]:
+def stages_of(opened: OpenRun, questions: Sequence[Question], staged: Staged) -> list[list[int]]:
     """The numbers of the questions that are answered together: those of a stage if contexts have predicted answers, or
     all.
 
@@ -120,8 +120,8 @@ def stages_of(opened: OpenRun, questions: Sequence[RecordTurn], staged: Staged) 
 
 
 def in_context(
-    opened: OpenRun, questions: Sequence[RecordTurn], numbers: Iterable[int], answers: Mapping[int, Answer]
-) -> list[RecordTurn]:
+    opened: OpenRun, questions: Sequence[Question], numbers: Iterable[int], answers: Mapping[int, Answer]
+) -> list[Question]:
     """Some questions by their numbers, with the answers to all questions of earlier stages as context."""
     form = opened.run.data.context
     assert form, "without `data.context` no question waits for the answers to others"
@@ -182,7 +182,7 @@ class Questions:
 
     opened: OpenRun
     split: str
-    record_turns: Sequence[RecordTurn] = ()
+    record_turns: Sequence[Question] = ()
     """Record and turn of each question."""
     numbers: Sequence[Sequence[int]] = ()
     """The numbers of the questions of each dialogue."""
@@ -211,7 +211,7 @@ class Questions:
         staged = (staged or run.eval.staged) if run.data.context else "none"
         return cls(opened, split, staged=staged).asking(questions_of(opened, records, staged))
 
-    def asking(self, record_turns: Sequence[RecordTurn], stage: int = 0) -> Questions:
+    def asking(self, record_turns: Sequence[Question], stage: int = 0) -> Questions:
         """The same with other questions, of which the prompts are made."""
         numbers = dialogue_numbers(record_turns, self.opened.run.eval.turns)
         examples = self.opened.prompts(without_answers(record_turns, numbers))
@@ -303,7 +303,7 @@ class Questions:
 
     def rows(
         self,
-        record_turns: Sequence[RecordTurn],
+        record_turns: Sequence[Question],
         earlier: Sequence[tuple[Turn, ...]],
         answers: Sequence[Answer | Prediction],
     ) -> list[Prediction]:

@@ -210,8 +210,7 @@ def report(study_file: Path, output: Path | None, has_pdf: bool, as_json: bool) 
         study_report = report_study(study_file)
         written = study_report.write(page, has_pdf)
     for name in study_report.left_out:
-        notify(
-            f"{name} is not complete, and left out; complete it with: {shell('lookonce', 'study', 'run', study_file)}"
-        )
+        command = shell("lookonce", "study", "run", study_file)
+        notify(f"{name} is not complete, and left out; complete it with: {command}")
     notify(f"wrote the page to {page}, and {count(len(written), 'file')} for a paper beside it")
     emit(study_report.to_json(), study_report.text(), as_json)

@@ -393,7 +393,7 @@ def _data(run: ReportedRun) -> dict[str, Any]:
     """What is known of a run's records."""
     predictions = run.answers.predictions if run.answers else []
     return {
-        "splits": {split: vars(split_facts) for split, split_facts in run.data.splits.items()},
+        "splits": {split: vars(facts) for split, facts in run.data.splits.items()},
         "problem": run.data.problem,
         "seen_in_training": overlap(predictions, run.data) if predictions and run.data.seen else None,
         "num_too_long": run.trained.get("num_too_long"),
@@ -405,17 +405,11 @@ def _splits(runs: Sequence[ReportedRun]) -> list[tuple[str, ...]]:
     """The lines of a table of the splits; runs with the same splits are named together."""
     names: dict[Any, list[str]] = {}
     for run in runs:
-        for split, split_facts in run.data.splits.items():
-            names.setdefault((split, split_facts), []).append(run.name)
+        for split, facts in run.data.splits.items():
+            names.setdefault((split, facts), []).append(run.name)
     return [
-        (
-            split,
-            f"{split_facts.num_records:,}",
-            f"{split_facts.num_questions:,}",
-            f"{split_facts.num_images:,}",
-            ", ".join(run_names),
-        )
-        for (split, split_facts), run_names in names.items()
+        (split, f"{facts.num_records:,}", f"{facts.num_questions:,}", f"{facts.num_images:,}", ", ".join(run_names))
+        for (split, facts), run_names in names.items()
     ]
 
 

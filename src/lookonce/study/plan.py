@@ -164,9 +164,7 @@ class Plan:
         )
         counted = f"{count(sum(number for number, _ in left), 'run')}, {answers:,} answers, {tokens:,} tokens"
         if self.seconds is None:
-            return (
-                f"{counted}; no time without a measured rate: train one run, or give --rate (milliseconds per sample)"
-            )
+            return f"{counted}; for times, train one run, or give --rate (milliseconds per sample)"
         return f"{counted}; {duration(self.seconds)} of training on one GPU"
 
 
