@@ -6,7 +6,6 @@ before the model is loaded, so that errors in its inputs are reported first.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -70,13 +69,11 @@ class Training:
         """Record the run in its folder; `restart` first moves the run in it away."""
         self.ranks.first_decides(lambda: begin(self.opened, self.identity, restart))
 
-    @contextlib.contextmanager
-    def heartbeat(self) -> Iterator[Heartbeat]:
-        """Keep `progress.json` up to date within the block."""
+    def heartbeat(self) -> Heartbeat:
+        """Keeps `progress.json` up to date within its block."""
         samples_per_step = self.opened.run.batch.samples_per_step
         progress, is_lost = self.opened.folder.progress, self.opened.owner.is_lost
-        with Heartbeat(progress, samples_per_step, self.ranks.is_first, is_lost=is_lost) as heartbeat:
-            yield heartbeat
+        return Heartbeat(progress, samples_per_step, self.ranks.is_first, is_lost=is_lost)
 
     def run(self, heartbeat: Heartbeat, answer: Answer | None = None) -> Any:
         """Train and save the adapter; `answer` lets the model answer questions while it is trained.
@@ -92,19 +89,22 @@ class Training:
         if self.start.is_trained:
             return None
         (examples, num_too_long), (held_out, _) = self.examples["train"], self.examples["val"]
-        with self.startup.timed("load weights"), self._weights_fit():
-            model = self._load_model()
         log = MetricsLog(self.opened.folder.log, self.opened.run.batch.samples_per_step)
         stop = StopAfterStep(self.ranks)
         evaluations = Evaluations(self.opened.run.eval.every, answer)
         first = [StopIfTakenOver(self.opened.owner), CurrentIntervals(), evaluations]
-        callbacks = [*first, log, stop, heartbeat, *self._trackers()]
-        with self._weights_fit():
+        callbacks = [*first, log, stop, heartbeat]
+        with weights_fit(self.opened.run, self.opened.model_folder.config):
+            with self.startup.timed("load weights"):
+                model = self._load_model()
+            if self.ranks.is_first:
+                last, track = self.start.checkpoint, self.opened.run.train.track
+                callbacks += tracker_callbacks(track, self.opened.folder.folder, step_of(last) if last else 0)
             trainer = make_trainer(self.opened, model, self.arguments, examples, held_out, callbacks, self.startup)
         log.attach(trainer)
         trainer.evaluations = evaluations
         with stop.recording_signals():
-            result = self._fit(trainer)
+            result = trainer.train(resume_from_checkpoint=str(self.start.checkpoint) if self.start.checkpoint else None)
             self.ranks.disband()
             if not self.ranks.is_first:
                 return model
@@ -127,12 +127,6 @@ class Training:
             )
         return None if is_sharded(model) else model
 
-    def _trackers(self) -> list[Any]:
-        track, checkpoint = self.opened.run.train.track, self.start.checkpoint
-        if not self.ranks.is_first:
-            return []
-        return tracker_callbacks(track, self.opened.folder.folder, step_of(checkpoint) if checkpoint else 0)
-
     def _load_model(self) -> Any:
         run, model_folder = self.opened.run, self.opened.model_folder
         model = load_without_tower(model_folder, PRECISIONS[run.train.precision], run.model.attention, run.train.frozen)
@@ -149,9 +143,6 @@ class Training:
         uses_kernels = torch.cuda.is_available() and PRECISIONS[self.opened.run.train.precision].itemsize == 2
         return without_kernels(backward=True) if uses_kernels and linear_layers(text_model(model)) else None
 
-    def _weights_fit(self) -> contextlib.AbstractContextManager[None]:
-        return weights_fit(self.opened.run, self.opened.model_folder.config)
-
     def _save_adapter(self, model: Any) -> None:
         folder = self.opened.folder
         with full_disk_named(folder.folder, checkpoint_bytes(model), str(folder.adapter), lambda: kept(folder)):
@@ -159,11 +150,6 @@ class Training:
         for path in (folder.checkpoints, folder.adapter):
             follow_umask(path)
         flush_files(folder.adapter)  # before trained.json says that it is there
-
-    def _fit(self, trainer: Any) -> Any:
-        checkpoint = self.start.checkpoint
-        with self._weights_fit():
-            return trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
 
 def open_training(
@@ -232,18 +218,18 @@ def _make_examples(
         opened.notify(note)
     if start.is_trained:
         return {}
-    found: dict[str, tuple[list[Example], int]] = {"val": ([], 0)}
+    examples: dict[str, tuple[list[Example], int]] = {"val": ([], 0)}
     batch, records = opened.run.batch, opened.records
     for split in ("train", "val") if records["val"] else ("train",):
         with startup.timed(f"make tokens of {split} records"):
-            found[split] = opened.examples(split)
-        if num_too_long := found[split][1]:
+            examples[split] = opened.examples(split)
+        if num_too_long := examples[split][1]:
             left_out = f"left out {num_too_long:,} of {len(records[split]):,} {split} records"
             key, limit = batch.limiting_key, batch.longest_record
             opened.notify(
                 f"{left_out}, with more than {limit:,} tokens; raise `{key}` or lower `cache.max_pixels` to keep them"
             )
-    return found
+    return examples
 
 
 def _notes(opened: OpenRun, ranks: Ranks) -> Iterator[str]:

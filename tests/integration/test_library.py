@@ -13,8 +13,9 @@ import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from support.scripts import LORA, TOLERANCE, assert_same, gradients_of, tuned_model
 from torch.utils.data import DataLoader
-from transformers import AutoModelForImageTextToText, AutoTokenizer, Trainer, TrainingArguments
+from transformers import AutoModelForImageTextToText, AutoTokenizer, TrainingArguments
 
 import lookonce
 from lookonce import (
@@ -39,11 +40,8 @@ from lookonce.datasets.images import index_images
 from lookonce.errors import FeaturesMissing, ImageError, LookonceError, RecordsError, UsageError
 from lookonce.library import key_of
 from lookonce.train.data.batches import Pixels
-from lookonce.train.model.packs import share_of_loss
 from lookonce.workflow import train
 
-LORA = LoraConfig(r=4, lora_alpha=8, target_modules=r".*language_model.*\.(q_proj|v_proj)")
-TOLERANCE = 1e-5
 NUM_STEPS = 4
 
 
@@ -58,55 +56,31 @@ def cache(sample: Path, records, tmp_path_factory) -> VisionCache:
     return build_cache(images, sample / "model", tmp_path_factory.mktemp("caches"), dtype="float32")
 
 
-def tuned_model(model):
-    """The model with an adapter, the same each time."""
-    torch.manual_seed(0)
-    tuned = get_peft_model(model, LORA)
-    for name, weight in tuned.named_parameters():
-        if "lora_B" in name:  # zero at first, with which those of A would have no gradient
-            torch.nn.init.normal_(weight, std=0.1, generator=torch.Generator().manual_seed(len(name)))
-    return tuned
-
-
-def gradients(model, batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    tuned = tuned_model(model)
-    loss = tuned(**batch).loss
-    loss.backward()
-    return loss.detach(), {name: weight.grad for name, weight in tuned.named_parameters() if weight.requires_grad}
-
-
 @pytest.mark.guarantee(
     "In a script of one's own, batches and packs have the same loss and gradients as the stock model with its tower."
 )
-@pytest.mark.parametrize("replaced", [False, True])
-def test_a_batch_of_rows_has_the_loss_and_gradients_of_the_stock_model_with_its_tower(sample, records, cache, replaced):
+def test_a_batch_of_rows_has_the_loss_and_gradients_of_the_stock_model_with_its_tower(sample, records, cache):
     dataset = VQADataset(records, cache, sample / "model")
     examples = [dataset[number] for number in range(8)]
-    stock = AutoModelForImageTextToText.from_pretrained(sample / "model", dtype=torch.float32)
-    model = (
-        replace_tower(AutoModelForImageTextToText.from_pretrained(sample / "model", dtype=torch.float32))
-        if replaced
-        else load_without_tower(sample / "model", dtype=torch.float32, device="cpu")
+    stock, model = (
+        AutoModelForImageTextToText.from_pretrained(sample / "model", dtype=torch.float32) for _ in range(2)
     )
-    index = index_images(records)
-    pixels = Pixels(ImageProcessor(sample / "model"), index.path_of)
+    pixels = Pixels(ImageProcessor(sample / "model"), index_images(records).path_of)
     chat = dataset.chat_tokenizer
     with_pixels = DataCollatorForRows(VQADataset.of(dataset.examples(), chat, pixels))
-    expected, wanted = gradients(stock, with_pixels(examples))
-    loss, found = gradients(model, DataCollatorForRows(dataset)(examples))
-    assert abs(loss - expected) / expected < TOLERANCE
-    for name, gradient in found.items():
-        assert (gradient - wanted[name]).norm() <= TOLERANCE * wanted[name].norm(), name
-
-
-def test_trainer_trains_on_it(sample, records, cache, tmp_path):
-    model = get_peft_model(load_without_tower(sample / "model", dtype=torch.float32, device="cpu"), LORA)
-    dataset = VQADataset(records, cache, sample / "model")
-    options = TrainingArguments(
-        str(tmp_path), max_steps=3, per_device_train_batch_size=8, learning_rate=1e-2, report_to=[], use_cpu=True
+    (loss, found), (expected, wanted) = (
+        loss_and_gradients(*one)
+        for one in ((replace_tower(model), DataCollatorForRows(dataset)(examples)), (stock, with_pixels(examples)))
     )
-    result = Trainer(model, options, train_dataset=dataset, data_collator=DataCollatorForRows(dataset)).train()
-    assert result.global_step == 3 and result.training_loss > 0
+    assert abs(loss - expected) / expected < TOLERANCE
+    assert_same(found, wanted)
+
+
+def loss_and_gradients(model, batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    tuned = tuned_model(model)
+    loss = tuned(**batch).loss
+    loss.backward()
+    return loss.detach(), gradients_of(tuned)
 
 
 def decoded(path: Path) -> Image.Image:
@@ -222,16 +196,14 @@ def test_the_packs_of_a_step_have_the_loss_and_gradients_of_the_stock_model_on_t
     order = [[*indices] for indices in sampler.plan.epoch(0)]
     first = [index for one in order[0] for group in one.pack.groups for index in group.examples]
     model = load_without_tower(sample / "model", dtype=torch.float32, device="cpu")
-    expected, wanted = gradients(model, DataCollatorForRows(dataset)([dataset[index] for index in first]))
+    expected, wanted = loss_and_gradients(model, DataCollatorForRows(dataset)([dataset[index] for index in first]))
     tuned = tuned_model(load_without_tower(sample / "model", dtype=torch.float32, device="cpu"))
     with packed_attention(tuned):
         losses = [pack_loss(tuned, pack) for pack in steps[0]]
         for loss in losses:
             loss.backward()
     assert abs(sum(losses).detach() - expected) / expected < TOLERANCE
-    for name, weight in tuned.named_parameters():
-        if weight.requires_grad:
-            assert (weight.grad - wanted[name]).norm() <= TOLERANCE * wanted[name].norm(), name
+    assert_same(gradients_of(tuned), wanted)
 
 
 def test_each_epoch_has_every_example_once_in_an_order_of_its_own(sample, records, cache):
@@ -379,32 +351,6 @@ def test_a_pack_needs_its_attention(sample, built):
     )
     with pytest.raises(UsageError, match=r"write around the loop: with packed_attention\(model\)"):
         pack_loss(tuned, pack)
-
-
-def test_the_packs_of_two_processes_have_the_gradients_of_one_when_they_are_averaged(
-    sample, records, cache, monkeypatch
-):
-    """As DistributedDataParallel averages them; packs of one process are refused where two train."""
-    dataset = VQADataset(records, cache, sample / "model")
-    collate, gradients = DataCollatorForPacks(dataset), []
-    for rank, num_ranks in ((0, 1), (0, 2), (1, 2)):
-        monkeypatch.setattr("lookonce.train.model.packs._num_processes", lambda num_ranks=num_ranks: num_ranks)
-        sampler = PackBatchSampler(
-            dataset, samples_per_step=12, tokens_per_pack=192, shuffle=False, rank=rank, num_ranks=num_ranks
-        )
-        tuned = tuned_model(load_without_tower(sample / "model", dtype=torch.float32, device="cpu"))
-        with packed_attention(tuned):
-            for pack in DataLoader(dataset, batch_sampler=sampler, collate_fn=collate):
-                (share_of_loss(tuned, pack) * num_ranks).backward()
-                if pack["ends_step"]:
-                    break
-        gradients.append(torch.cat([one.grad.flatten() for one in tuned.parameters() if one.requires_grad]))
-        if num_ranks == 1:
-            monkeypatch.setattr("lookonce.train.model.packs._num_processes", lambda: 2)
-            with pytest.raises(UsageError, match=r"for 1 of 2 processes .*; make PackBatchSampler\(dataset\) after"):
-                pack_loss(tuned, pack)
-    alone, first, second = gradients
-    assert (alone - (first + second) / 2).norm() <= TOLERANCE * alone.norm()
 
 
 def test_a_cache_of_another_tower_is_refused_although_it_has_the_same_shape(sample, records, cache, tmp_path):

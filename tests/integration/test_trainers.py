@@ -22,8 +22,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.data_loader import prepare_data_loader
 from accelerate.state import AcceleratorState, GradientState
-from peft import LoraConfig, get_peft_model
+from peft import get_peft_model
 from safetensors.torch import load_file
+from support.scripts import LORA, TOLERANCE, Gradients, assert_same, filled, gradients_of, tuned_model
 from torch.utils.data import DataLoader
 from transformers import AutoModelForImageTextToText, AutoTokenizer, Trainer, TrainerCallback, TrainingArguments
 from trl import SFTConfig, SFTTrainer
@@ -48,13 +49,10 @@ from lookonce.run.sections import BatchSection
 from lookonce.train.data.batches import Pixels
 from lookonce.train.model.packs import share_of_loss
 
-LORA = LoraConfig(r=4, lora_alpha=8, target_modules=r".*language_model.*\.(q_proj|v_proj)")
-TOLERANCE = 1e-5
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'pin_memory'"),
     pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning"),
 ]
-Gradients = dict[str, torch.Tensor]
 
 
 @pytest.fixture(scope="module")
@@ -73,31 +71,13 @@ def without_tower(sample: Path) -> Any:
     return load_without_tower(sample / "model", dtype=torch.float32, device="cpu")
 
 
-def filled(model: Any) -> Any:
-    """A model whose adapter has an effect, the same each time; at first it has none."""
-    for name, weight in model.named_parameters():
-        if weight.requires_grad:
-            torch.nn.init.normal_(weight, std=0.1, generator=torch.Generator().manual_seed(len(name)))
-    return model
-
-
-def gradients_of(model: Any) -> Gradients:
-    return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.requires_grad}
-
-
-def assert_same(found: Gradients, wanted: Gradients) -> None:
-    assert found.keys() == wanted.keys() and found
-    for name, gradient in found.items():
-        assert (gradient - wanted[name]).norm() <= TOLERANCE * wanted[name].norm(), name
-
-
 @pytest.fixture(scope="module")
 def stock(sample: Path, records, dataset) -> tuple[float, Gradients]:
     """The loss and gradients of the stock model with its tower, on all records as one batch."""
     model = AutoModelForImageTextToText.from_pretrained(sample / "model", dtype=torch.float32)
     pixels, chat = Pixels(ImageProcessor(sample / "model"), index_images(records).path_of), dataset.chat_tokenizer
     collate = DataCollatorForRows(VQADataset.of(dataset.examples(), chat, pixels))
-    tuned = filled(get_peft_model(model, LORA))
+    tuned = tuned_model(model)
     loss = tuned(**collate([dataset[number] for number in range(len(dataset))])).loss
     loss.backward()
     return loss.item(), gradients_of(tuned)
@@ -123,7 +103,7 @@ def sft_trainer(sample: Path, dataset: VQADataset, folder: Path, rows: Any = Non
 
 def stock_trainer(sample: Path, dataset: VQADataset, folder: Path, rows: Any = None, **options: Any) -> Trainer:
     return Trainer(
-        filled(get_peft_model(without_tower(sample), LORA)),
+        tuned_model(without_tower(sample)),
         TrainingArguments(str(folder), **OPTIONS | options),
         train_dataset=dataset if rows is None else rows,
         data_collator=DataCollatorForRows(dataset),
@@ -151,9 +131,13 @@ def first_step(trainer: Trainer) -> tuple[float, Gradients]:
 def test_the_first_step_has_the_loss_and_gradients_of_the_stock_model_with_its_tower(
     sample, dataset, stock, tmp_path, make, batch_size
 ):
-    """Also in four batches with unequal numbers of targets: transformers counts the targets of the whole step."""
+    """Also in four batches with unequal numbers of targets: transformers counts the targets of the whole step.
+
+    A maximum length of TRL cuts nothing, nor does `completion_only_loss` change the targets, which are the answers.
+    """
     accumulated = 8 // batch_size
     options = {"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": accumulated}
+    options |= {"max_length": 4, "completion_only_loss": False} if make is sft_trainer and batch_size == 2 else {}
     loss, gradients = first_step(make(sample, dataset, tmp_path, **options))
     assert len({example.num_targets for example in dataset.examples()}) > 1
     assert loss == pytest.approx(stock[0], rel=TOLERANCE)
@@ -228,7 +212,6 @@ def test_without_the_library_datasets_it_is_named(dataset, monkeypatch):
     [
         ({"dataset_kwargs": None}, "cannot prepare a dataset that uses `Dataset.with_transform"),
         ({"packing": True}, "custom data collator is not supported when using padding-free"),
-        ({"padding_free": True, "max_length": None}, "custom data collator is not supported when using padding-free"),
         ({"assistant_only_loss": True}, "the dataset is not conversational"),
     ],
 )
@@ -242,14 +225,6 @@ def test_trl_refuses_the_dataset_itself_and_its_own_collator(sample, dataset, tm
         sft_trainer(sample, dataset, tmp_path, dataset)
     with pytest.raises(RuntimeError, match="Could not infer dtype of Example"):
         sft_trainer(sample, dataset, tmp_path, data_collator=None).train()
-
-
-def test_a_maximum_length_of_trl_cuts_nothing(sample, dataset, stock, tmp_path):
-    """Nor does `completion_only_loss` change the targets, which are the answers."""
-    options = {"max_length": 4, "completion_only_loss": False}
-    loss, gradients = first_step(sft_trainer(sample, dataset, tmp_path, **options))
-    assert loss == pytest.approx(stock[0], rel=TOLERANCE)
-    assert_same(gradients, stock[1])
 
 
 def test_a_tokenizer_of_another_family_is_refused(sample, records, built, tmp_path):
@@ -295,13 +270,15 @@ def test_packs_are_not_divided_twice(dataset):
     assert all(map(torch.equal, alone, prepared)) and len(alone) == len(prepared)
 
 
-def test_gradients_that_nothing_averages_are_refused(sample, dataset, monkeypatch):
+def test_packs_of_one_process_and_gradients_that_nothing_averages_are_refused(sample, dataset, monkeypatch):
     """As Accelerator() leaves a model on CPUs, although it joins a process group."""
     model = get_peft_model(without_tower(sample), LORA)
     monkeypatch.setattr("lookonce.train.model.packs._num_processes", lambda: 2)
     pack = next(iter(packs(dataset, rank=1, num_ranks=2)))
     with pytest.raises(UsageError, match=r"nothing averages the gradients of PeftModel.*; write model ="):
         pack_loss(model, pack)
+    with pytest.raises(UsageError, match=r"for 1 of 2 processes .*; make PackBatchSampler\(dataset\) after"):
+        pack_loss(model, next(iter(packs(dataset, rank=0, num_ranks=1))))
 
 
 def test_packs_are_those_of_the_process_that_torchrun_started(dataset, monkeypatch):

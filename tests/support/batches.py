@@ -86,7 +86,7 @@ class Replays:
     def replayed(self, pack: Mapping[str, Any]) -> Outcome:
         loss: Any = self._captured(tensors_of(pack))
         loss.backward()
-        return self._passes.taken(loss.detach())
+        return Outcome.of(self._passes.model, loss.detach())
 
 
 def flat(outcome: Outcome) -> torch.Tensor:

@@ -106,10 +106,16 @@ def test_the_tree_in_architecture_is_the_repository(root):
         assert folders <= named | {"src/"}, folders - named
 
 
-def test_the_readme_is_short_and_has_one_headline_figure(root):
+def test_the_readme_is_short_and_says_how_fast_beside_what(root):
     text = (root / "README.md").read_text()
     assert len(text.split()) <= MAX_WORDS
-    assert re.findall(r"[\d.,]+(?:x\b| times)", text) == ["37 times"]
+    report = (root / "benchmarks" / "peers_h200_2026-11-26.md").read_text()
+    fastest, *ours = (
+        float(re.search(rf"^\| {row} \| \**([\d.]+)", report, re.M)[1])
+        for row in ("LLaMA-Factory[^|]*: the fastest", "lookonce `shared`", "1")
+    )
+    beside_the_fastest = [f"{fastest / ms:.0f} times" for ms in ours]
+    assert re.findall(r"[\d.,]+(?:x\b| times)", text) == ["37 times", *beside_the_fastest]
 
 
 def test_the_figures_of_the_readme_are_those_of_its_report(root):

@@ -37,6 +37,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
@@ -171,7 +172,8 @@ class RowCollator:
     def __call__(self, examples: Sequence[Example]) -> Batch:
         """A training batch with images, whose loss is the mean over its targets."""
         num_targets = sum(example.num_targets for example in examples)
-        return self.text_batch(examples, [1 / max(num_targets, 1)] * len(examples)) | self._images(examples)
+        text = self.text_batch(examples, [1 / max(num_targets, 1)] * len(examples))
+        return text | image_inputs(self.source, image_keys(examples))
 
     def text_batch(self, examples: Sequence[Example], target_weights: Sequence[float]) -> Batch:
         """A training batch without images. `target_weights` has one weight per example, for each of its targets.
@@ -194,10 +196,7 @@ class RowCollator:
         rows = [example.expanded(self.image_token_id)[0] for example in examples]
         input_ids = self._pad(rows, self.pad_token_id, left=True)
         attention_mask = self._pad([np.ones_like(ids) for ids in rows], 0, left=True)
-        return self._text(input_ids, attention_mask) | self._images(examples)
-
-    def _images(self, examples: Sequence[Example]) -> Batch:
-        return image_inputs(self.source, image_keys(examples))
+        return self._text(input_ids, attention_mask) | image_inputs(self.source, image_keys(examples))
 
     def _text(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Batch:
         is_image = (input_ids == self.image_token_id).int()
@@ -345,7 +344,9 @@ class Prefetcher(Generic[T]):
         """
         is_last = False
         while not is_last:
-            item = self._next()
+            start = time.perf_counter()
+            item = self._queue.get()
+            self.wait_seconds += time.perf_counter() - start
             if item is None:
                 return
             if isinstance(item, Exception):
@@ -368,35 +369,16 @@ class Prefetcher(Generic[T]):
             except queue.Empty:
                 continue
 
-    def _next(self) -> Item:
-        start = time.perf_counter()
-        item = self._queue.get()
-        self.wait_seconds += time.perf_counter() - start
-        return item
-
     def _run(self) -> None:
         try:
-            for batches in map(self._batches, self._steps):
-                for item in batches:
-                    self._queue.put(item)
+            stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
+            for step in self._steps:
+                for number, micro_batch in enumerate(step, start=1):
+                    with torch.cuda.stream(stream) if stream else nullcontext():
+                        batch, ready = self._make(micro_batch), stream.record_event() if stream else None
+                    self._queue.put((batch, ready, number == len(step)))
                     if self._closed.is_set():
                         return
             self._queue.put(None)
         except Exception as error:  # raised by `step`, where the batch is asked for
             self._queue.put(error)
-
-    def _batches(self, step: list[T]) -> Iterator[Item]:
-        for number, micro_batch in enumerate(step, start=1):
-            yield *self._on_device(micro_batch), number == len(step)
-
-    def _on_device(self, micro_batch: T) -> tuple[Batch, torch.cuda.Event | None]:
-        if self._device.type != "cuda":
-            return self._make(micro_batch), None
-        stream = self._stream()
-        with torch.cuda.stream(stream):
-            return self._make(micro_batch), stream.record_event()
-
-    def _stream(self) -> torch.cuda.Stream:
-        if not hasattr(self, "_own_stream"):
-            self._own_stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        return self._own_stream

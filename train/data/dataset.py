@@ -368,7 +368,10 @@ class PackBatchSampler(torch.utils.data.Sampler[list[int]]):
     def step_of(self, micro_batches: Sequence[MicroBatch]) -> list[PackIndices]:
         """The indices of the packs of a step."""
         last, num_ranks = len(micro_batches) - 1, self.plan.num_ranks
-        return [PackIndices(one, number == last, num_ranks, self.batch) for number, one in enumerate(micro_batches)]
+        return [
+            PackIndices(micro_batch, number == last, num_ranks, self.batch)
+            for number, micro_batch in enumerate(micro_batches)
+        ]
 
     def __len__(self) -> int:
         """Packs of the next epoch."""

@@ -153,10 +153,10 @@ def _len_prefix(examples: Sequence[Example]) -> int:
     return _len_common(min(rows), max(rows), examples[0].token_ids.dtype)
 
 
-def _len_common(one: bytes, other: bytes, dtype: np.dtype[Any]) -> int:
+def _len_common(first: bytes, second: bytes, dtype: np.dtype[Any]) -> int:
     """The number of leading tokens that two rows share."""
-    size = min(len(one), len(other)) // dtype.itemsize
-    differs = np.frombuffer(one, dtype, size) != np.frombuffer(other, dtype, size)
+    size = min(len(first), len(second)) // dtype.itemsize
+    differs = np.frombuffer(first, dtype, size) != np.frombuffer(second, dtype, size)
     return int(differs.argmax()) if differs.any() else size
 
 
@@ -245,7 +245,7 @@ def _split_evenly(group: Group, num_groups: int) -> list[Group]:
     if num_groups == 1:  # nearly always
         return [group]
     members = _distribute(group.branch_tokens, num_groups, len(group.examples))
-    return [group.subset(sorted(some)) for some in members]
+    return [group.subset(sorted(chosen)) for chosen in members]
 
 
 def _most_tokens(sequences: Iterable[Group | Pack]) -> int:

@@ -174,7 +174,6 @@ class Sampler:
     groups: Sequence[Group]
     batch: BatchSection
     seed: int
-    shuffle: bool = True
     rank: int = 0
     num_ranks: int = 1
 
@@ -184,7 +183,7 @@ class Sampler:
     ) -> Sampler:
         """The sampler of some examples; `ranks` are `rank` and `num_ranks`."""
         groups = [nested(group, examples) for group in group_examples(examples, image_token_id)]
-        return cls(examples, groups, batch, seed, shuffle=batch.order != "as_given", **ranks)
+        return cls(examples, groups, batch, seed, **ranks)
 
     def __len__(self) -> int:
         """Optimizer steps per epoch."""
@@ -196,8 +195,7 @@ class Sampler:
 
     def steps(self, start: int, end: int) -> Iterator[list[MicroBatch]]:
         """This rank's micro-batches of the steps `start` to `end` of a training, across its epochs."""
-        first, skipped = divmod(start, len(self))
-        return islice(chain.from_iterable(map(self.epoch, count(first))), skipped, skipped + end - start)
+        return (self._micro_batches(step, ranks[self.rank]) for step, ranks in self._packed(start, end))
 
     def pack_lengths(self, number: int) -> list[int]:
         """The number of tokens of each pack of an epoch, on all ranks."""
@@ -205,14 +203,18 @@ class Sampler:
 
     def upcoming(self, start: int, end: int) -> list[MicroBatch]:
         """All ranks' micro-batches of the steps `start` to `end`, or enough of them to know the lengths of packs."""
-        first, skipped = divmod(start, len(self))
-        steps = islice(chain.from_iterable(map(self._packed_steps, count(first))), skipped, skipped + end - start)
+        steps = self._packed(start, end)
         micro_batches = (self._micro_batches(step, packs) for step, ranks in steps for packs in ranks)
         return list(islice(chain.from_iterable(micro_batches), max(len(self), ENOUGH_PACKS) * self.num_ranks))
 
     def num_targets(self, micro_batch: MicroBatch) -> int:
         """Number of targets of a micro-batch."""
         return sum(self.examples[index].num_targets for group in micro_batch.pack.groups for index in group.examples)
+
+    def _packed(self, start: int, end: int) -> Iterator[tuple[list[Group], list[list[Pack]]]]:
+        """The same of the steps `start` to `end` of a training."""
+        first, skipped = divmod(start, len(self))
+        return islice(chain.from_iterable(map(self._packed_steps, count(first))), skipped, skipped + end - start)
 
     def _packed_steps(self, number: int) -> Iterator[tuple[list[Group], list[list[Pack]]]]:
         """Each step of an epoch: its groups, and the packs of each rank."""
@@ -222,7 +224,7 @@ class Sampler:
             self.batch.questions_per_image,
             self.seed,
             number,
-            shuffle=self.shuffle,
+            shuffle=self.batch.order != "as_given",
         )
         return ((step, self._pack(step)) for step in steps)
 
@@ -232,7 +234,7 @@ class Sampler:
             step = [group.subset([member]) for group in step for member in range(len(group.examples))]
         if self.batch.has_packs:
             return pack_step(step, self.batch.tokens_per_pack, self.num_ranks)
-        rows = [one.whole(self.examples) for one in step]
+        rows = [group.whole(self.examples) for group in step]
         return row_batches(rows, self.batch.samples_per_forward, self.num_ranks)
 
     def _micro_batches(self, step: Sequence[Group], packs: Sequence[Pack]) -> list[MicroBatch]:

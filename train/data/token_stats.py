@@ -11,7 +11,7 @@ is not counted, neither of rows nor of packs to whole blocks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -124,8 +124,8 @@ class TokenCounter:
         if not folder.is_dir():
             raise ModelError(f"no folder at {folder}; name one with a model's tokenizer and preprocessor_config.json")
         self.processor = ImageProcessor(folder, max_pixels=max_pixels)
-        self.merge_size: int = self.processor.settings["merge_size"]
-        self.chat_tokenizer = ChatTokenizer(folder, _config(folder, self.merge_size), enable_thinking=enable_thinking)
+        config = _config(folder, self.processor.settings["merge_size"])
+        self.chat_tokenizer = ChatTokenizer(folder, config, enable_thinking=enable_thinking)
 
     def example(self, record: Record, keys: Sequence[str], image_tokens: Sequence[int]) -> Example:
         """The example that training makes of a record.
@@ -138,26 +138,24 @@ class TokenCounter:
 
 def count_tokens(corpus: Corpus, counter: TokenCounter, tokenizer: str, batch: BatchSection) -> TokenStats:
     """The token counts of each file."""
-    known = {image.key: planned_tokens(counter.processor, image.size) for image in corpus.images.values() if image.size}
-    known = {key: number for key, number in known.items() if number}
+    planned = (
+        (image.key, planned_tokens(counter.processor, image.size)) for image in corpus.images.values() if image.size
+    )
+    known = {key: number for key, number in planned if number}
     images = {corpus.identity(path) for path in corpus.images}
-
-    def tokens_of(key: str) -> int:
-        return known.get(key, 0)
-
     return TokenStats(
         tokenizer,
         batch,
-        tuple(_file_tokens(file, corpus, counter, batch, tokens_of) for file in corpus.files),
+        tuple(_file_tokens(file, corpus, counter, batch, known) for file in corpus.files),
         Counter(known.values()),
         len(images - known.keys()),
     )
 
 
 def _file_tokens(
-    file: CorpusFile, corpus: Corpus, counter: TokenCounter, batch: BatchSection, tokens_of: Callable[[str], int]
+    file: CorpusFile, corpus: Corpus, counter: TokenCounter, batch: BatchSection, known: Mapping[str, int]
 ) -> FileTokens:
-    examples, refused = _examples(file, corpus, counter, tokens_of)
+    examples, refused = _examples(file, corpus, counter, known)
     kept = [example for example in examples if example.num_tokens <= batch.longest_record]
     too_long = [example for example in examples if example.num_tokens > batch.longest_record]
     sampler = Sampler.of(kept, counter.chat_tokenizer.image_token_id, batch, seed=0)
@@ -181,7 +179,7 @@ def _file_tokens(
 
 
 def _examples(
-    file: CorpusFile, corpus: Corpus, counter: TokenCounter, tokens_of: Callable[[str], int]
+    file: CorpusFile, corpus: Corpus, counter: TokenCounter, known: Mapping[str, int]
 ) -> tuple[list[Example], list[Item]]:
     """The examples of all records that training accepts, and the records that it refuses, with the reasons."""
     examples, refused = [], []
@@ -189,7 +187,7 @@ def _examples(
         record = replace(record, origin=file.origin(record))
         keys = [corpus.identity(image) for image in record.images]
         try:
-            examples.append(counter.example(record, keys, [tokens_of(key) for key in keys]))
+            examples.append(counter.example(record, keys, [known.get(key, 0) for key in keys]))
         except RecordsError as error:
             refused.append({"place": record.origin, "reason": str(error)})
     return examples, refused

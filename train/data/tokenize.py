@@ -6,7 +6,9 @@ prompt. So no template has to be known in advance, and token boundaries are thos
 answers and the end token after each answer are supervised. An `Example` keeps one placeholder token per image, which is
 expanded when a batch is made; this keeps tens of thousands of examples small. One conversation takes 0.2 ms. Tokens
 depend on texts and the number of images alone, so a conversation that occurs again, as most do in visual question
-answering, is tokenized once.
+answering, is tokenized once. To render the prompt of every turn takes the square of their number. So of a long
+conversation the prompts of the first and last turns are rendered; a turn between is found if it is written around its
+texts as the one before it.
 
 A template comes from elsewhere. Jinja's sandbox keeps it away from Python, but not from loops without an end or texts
 without a limit. So it is tried once in a forked process that may use little time and memory, which takes milliseconds.
@@ -45,6 +47,8 @@ MAX_SECONDS, MAX_WAIT_S, MAX_BYTES, MAX_CHARACTERS = 5, 60, 1 << 30, 1 << 20
 """What rendering a few words may take: CPU time, time, memory and characters."""
 THINKING = "enable_thinking"
 """The variable by which chat templates of Qwen know whether the model should think before it answers."""
+EDGE = 8
+"""How many turns at each end of a conversation have their prompts rendered."""
 Tokens = tuple[NDArray[np.int32], NDArray[np.bool_]]
 """Token ids of a conversation with one placeholder per image, and whether each of them is supervised."""
 TURN = Turn("question", "answer")
@@ -157,10 +161,10 @@ class ChatTokenizer:
         self._shared: dict[object, Tokens] = {}
         if reason := failure_of(self._try_template):
             raise self._template_error(reason)
-        found = self.tokenizer.get_vocab().get(self.image_token)
-        if found != self.image_token_id:
+        token_id = self.tokenizer.get_vocab().get(self.image_token)
+        if token_id != self.image_token_id:
             raise ModelError(
-                f"the tokenizer in {folder} has {self.image_token} as {found}, the model expects "
+                f"the tokenizer in {folder} has {self.image_token} as {token_id}, the model expects "
                 f"{self.image_token_id}; use the tokenizer that was published with the model"
             )
 
@@ -188,10 +192,7 @@ class ChatTokenizer:
     def tokens(self, record: Record) -> Tokens:
         """The tokens of a whole conversation, which depend on its texts and the number of its images.
 
-        Answers of a context are not supervised.
-
-        Raises:
-            RecordsError: as for `example`.
+        Answers of a context are not supervised. Raises RecordsError as `example` does.
         """
         num_given, record = record.num_given, record.shown
         self._check_texts(record)
@@ -265,8 +266,17 @@ class ChatTokenizer:
         self, messages: list[dict[str, Any]], text: str, record: Record, num_given: int
     ) -> list[tuple[int, int]]:
         """Character offsets in `text` of each answer that is not given, and its end token."""
-        ends = answer_ends(messages)[num_given:]
-        return [self._answer_span(messages[:end], text, record) for end in ends]
+        ends, turns, eos = answer_ends(messages), record.turns, self.tokenizer.eos_token
+        spans: list[tuple[int, int]] = []
+        for number in range(num_given, len(ends)):
+            if num_given + EDGE <= number < len(ends) - EDGE:
+                before = text[spans[-2][1] : spans[-1][0]].replace(turns[number - 1].question, turns[number].question)
+                start, answer = spans[-1][1] + len(before), turns[number].answer + eos
+                if text.startswith(before + answer, spans[-1][1]):
+                    spans.append((start, start + len(answer)))
+                    continue
+            spans.append(self._answer_span(messages[: ends[number]], text, record))
+        return spans
 
     def _answer_span(self, messages: list[dict[str, Any]], text: str, record: Record) -> tuple[int, int]:
         """Character offsets in `text` of the last of `messages`, an answer, and its end token."""

@@ -297,19 +297,16 @@ class Start:
             UsageError: the run to start from was trained on another model.
         """
         folder, run = opened.folder, opened.run
-        if not restart and _is_finished(opened, identity, resume):
+        is_finished = not restart and _is_finished(opened, identity, resume)
+        if is_finished or (not restart and folder.trained.exists()):
             folder.check_adapter()
-            return cls(is_finished=True)
-        if not restart and folder.trained.exists():
-            folder.check_adapter()
-            return cls(is_trained=True, checkpoint=folder.last_checkpoint)
+            return cls(is_finished=True) if is_finished else cls(is_trained=True, checkpoint=folder.last_checkpoint)
         checkpoint = None if restart else find_checkpoint(folder, opened.notify)
         if checkpoint:
             if run.train.best:
                 best_checkpoint(checkpoint)  # raises if it is not there
             return cls(checkpoint=checkpoint)
-        other = find_start(run)
-        if other:
+        if other := find_start(run):
             check_same_model(other, identity)
         return cls(other=other)
 
@@ -335,10 +332,10 @@ def _is_finished(opened: OpenRun, identity: dict[str, Any], resume: bool) -> boo
     folder.check(opened.run, identity)
     if folder.is_finished:
         return True
-    found = "its trained adapter" if folder.trained.exists() else getattr(folder.last_checkpoint, "name", "")
-    if found and not resume:
+    newest = "its trained adapter" if folder.trained.exists() else getattr(folder.last_checkpoint, "name", "")
+    if newest and not resume:
         raise RunFolderError(
-            f"{folder.folder} holds this run, unfinished, with {found}; "
+            f"{folder.folder} holds this run, unfinished, with {newest}; "
             "add --resume to continue from it, or --restart to start again"
         )
     return False

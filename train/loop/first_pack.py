@@ -22,7 +22,7 @@ import contextlib
 import math
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -174,10 +174,10 @@ class FirstPack:
             rows, others = self._as_rows(), [self._as_rows(parts=2)]
             with _rounding_once_more(model, eps):
                 others.append(self._as_rows())
-            found = [other.distances(rows) for other in others]
+            spreads = [other.distances(rows) for other in others]
             self._rows = rows.cpu()  # a training needs all of the GPU's memory
         model.train(was_training)
-        self._spread = {what: max(distances.get(what, 0.0) for distances in found) for what in found[0]}
+        self._spread = {what: max(distances.get(what, 0.0) for distances in spreads) for what in spreads[0]}
 
     def check(self, model: Any) -> str:
         """Compare the pack as `model` computes it: the trainer's, as it is called in training. Says what was found.
@@ -268,21 +268,19 @@ class FirstPack:
     def _as_rows(self, parts: int = 1) -> Outcome:
         """The compared questions as rows, as many together as have the tokens of the pack, or a part of these."""
         trainer, model, examples = self._trainer, self._trainer.model.train(), self._examples
+        dataset = trainer.train_sampler.dataset
+        rows = RowCollator.of(dataset.chat_tokenizer, dataset.features)
         longest = max(example.num_tokens for example in examples)
         fit = max(1, min(len(examples), self._pack.micro_batch.pack.num_tokens // longest))
         rows_per_pass = math.ceil(fit / parts)
         total = torch.zeros((), device=trainer.args.device)
         for start in range(0, len(examples), rows_per_pass):
-            batch = self._rows_of(examples[start : start + rows_per_pass])
+            together = examples[start : start + rows_per_pass]
+            text = rows.text_batch(together, [1 / self._num_targets()] * len(together))
+            batch = text | image_inputs(dataset.features, image_keys(together), trainer.args.device)
             with trainer.accelerator.autocast():  # as in the forward method that accelerate makes for the training
                 total += self._backward(model, batch)
         return Outcome.of(model, total)
-
-    def _rows_of(self, examples: Sequence[Any]) -> Batch:
-        dataset, device = self._trainer.train_sampler.dataset, self._trainer.args.device
-        weights = [1 / self._num_targets()] * len(examples)
-        text = RowCollator.of(dataset.chat_tokenizer, dataset.features).text_batch(examples, weights)
-        return text | image_inputs(dataset.features, image_keys(examples), device)
 
     @property
     def _examples(self) -> list[Any]:
@@ -307,9 +305,7 @@ def _rounding_once_more(model: Any, eps: float) -> Iterator[None]:
         noise = torch.empty_like(result, dtype=torch.float32).uniform_(-half, half)
         return (result * (1 + noise)).to(result.dtype)
 
-    hooks = [layer.register_forward_hook(rounded) for layer in text_model(model).layers]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for layer in text_model(model).layers:
+            hooks.enter_context(layer.register_forward_hook(rounded))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -115,13 +115,11 @@ class MetricsLog(TrainerCallback):
             logs.update({name: measured[name] for name in FOR_TRACKERS} | memory)
             if not is_first_line:
                 self._notify_of_waiting(measured)
-        elif "eval_loss" in logs:
-            tqdm.write(f"{step}  validation loss {logs['eval_loss']:.4f}", file=sys.stderr)
-            self._append(state, {"eval_loss": logs["eval_loss"]} | peak_memory())
-        elif "eval_exact_match" in logs:
-            answered = {name: value for name, value in logs.items() if name.startswith("eval_")}
-            tqdm.write(f"{step}  {answered_line(answered)}", file=sys.stderr)
-            self._append(state, answered | peak_memory())
+        elif evaluated := {name: value for name, value in logs.items() if name.startswith("eval_")}:
+            validated = "eval_loss" in logs
+            line = f"validation loss {logs['eval_loss']:.4f}" if validated else answered_line(evaluated)
+            tqdm.write(f"{step}  {line}", file=sys.stderr)
+            self._append(state, evaluated | peak_memory())
 
     def _now(self, state: Any) -> tuple[int, float, float, int, int]:
         trainer = self._trainer
@@ -151,7 +149,9 @@ class MetricsLog(TrainerCallback):
             )
 
     def _append(self, state: Any, values: dict[str, Any]) -> None:
-        values = {name: _or_none(value) for name, value in values.items()}
+        # JSON cannot hold infinity; the first gradients of fp16 are infinite.
+        odd = [name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)]
+        values = values | dict.fromkeys(odd)
         with self.path.open("a") as file:
             now = round(time.time(), 3)
             file.write(json.dumps({"step": state.global_step, "epoch": state.epoch, "time": now, **values}) + "\n")
@@ -171,11 +171,6 @@ def _check_finite(logs: dict[str, Any], step: int) -> None:
         )
 
 
-def _or_none(value: Any) -> Any:
-    """None for infinity, which JSON cannot hold; the first gradients of fp16 are infinite."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def peak_memory() -> dict[str, float]:
     """The most memory that PyTorch has reserved on this process's GPU, in gigabytes; nothing on a CPU."""
     if not torch.cuda.is_available():
@@ -185,8 +180,8 @@ def peak_memory() -> dict[str, float]:
 
 def answered_line(logs: dict[str, float]) -> str:
     """The exact match of answers, and what they cost, on one line."""
-    asked = count(int(logs["eval_num_questions"]), "question")
-    return f"exact match {logs['eval_exact_match']:.1%} on {asked} in {duration(logs['eval_seconds'])}"
+    questions = count(int(logs["eval_num_questions"]), "question")
+    return f"exact match {logs['eval_exact_match']:.1%} on {questions} in {duration(logs['eval_seconds'])}"
 
 
 def step_line(logs: dict[str, Any], measured: dict[str, float]) -> str:
@@ -227,8 +222,8 @@ class Heartbeat(TrainerCallback):
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Heartbeat:
+        self._write()
         if self._is_first:
-            self._write()
             self._thread.start()
         return self
 
@@ -244,8 +239,7 @@ class Heartbeat(TrainerCallback):
     def enter(self, phase: str) -> None:
         """Record that a new phase begins."""
         self._update(phase=phase)
-        if self._is_first:
-            self._write()
+        self._write()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         step = state.global_step
@@ -291,7 +285,7 @@ class Heartbeat(TrainerCallback):
         # The lock makes the last write the newest. It is not the lock of `_update`, because a step must not wait for
         # the disk. A full disk is ignored: it may have room at the next beat.
         with self._writing, contextlib.suppress(OSError):
-            if not self._is_lost():
+            if self._is_first and not self._is_lost():
                 write_json(self.path, asdict(self.progress))
 
 
@@ -329,11 +323,10 @@ def tracker_callbacks(names: Sequence[str], folder: Path, first_step: int) -> li
     They must come after `MetricsLog`, which adds to the logs.
     """
     kinds: list[Any] = get_reporting_integration_callbacks([*names])  # type: ignore[no-untyped-call]
-    callbacks: list[TrainerCallback] = []
-    for kind in kinds:
-        is_tensorboard = kind is TensorBoardCallback
-        callbacks.append(kind(_tensorboard_writer(folder, first_step)) if is_tensorboard else kind())
-    return callbacks
+    return [
+        kind(_tensorboard_writer(folder, first_step)) if kind is TensorBoardCallback else kind()  # type: ignore[no-untyped-call]
+        for kind in kinds
+    ]
 
 
 def _tensorboard_writer(folder: Path, first_step: int) -> Any:

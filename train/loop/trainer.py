@@ -1,22 +1,7 @@
 """transformers' Trainer, set up from the run file, and what is measured while training.
 
-Trainer keeps the loop, optimizer, scheduler, mixed precision, checkpoints and resuming. We override:
-
-    Trainer calls               we do
-    get_train_dataloader        count the steps of an epoch, without data
-    get_batch_samples           return the batches of the next step, from the prefetch thread
-    training_step               run forward and backward over all micro-batches of the step, or replay CUDA graphs
-    evaluate                    measure what is due: the validation loss over the whole split, exact match
-    _evaluate                   leave a schedule that follows the validation loss alone if this was not measured
-    _determine_best_metric      compare only if what the best checkpoint is chosen by was measured
-    _wrap_model                 skip DDP where gradients are exchanged at the end of a step
-    _move_model_to_device       skip a sharded model, which is in place
-    _save_checkpoint            record the losses so far, write checksums last, delete old checkpoints by their step
-    _save_rng_state             wait for all ranks before the checkpoint becomes complete
-    _load_best_model            compare its checksums first
-    log                         make `train_loss` the mean over all steps, not over those since a training resumed
-    floating_point_ops          return 0: Trainer's estimate knows neither packs nor frozen weights
-    train (called by us)        measure its seconds, report out of memory, end the prefetch thread, free the CUDA graphs
+Trainer keeps the loop, optimizer, scheduler, mixed precision, checkpoints and resuming. The methods that are overridden
+say what they do otherwise.
 
 Design: to Trainer, one item of data is a whole optimizer step, so that a step has exactly `samples_per_step` samples in
 any number of forward passes. A step follows from the seed and its number alone, so a resumed training continues without
@@ -343,8 +328,7 @@ class PackTrainer(Trainer):
         with self.compute_loss_context_manager():
             loss = pack_loss(model, batch)
         self.accelerator.backward(loss)
-        detached: torch.Tensor = loss.detach()
-        return detached
+        return loss.detach()
 
     def _averages_at_step_end(self, model: Any) -> bool:
         """Whether gradients are exchanged at the end of a step, and not by DDP in the backward pass."""
@@ -381,9 +365,8 @@ class PackTrainer(Trainer):
         with saving(checkpoint, num_bytes) if is_first else contextlib.nullcontext():
             self.accelerator.wait_for_everyone()  # until the first rank has made the folder
             super()._save_checkpoint(model, trial)
-        if is_first:
-            if self.num_checkpoints:
-                delete_old(checkpoint, state.best_model_checkpoint, self.num_checkpoints)
+        if is_first and self.num_checkpoints:
+            delete_old(checkpoint, state.best_model_checkpoint, self.num_checkpoints)
 
     def _continue_losses(self) -> None:
         """Continue the sums of losses of the checkpoint, as if there had been no stop; Trainer starts with none."""
@@ -399,11 +382,13 @@ class PackTrainer(Trainer):
         return self._num_losses_before + int(self.state.global_step) - max(self._resumed_from, 0)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log as Trainer does; `train_loss` is the mean over all steps, not over those since a training resumed."""
         if "train_loss" in logs:
             logs["train_loss"] = self._total_loss_scalar / max(self._num_losses, 1)
         super().log(logs, *args, **kwargs)
 
     def _load_best_model(self) -> None:
+        """Load it as Trainer does, after a comparison of its checksums."""
         check_undamaged(Path(str(self.state.best_model_checkpoint)))
         super()._load_best_model()
 
@@ -452,9 +437,11 @@ class PackTrainer(Trainer):
         return total
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Evaluate as Trainer does; a schedule that follows the validation loss waits until that is measured."""
         return super()._evaluate(*args, **kwargs | {"skip_scheduler": not self.evaluations.validates})
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Compare only if what the best checkpoint is chosen by was measured."""
         measured = f"eval_{self.args.metric_for_best_model}" in metrics
         return measured and super()._determine_best_metric(metrics, trial)
 

@@ -124,7 +124,9 @@ def run_trial(trainer: Any, startup: Startup) -> Trial:
             raise TrainingError(trainer.out_of_memory(num_tokens)) from None
     # Nothing was freed since `empty_cache`, so the memory reserved now is the most that capturing needed.
     gradients = sum(weight.nbytes for weight in trained) if trainer.captured else 0  # beside those of captured passes
-    peak = max(launched, torch.cuda.memory_reserved()) + gradients + _bytes_of_optimizer(trainer, trained)
+    # The optimizer will add two numbers per weight, as Adam keeps, unless it has allocated them.
+    of_optimizer = 0 if trainer.optimizer.state else 2 * sum(weight.nbytes for weight in trained)
+    peak = max(launched, torch.cuda.memory_reserved()) + gradients + of_optimizer
     total = torch.cuda.get_device_properties(trainer.args.device).total_memory
     num_shapes, seconds = len(packs) if trainer.captured else 0, startup.seconds
     return Trial(num_tokens, seconds[COMPILE], num_shapes, seconds.get(CAPTURE, 0.0), peak, total)
@@ -149,13 +151,13 @@ def largest(shapes: Iterable[Shape]) -> list[Shape]:
 def packs_by_shape(sampler: Sampler, start: int, end: int) -> dict[Shape, MicroBatch]:
     """One of the upcoming micro-batches for each shape; those with the most tokens first."""
     longest_first = sorted(sampler.upcoming(start, end), key=lambda micro_batch: -micro_batch.pack.num_tokens)
-    found: dict[Shape, MicroBatch] = {}
+    packs: dict[Shape, MicroBatch] = {}
     for micro_batch in longest_first:
         has_images = any(sampler.examples[group.examples[0]].image_keys for group in micro_batch.pack.groups)
-        found.setdefault(
+        packs.setdefault(
             shape_of(micro_batch.pack.num_tokens, sampler.num_targets(micro_batch), has_images), micro_batch
         )
-    return found
+    return packs
 
 
 def _run(trainer: Any, micro_batch: MicroBatch) -> list[torch.Tensor]:
@@ -182,9 +184,3 @@ def _validate(trainer: Any) -> None:
         trainer.validation_loss(trainer.eval_batch_of(indices))
         if is_sharded(model):
             model.reshard()
-
-
-def _bytes_of_optimizer(trainer: Any, trained: list[torch.Tensor]) -> int:
-    """Memory that the optimizer will add: two numbers per weight, as Adam keeps; 0 if it has allocated them."""
-    optimizer: Any = trainer.optimizer
-    return 0 if optimizer.state else 2 * sum(weight.nbytes for weight in trained)

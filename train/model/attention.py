@@ -104,7 +104,7 @@ class PackMask:
         queries, ends = rows.view(-1, BLOCK), seen_until.view(-1, BLOCK)
         first = torch.arange(0, len(seen_until), BLOCK, device=rows.device)
         some = (first <= queries.amax(1, keepdim=True)) & (ends.amax(1) > queries.amin(1, keepdim=True))
-        blocks = [_block_indices(one) for one in (some, torch.zeros_like(some), some.T, torch.zeros_like(some.T))]
+        blocks = [_block_indices(mask) for mask in (some, torch.zeros_like(some), some.T, torch.zeros_like(some.T))]
         shape, block = (len(rows), len(seen_until)), (BLOCK, BLOCK)
         return BlockMask(shape, *blocks[0], *blocks[1], *blocks[2], *blocks[3], block, self._rows_attend)
 

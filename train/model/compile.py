@@ -76,7 +76,7 @@ from lookonce.run.sections import Checkpointing
 from lookonce.text import Notify, first_line, size
 from lookonce.train.model.attention import NAME
 from lookonce.train.model.linear_attention import states_of_branches
-from lookonce.train.model.load import base_model, is_sharded, text_model
+from lookonce.train.model.load import base_model, is_sharded, replaced, text_model
 from lookonce.train.model.lora import scaled_forward
 from lookonce.train.model.loss import is_short, short_last_layer
 
@@ -107,19 +107,9 @@ def without_syncs(model: Any) -> Iterator[None]:
     def placeholders(input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
         return (input_ids == image_token_id)[..., None], None
 
-    replaced = ((inner, "get_placeholder_mask", placeholders), (text, "_deepstack_process", add_features))
-    used = [(owner, name, method) for owner, name, method in replaced if hasattr(owner, name)]
-    before = [(owner, name, vars(owner).get(name)) for owner, name, _ in used]
-    for owner, name, method in used:
-        setattr(owner, name, method)
-    try:
+    methods = ((inner, "get_placeholder_mask", placeholders), (text, "_deepstack_process", add_features))
+    with replaced((owner, name, method) for owner, name, method in methods if hasattr(owner, name)):
         yield
-    finally:
-        for owner, name, outer in before:
-            if outer:  # within another block
-                setattr(owner, name, outer)
-            else:
-                delattr(owner, name)
 
 
 def add_features(hidden_states: torch.Tensor, is_image: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
@@ -147,17 +137,12 @@ def checkpointed(model: Any, how: Checkpointing) -> Iterator[None]:
     """
     layers = text_model(model).layers[:-1] if how else []
     parts = [layer.mlp if how == "selective" else layer for layer in layers]
-    before = [vars(part).get("forward") for part in parts]
-    for part in parts:
-        part.stored_forward, part.forward = part.forward, MethodType(_forward, part)
-    try:
-        with inductor_config.patch(joint_custom_post_pass=InputsAreStored() if how else None):
-            yield
-    finally:
-        for part, forward in zip(parts, before, strict=True):
-            del part.stored_forward, part.forward
-            if forward:
-                part.forward = forward
+    stored = [(part, "stored_forward", part.forward) for part in parts]
+    with (
+        replaced([*stored, *((part, "forward", MethodType(_forward, part)) for part in parts)]),
+        inductor_config.patch(joint_custom_post_pass=InputsAreStored() if how else None),
+    ):
+        yield
 
 
 def _forward(part: Any, *args: Any, **options: Any) -> Any:
@@ -173,19 +158,13 @@ def fewer_passes(model: Any, *, joins: bool) -> Iterator[None]:
     If it `joins`, frozen weights become parts of joined matrices where they can.
     """
     layers: list[Any] = [one for one in model.modules() if type(one) is Linear and "forward" not in vars(one)]
-    for layer in layers:
-        layer.forward = MethodType(scaled_forward, layer)
-    try:
+    with contextlib.ExitStack() as within:
+        within.enter_context(replaced((layer, "forward", MethodType(scaled_forward, layer)) for layer in layers))
         if joins:
             from lookonce.train.model.lora_joined import joined_layers  # here, as it looks for Triton
 
-            with joined_layers(text_model(model), layers):
-                yield
-        else:
-            yield
-    finally:
-        for layer in layers:
-            del layer.forward
+            within.enter_context(joined_layers(text_model(model), layers))
+        yield
 
 
 @contextlib.contextmanager
@@ -225,11 +204,8 @@ def _inputs_with_gradient(text: Any) -> Iterator[None]:
             options["inputs_embeds"] = embeddings.detach().requires_grad_()
         return args, options
 
-    hook = text.register_forward_pre_hook(require_gradient, with_kwargs=True)
-    try:
+    with text.register_forward_pre_hook(require_gradient, with_kwargs=True):
         yield
-    finally:
-        hook.remove()
 
 
 def _joins(model: Any) -> bool:
@@ -242,16 +218,12 @@ def _joins(model: Any) -> bool:
 def as_loaded(model: Any, attention: str) -> Iterator[None]:
     """Use an attention and layers that are not compiled within the block, whatever they are outside of it."""
     text = text_model(model)
-    before = text.config._attn_implementation, [layer._compiled_call_impl for layer in text.layers]
-    text.config._attn_implementation = attention
-    for layer in text.layers:
-        layer._compiled_call_impl = None
+    before, text.config._attn_implementation = text.config._attn_implementation, attention
     try:
-        yield
+        with replaced((layer, "_compiled_call_impl", None) for layer in text.layers):
+            yield
     finally:
-        text.config._attn_implementation = before[0]
-        for layer, compiled in zip(text.layers, before[1], strict=True):
-            layer._compiled_call_impl = compiled
+        text.config._attn_implementation = before
 
 
 @contextlib.contextmanager
@@ -375,9 +347,9 @@ class CompileCache:
         return self._folder / f"{self._prefix}-{xxhash.xxh3_128_hexdigest(content)}{SUFFIX}"
 
 
-def _is_only_ours(found: os.stat_result) -> bool:
+def _is_only_ours(status: os.stat_result) -> bool:
     """Whether a file belongs to this user and no other user may write to it."""
-    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def names_of(artifacts: Iterable[Iterable[str]]) -> set[str]:

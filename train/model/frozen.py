@@ -164,9 +164,9 @@ def mismatched(model: Any, frozen: str) -> Iterator[tuple[str, Sequence[int], Se
     for name, module in model.named_modules():
         if isinstance(module, (Linear4bit, Linear8bitLt)):
             weight, shape = module.weight, (module.out_features, module.in_features)
-            found = weight.quant_state.shape if isinstance(module, Linear4bit) else weight.shape
-            if tuple(found) != shape:
-                yield f"{name}.weight", found, shape
+            actual = weight.quant_state.shape if isinstance(module, Linear4bit) else weight.shape
+            if tuple(actual) != shape:
+                yield f"{name}.weight", actual, shape
 
 
 def check_frozen(frozen: str, key: str = "frozen") -> None:

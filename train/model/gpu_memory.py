@@ -54,11 +54,11 @@ MODELS = {
 def measured_name(model: str, config: Any = None) -> str | None:
     """Which of `MODELS` a model is, by its configuration, or by its Hub name if that is not known; None if none."""
     if config is None:
-        found = re.search(r"Qwen3-VL-\d+B", model)
-        return found[0] if found and found[0] in MODELS else None
+        size = re.search(r"Qwen3-VL-\d+B", model)
+        return size[0] if size and size[0] in MODELS else None
     text = getattr(config, "text_config", config)
     shape = (getattr(text, "hidden_size", 0), getattr(text, "num_hidden_layers", 0))
-    return next((name for name, one in MODELS.items() if (one.hidden_size, one.num_layers) == shape), None)
+    return next((name for name, size in MODELS.items() if (size.hidden_size, size.num_layers) == shape), None)
 
 
 def usable_gb(gpu_gb: float) -> float:

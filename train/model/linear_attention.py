@@ -48,7 +48,7 @@ from transformers.activations import ACT2FN
 
 from lookonce.families.kernels import CHUNKED, RECURRENT, computed_by_pytorch, in_rows
 from lookonce.families.lookup import family_of
-from lookonce.train.model.load import text_model, without_ddp
+from lookonce.train.model.load import replaced, text_model, without_ddp
 
 Column = NDArray[np.int64]
 SHORT = 60
@@ -112,28 +112,28 @@ class _Segment:
 
 def segments_of(seen_until: torch.Tensor, num_before: int, short: int = SHORT) -> Segments:
     """The segments of a pack, with `num_before` tokens before each. `seen_until` is `[L]`."""
-    segments = sorted(_cut(seen_until.cpu().numpy(), num_before, short), key=lambda one: one.depth)
+    segments = sorted(_cut(seen_until.cpu().numpy(), num_before, short), key=lambda segment: segment.depth)
     depths, begin, device = [], 0, seen_until.device
     places, numbers = (np.empty(len(seen_until), dtype=np.int64) for _ in range(2))
-    for number, one in enumerate(segments):
-        numbers[one.own] = number
-    for _, members in groupby(segments, key=lambda one: one.depth):
+    for number, segment in enumerate(segments):
+        numbers[segment.own] = number
+    for _, members in groupby(segments, key=lambda segment: segment.depth):
         same = list(members)
-        ends = np.cumsum([0, *(len(one.tokens) + num_before for one in same)])
-        for one, start in zip(same, ends[:-1], strict=True):
-            places[one.own] = begin + start + len(one.tokens) - len(one.own) + np.arange(len(one.own))
+        ends = np.cumsum([0, *(len(segment.tokens) + num_before for segment in same)])
+        for segment, start in zip(same, ends[:-1], strict=True):
+            places[segment.own] = begin + start + len(segment.tokens) - len(segment.own) + np.arange(len(segment.own))
         ends[-1] -= num_before
         depths.append(_depth(same, ends, num_before, len(seen_until), device))
         begin += ends[-1]
-    last = np.stack([one.last for one in segments])
+    last = np.stack([segment.last for segment in segments])
     return Segments(tuple(depths), *(_on(device, column) for column in (places, numbers, last)))
 
 
 def _depth(same: list[_Segment], ends: Column, num_before: int, no_token: int, device: torch.device) -> Depth:
     nothing = np.full(num_before, no_token)
-    tokens = np.concatenate([part for one in same for part in (one.before, one.tokens)])
-    changing = np.concatenate([part for one in same for part in (nothing, one.tokens)])[num_before:]
-    parents = _on(device, [one.parent for one in same])
+    tokens = np.concatenate([part for segment in same for part in (segment.before, segment.tokens)])
+    changing = np.concatenate([part for segment in same for part in (nothing, segment.tokens)])[num_before:]
+    parents = _on(device, [segment.parent for segment in same])
     return Depth(_on(device, tokens), _on(device, changing), _on(device, ends), torch.as_tensor(ends), parents)
 
 
@@ -173,15 +173,10 @@ def states_of_branches(model: Any, *, compiled: bool = False) -> Iterator[None]:
     uncompiled: Any = torch.compiler.disable
     if layers:
         load = family_of(model.config).load
-        parts: list[Any] = [torch.compile(one, dynamic=True) if compiled else one for one in (heads_of, gated)]
+        parts: list[Any] = [torch.compile(part, dynamic=True) if compiled else part for part in (heads_of, gated)]
         kernels = Kernels(load(CHUNKED), load(RECURRENT), *parts)
-    for layer in layers:
-        layer.forward = partial(uncompiled(_forward), layer, kernels)
-    try:
+    with replaced((layer, "forward", partial(uncompiled(_forward), layer, kernels)) for layer in layers):
         yield
-    finally:
-        for layer in layers:
-            del layer.forward
 
 
 def masks_of(model: Any, mask: Any, seen_until: torch.Tensor) -> Any:
@@ -334,10 +329,10 @@ class InPack(Sequences):
         for depth in self.segments.depths:
             mixed, decay, beta = (column[None] for column in columns.of(depth.tokens, depth.changing))
             before = states[-1][depth.parents] if states else None
-            wanted = of_last_depth or depth is not last
-            result, final = kernels.run(layer, mixed, decay, beta, before, depth=depth, returns_states=wanted)
+            returns_states = of_last_depth or depth is not last
+            result, final = kernels.run(layer, mixed, decay, beta, before, depth=depth, returns_states=returns_states)
             results.append(result[0])
-            states += [final] if wanted else []
+            states += [final] if returns_states else []
         return torch.cat(results)[self.segments.places], states
 
 

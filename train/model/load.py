@@ -55,6 +55,7 @@ from lookonce.train.model.lora import (
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 """The dtype of the frozen weights for each `train.precision` of a run file."""
 NUM_NAMED = 4
+_ABSENT = object()
 
 
 class CachedVisionTower(nn.Module):
@@ -135,7 +136,7 @@ def _load(model_class: Any, model_folder: ModelFolder, dtype: torch.dtype, atten
     shapes = model_folder.shapes()
     _check_filled(folder, missing_expert_tensors(model_folder, shapes))
     try:
-        model, found = model_class.from_pretrained(
+        model, report = model_class.from_pretrained(
             folder,
             dtype=dtype,
             attn_implementation=attention,
@@ -150,7 +151,7 @@ def _load(model_class: Any, model_folder: ModelFolder, dtype: torch.dtype, atten
     except RuntimeError:  # transformers could not join the tensors of experts, and does not name them
         _check_filled(folder, (), misshapen_expert_tensors(model_folder, shapes))
         raise
-    missing, misshapen, unknown = (found[f"{kind}_keys"] for kind in ("missing", "mismatched", "unexpected"))
+    missing, misshapen, unknown = (report[f"{kind}_keys"] for kind in ("missing", "mismatched", "unexpected"))
     _check_filled(folder, missing, misshapen, unknown)
     finish(model, frozen)
     _check_filled(folder, (), mismatched(model, frozen), unknown)  # transformers does not compare what it quantises
@@ -164,7 +165,7 @@ def _check_filled(
     unknown: Iterable[str] = (),
 ) -> None:
     """Refuse a checkpoint that leaves tensors of the model with random values, which transformers only logs."""
-    shapes = [f"{name} {[*there]} instead of {[*wanted]}" for name, there, wanted in sorted(mismatched)]
+    shapes = [f"{name} {[*stored]} instead of {[*needed]}" for name, stored, needed in sorted(mismatched)]
     others = [*sorted(unknown)]
     for problem, names in (("other shapes", shapes), ("no values", sorted(missing))):
         if names:
@@ -206,25 +207,22 @@ def _train_in_float32(model: PeftModel) -> None:
             parameter.data = parameter.data.float()
 
 
-def _check_modules_to_save(model: Any, wanted: list[str]) -> None:
+def _check_modules_to_save(model: Any, modules_to_save: list[str]) -> None:
     """Refuse names that match nothing, which PEFT ignores, and modules whose weights are rounded to whole numbers."""
     modules = {name: module for name, module in model.named_modules() if name}
     names = list(modules)
-    for name in wanted:
+    for name in modules_to_save:
         matched = [found for found in names if found.endswith(name)]
-        if rounded := [one for one in matched if _is_quantised(modules[one])]:
+        weights = {module: (*modules[module].parameters(), *modules[module].buffers()) for module in matched}
+        if rounded := [one for one in matched if not all(map(torch.is_floating_point, weights[one]))]:
             raise ModelError(
                 f"lora.modules_to_save: {name} is quantised and cannot be trained as a whole: "
                 f"{listed(rounded, NUM_NAMED)}; name it in lora.targets, or set train.frozen: {UNQUANTISED}"
             )
         if not matched:
-            near = difflib.get_close_matches(name, {found.rpartition(".")[2] for found in names}, n=1)
+            near = difflib.get_close_matches(name, {module.rpartition(".")[2] for module in names}, n=1)
             hint = f"; did you mean `{near[0]}`?" if near else ""
             raise ModelError(f"lora.modules_to_save: no module of the language model is named {name!r}{hint}")
-
-
-def _is_quantised(module: torch.nn.Module) -> bool:
-    return not all(map(torch.is_floating_point, (*module.parameters(), *module.buffers())))
 
 
 def load_trained(model_folder: ModelFolder, run: RunFile, adapter: Path) -> PeftModel:
@@ -274,6 +272,23 @@ def without_adapter(model: PeftModel) -> Iterator[PeftModel]:
     """The model, whose adapter has no effect within the block."""
     with model.disable_adapter():
         yield model
+
+
+@contextlib.contextmanager
+def replaced(attributes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Give objects attributes of their own within the block: each an object, a name and a value."""
+    before: list[tuple[Any, str, Any]] = []
+    try:
+        for owner, name, value in attributes:
+            before.append((owner, name, vars(owner).get(name, _ABSENT)))
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, outer in reversed(before):
+            if outer is _ABSENT:
+                delattr(owner, name)
+            else:  # within another block
+                setattr(owner, name, outer)
 
 
 def text_model(model: Any) -> Any:

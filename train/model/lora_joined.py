@@ -46,6 +46,7 @@ from torch.library import triton_op
 from torch.nn.functional import pad, silu
 from transformers.activations import SiLUActivation
 
+from lookonce.train.model.load import replaced
 from lookonce.train.model.lora import is_plain, scaled_forward
 
 if find_spec("triton"):  # PyTorch looks for kernels among the globals, so that compiled code depends on their source
@@ -66,8 +67,8 @@ def joined_linear(
 
     `x` `[T, K]` has the dtype of `joined`, which holds W, A and B; `a` `[R, K]` and `b` `[N, R]` get gradients.
     """
-    sizes = [len(one) for one in b]
-    product, small = wide_product(x, joined, sum(sizes), sum(len(one) for one in a))
+    sizes = [len(matrix) for matrix in b]
+    product, small = wide_product(x, joined, sum(sizes), sum(len(matrix) for matrix in a))
     if len(sizes) == 1:
         return [product, small]
     return [*(part.clone(memory_format=torch.contiguous_format) for part in torch.split(product, sizes, 1)), small]
@@ -78,7 +79,7 @@ def _linear_gradient(
     gradients: list[torch.Tensor], x: torch.Tensor, small: torch.Tensor, joined: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of `x`, of all matrices A `[R of all, K]`, and of all B `[N of all, R]` but for the scale."""
-    sizes, columns, rank = [one.shape[1] for one in gradients], x.shape[1], small.shape[1]
+    sizes, columns, rank = [gradient.shape[1] for gradient in gradients], x.shape[1], small.shape[1]
     wide = torch.cat([*gradients, gradients[0].new_zeros(x.shape[0], PADDING)], 1)
     of_small = narrow_product(wide, joined[: sum(sizes), columns : columns + rank].t(), sizes)
     return wide @ joined[:, :columns], outer_of_a(x, of_small), outer_of_b(wide, small, sizes)
@@ -240,15 +241,11 @@ def joined_layers(text: Any, layers: Iterable[Any]) -> Iterator[None]:
     weights = JoinedWeights(_groups(text, [layer for layer in layers if _can_join(layer)]))
     torch.cuda.empty_cache()  # of the former weights, whose places are too small for joined ones; other runs may wait
     mlps = [module for module in text.modules() if is_gated(module) and weights.have_all(module)]
-    for mlp in mlps:
-        mlp.forward = MethodType(mlp_forward, mlp)
-    updates = text.register_forward_pre_hook(weights.update)
+    methods = replaced((mlp, "forward", MethodType(mlp_forward, mlp)) for mlp in mlps)
     try:
-        yield
+        with methods, text.register_forward_pre_hook(weights.update):
+            yield
     finally:
-        updates.remove()
-        for mlp in mlps:
-            del mlp.forward
         weights.separate()
         torch.cuda.empty_cache()
 
@@ -278,17 +275,16 @@ class JoinedWeights:
                 target.copy_(source * scale)
             return
         addresses = [source.data_ptr() for source, _, _ in self._copies]
+        like = self._copies[0][1]
         if addresses != self._addresses:
-            self._addresses, self._table = addresses, self._new_table()
-        scaled_copies(*self._table, like=self._copies[0][1])
-
-    def _new_table(self) -> tuple[torch.Tensor, torch.Tensor]:
-        fields = [
-            (source.data_ptr(), target.data_ptr(), *source.shape, source.stride(0), target.stride(0))
-            for source, target, _ in self._copies
-        ]
-        device = self._copies[0][1].device
-        return torch.tensor(fields, device=device), torch.tensor([scale for *_, scale in self._copies], device=device)
+            fields = [
+                (source.data_ptr(), target.data_ptr(), *source.shape, source.stride(0), target.stride(0))
+                for source, target, _ in self._copies
+            ]
+            scales = [scale for *_, scale in self._copies]
+            self._table = torch.tensor(fields, device=like.device), torch.tensor(scales, device=like.device)
+            self._addresses = addresses
+        scaled_copies(*self._table, like=like)
 
     def separate(self) -> None:
         """Give the layers their frozen weights back, and their former forward method.

@@ -33,7 +33,7 @@ from lookonce.train.data.batches import IGNORED, Batch
 from lookonce.train.data.packing import padded_length
 from lookonce.train.model.attention import Mask, PackMask, shared_prefix_attention
 from lookonce.train.model.linear_attention import masks_of
-from lookonce.train.model.load import is_sharded, text_model, without_ddp
+from lookonce.train.model.load import is_sharded, replaced, text_model, without_ddp
 
 Chosen = tuple[torch.Tensor, Mask]
 """Indices `[K]` of the tokens to predict from, and the mask of their attention."""
@@ -47,14 +47,9 @@ MASK_KEY = "seen_until"
 def short_last_layer(model: Any) -> Iterator[None]:
     """Let the last layer of a known model take `predict_from` within the block."""
     layer = text_model(model).layers[-1]
-    if is_short(layer) or not _is_known(model):
+    is_left = is_short(layer) or not _is_known(model)
+    with replaced([] if is_left else [(layer, "forward", MethodType(_forward, layer))]):
         yield
-        return
-    layer.forward = MethodType(_forward, layer)
-    try:
-        yield
-    finally:
-        del layer.forward
 
 
 def inputs_of(model: Any, mask: PackMask, logits_to_keep: torch.Tensor, seen_until: torch.Tensor) -> dict[str, Any]:

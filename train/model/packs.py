@@ -212,7 +212,10 @@ class PackPasses:
             self._captured_passes(model, mask).prepare(shape, _tensors(like))
 
     def _mask_for(self, tokens_per_pack: int, device: torch.device) -> PackMask:
-        mask = mask_for(tokens_per_pack, device, flex=self._flex)
+        """A mask for packs of a device, which is replaced only for longer ones: code is compiled for its buffers."""
+        mask, max_tokens = _MASKS.get((device, self._flex)), padded_length(tokens_per_pack)
+        if mask is None or max_tokens > mask.max_tokens:
+            mask = _MASKS[device, self._flex] = PackMask(max_tokens, device, flex=self._flex)
         if mask is not self._mask:
             self._mask, self._captured = mask, None  # what is captured writes to the buffers of the mask before
         return mask
@@ -233,16 +236,6 @@ class PackPasses:
 
 
 _MASKS: dict[tuple[torch.device, bool], PackMask] = {}
-
-
-def mask_for(tokens_per_pack: int, device: torch.device, *, flex: bool = True) -> PackMask:
-    """A mask for packs of a device, which is replaced only for longer ones: code is compiled for its buffers."""
-    mask, max_tokens = _MASKS.get((device, flex)), padded_length(tokens_per_pack)
-    if mask is None or max_tokens > mask.max_tokens:
-        mask = _MASKS[device, flex] = PackMask(max_tokens, device, flex=flex)
-    return mask
-
-
 _PASSES: WeakKeyDictionary[Any, PackPasses] = WeakKeyDictionary()
 """By model, within `packed_attention`."""
 
@@ -287,14 +280,10 @@ class CapturedPasses:
         """By shape: how to replay a pass, its inputs, and the indices of the weights that it has gradients of."""
         self._used: list[int] = []
         self._features: torch.Tensor | None = None
+        """One buffer for all lengths, since the longest takes some hundred megabytes."""
 
     def __call__(self, batch: Batch) -> torch.Tensor:
-        """The loss of a pack; its backward pass, which must come before the next pack, adds the gradients.
-
-        Raises:
-            TrainingError: the pass cannot be captured.
-            torch.OutOfMemoryError: the pass runs out of memory.
-        """
+        """The loss of a pack; its backward pass, which must come before the next pack, adds the gradients."""
         replay, inputs, self._used = self.prepare(shape_of_batch(batch), batch)
         copy_into(inputs, batch)
         return self._with_gradients(replay())
@@ -313,8 +302,8 @@ class CapturedPasses:
     def _with_gradients(self, loss: torch.Tensor) -> torch.Tensor:
         self._number += 1
         replayed: Any = _Replayed
-        found: torch.Tensor = replayed.apply(torch.zeros_like(loss, requires_grad=True), loss, self, self._number)
-        return found
+        result: torch.Tensor = replayed.apply(torch.zeros_like(loss, requires_grad=True), loss, self, self._number)
+        return result
 
     def prepare(self, shape: Shape, like: Batch) -> tuple[Replay, Batch, list[int]]:
         """Capture a pass over packs of a shape unless that is done.
@@ -380,9 +369,9 @@ class CapturedPasses:
         with torch.enable_grad():
             loss = self._forward(inputs)
             with torch.autocast(loss.device.type, enabled=False):  # as outside of the block that the forward pass is in
-                found = torch.autograd.grad(loss, self._trained, allow_unused=True)
-        used[:] = [index for index, new in enumerate(found) if new is not None]
-        torch._foreach_copy_([self._gradients[index] for index in used], [found[index] for index in used])
+                gradients = torch.autograd.grad(loss, self._trained, allow_unused=True)
+        used[:] = [index for index, new in enumerate(gradients) if new is not None]
+        torch._foreach_copy_([self._gradients[index] for index in used], [gradients[index] for index in used])
         return loss.detach()
 
     def _inputs(self, shape: Shape, like: Batch) -> Batch:
@@ -391,15 +380,11 @@ class CapturedPasses:
         sizes = {name: num_targets if name in TARGET_KEYS else length for name in like if name not in IMAGE_KEYS}
         inputs = {name: like[name].new_zeros(*like[name].shape[:-1], size) for name, size in sizes.items()}
         if has_images:
-            inputs[FEATURES] = self._feature_buffer(length, like[FEATURES])
+            if self._features is None or len(self._features) < length:
+                self._features = like[FEATURES].new_zeros(length, *like[FEATURES].shape[1:])
+            inputs[FEATURES] = self._features[:length]
             inputs[GRIDS] = torch.tensor([[1, self._merge_size, self._merge_size * length]])  # one image of all tokens
         return inputs
-
-    def _feature_buffer(self, length: int, features: torch.Tensor) -> torch.Tensor:
-        """One buffer for all lengths, since the longest takes some hundred megabytes."""
-        if self._features is None or len(self._features) < length:
-            self._features = features.new_zeros(length, *features.shape[1:])
-        return self._features[:length]
 
 
 class _Replayed(torch.autograd.Function):
@@ -419,17 +404,12 @@ class _Replayed(torch.autograd.Function):
 
 
 def shape_of(num_tokens: int, num_targets: int, has_images: bool) -> Shape:
-    """The shape of the captured pass that serves such packs."""
-    return padded_length(num_tokens), padded_num_targets(num_targets), has_images
+    """The shape of the captured pass that serves such packs; targets are padded to a power of two."""
+    return padded_length(num_tokens), max(1 << (num_targets - 1).bit_length(), MIN_TARGETS), has_images
 
 
 def shape_of_batch(batch: Batch) -> Shape:
     return shape_of(batch["input_ids"].shape[1], batch["targets"].shape[1], FEATURES in batch)
-
-
-def padded_num_targets(num_targets: int) -> int:
-    """The number of targets that a pack is padded to: a power of two."""
-    return max(1 << (num_targets - 1).bit_length(), MIN_TARGETS)
 
 
 def copy_into(inputs: Batch, batch: Batch) -> None:

@@ -7,5 +7,5 @@ qwen3_vl    Qwen3-VL and its mixture of experts
 qwen2_5_vl  Qwen2.5-VL and Qwen2-VL
 qwen3_5     Qwen3.5 and its mixture of experts
 
-Imports run one way: lookup -> the families -> family. All rooms may import from here, as from other shared modules.
+Imports run one way: lookup -> the families -> family.
 """

@@ -39,7 +39,10 @@ TINY_TEXT = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-"""The sizes of the language model that the tiny models of all families have."""
+TINY_TOWER = {"depth": 4, "hidden_size": 128, "intermediate_size": 256, "num_heads": 4}
+TINY_ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2]}
+TINY_EXPERTS = {"moe_intermediate_size": 48, "num_experts": 6, "num_experts_per_tok": 2}
+"""What the tiny models of all families have alike."""
 
 
 @dataclass(frozen=True)

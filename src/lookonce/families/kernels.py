@@ -62,9 +62,9 @@ def _refuses_backward() -> bool:
 
     By the package's own rule: https://github.com/fla-org/flash-linear-attention/issues/640.
     """
-    found = vars(importlib.import_module(f"{PACKAGE}.utils"))
-    is_wrong = found.get("IS_NVIDIA_HOPPER") and found.get("TRITON_ABOVE_3_4_0") and not found.get("TRITON_ABOVE_3_7_1")
-    return bool(is_wrong and (find_spec("tilelang") is None or not found["has_usable_nvcc"]()))
+    flags = vars(importlib.import_module(f"{PACKAGE}.utils"))
+    is_wrong = flags.get("IS_NVIDIA_HOPPER") and flags.get("TRITON_ABOVE_3_4_0") and not flags.get("TRITON_ABOVE_3_7_1")
+    return bool(is_wrong and (find_spec("tilelang") is None or not flags["has_usable_nvcc"]()))
 
 
 @cache
@@ -116,7 +116,7 @@ def in_one_row(rule: Callable[..., Any]) -> Callable[..., Any]:
         if rows == 1 or cu_seqlens is not None:
             read, states = rule(*heads, g=g, beta=beta, cu_seqlens=cu_seqlens, **options)
             return read, states
-        *heads, g, beta = (one.flatten(0, 1)[None] for one in (*heads, g, beta))  # type: ignore[assignment]
+        *heads, g, beta = (tensor.flatten(0, 1)[None] for tensor in (*heads, g, beta))  # type: ignore[assignment]
         ends, ends_on_cpu = _ends(rows, tokens, g.device)
         read, states = rule(*heads, g=g, beta=beta, cu_seqlens=ends, cu_seqlens_cpu=ends_on_cpu, **options)
         return read[0].unflatten(0, (rows, tokens)), states
@@ -130,9 +130,9 @@ def in_rows(rule: Callable[..., Any]) -> Callable[..., Any]:
     def run(*heads: Any, g: Any, beta: Any, cu_seqlens: Any, cu_seqlens_cpu: Any, **options: Any) -> tuple[Any, Any]:
         tokens, places = _rows_of(cu_seqlens_cpu, g.device)
         flat = [pad(one[0].flatten(1), (0, 0, 0, 1)) for one in (*heads, g, beta)]  # no token changes a state
-        found = (embedding(tokens, one, padding_idx=len(one) - 1) for one in flat)
-        shapes = [(*tokens.shape, *one.shape[2:]) for one in (*heads, g, beta)]
-        *rows, g, beta = (one.view(shape) for one, shape in zip(found, shapes, strict=True))
+        embedded = (embedding(tokens, tensor, padding_idx=len(tensor) - 1) for tensor in flat)
+        shapes = [(*tokens.shape, *tensor.shape[2:]) for tensor in (*heads, g, beta)]
+        *rows, g, beta = (tensor.view(shape) for tensor, shape in zip(embedded, shapes, strict=True))
         read, states = rule(*rows, g=g, beta=beta, **options)
         return read.flatten(0, 1)[places][None], states
 

@@ -6,20 +6,12 @@ no windows, and whose configuration names the size of its output `hidden_size`.
 
 from __future__ import annotations
 
-from lookonce.families.family import TINY_TEXT, VLLM_LORA, Family, Size
+from lookonce.families.family import TINY_ROPE, TINY_TEXT, TINY_TOWER, VLLM_LORA, Family, Size
 
 TINY = TINY_TEXT | {
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2]},
+    "rope_parameters": TINY_ROPE,
     "bos_token_id": None,  # transformers' class has those of the published tokenizer; the sample puts its own here
     "eos_token_id": None,
-}
-TINY_TOWER = {
-    "depth": 4,
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_heads": 4,
-    "fullatt_block_indexes": [1, 3],
-    "window_size": 56,
 }
 TEXT = {
     "hidden_size": 3584,
@@ -42,7 +34,10 @@ QWEN2_5_VL = Family(
     "qwen2_5_vl",
     "Qwen2.5-VL",
     tower_class="Qwen2_5_VisionTransformerPretrainedModel",
-    sizes={"tiny": Size(TINY, TINY_TOWER), "7b": Size(TEXT, TOWER)},
+    sizes={
+        "tiny": Size(TINY, TINY_TOWER | {"fullatt_block_indexes": [1, 3], "window_size": 56}),
+        "7b": Size(TEXT, TOWER),
+    },
     has_short_last_layer=True,
     vllm_lora=VLLM_LORA,
 )

@@ -7,30 +7,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lookonce.families.family import TINY_TEXT, Family, Size
+from lookonce.families.family import TINY_EXPERTS, TINY_ROPE, TINY_TEXT, TINY_TOWER, Family, Size
 
-TINY_ROPE = {
-    "rope_type": "default",
-    "rope_theta": 10_000.0,
-    "mrope_section": [4, 2, 2],
-    "mrope_interleaved": True,
-    "partial_rotary_factor": 0.5,
-}
 TINY = TINY_TEXT | {
     "head_dim": 32,
-    "rope_parameters": TINY_ROPE,
+    "rope_parameters": TINY_ROPE | {"mrope_interleaved": True, "partial_rotary_factor": 0.5},
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
 }
-TINY_TOWER = {
-    "depth": 4,
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_heads": 4,
-    "num_position_embeddings": 256,
-}
+TINY_VISION = TINY_TOWER | {"num_position_embeddings": 256}
 ROPE = {
     "rope_type": "default",
     "rope_theta": 10_000_000.0,
@@ -49,16 +36,10 @@ QWEN3_5 = Family(
     "qwen3_5",
     "Qwen3.5",
     tower_class="Qwen3_5VisionModel",
-    sizes={"tiny": Size(TINY, TINY_TOWER), "9b": Size(TEXT | TEXT_9B, TOWER)},
+    sizes={"tiny": Size(TINY, TINY_VISION), "9b": Size(TEXT | TEXT_9B, TOWER)},
     layer_types=frozenset({"full_attention", "linear_attention"}),
     vllm_lora=VLLM_LORA,
 )
-TINY_EXPERTS = {
-    "moe_intermediate_size": 48,
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
-    "shared_expert_intermediate_size": 48,
-}
 EXPERTS = {
     "moe_intermediate_size": 512,
     "num_experts": 256,
@@ -72,7 +53,7 @@ QWEN3_5_MOE = replace(
     name="Qwen3.5-MoE",
     tower_class="Qwen3_5MoeVisionModel",
     sizes={
-        "tiny": Size({**TINY, **TINY_EXPERTS}, TINY_TOWER),
+        "tiny": Size(TINY | TINY_EXPERTS | {"shared_expert_intermediate_size": 48}, TINY_VISION),
         "35b-a3b": Size(TEXT | EXPERTS | TEXT_35B, TOWER),
     },
     experts=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),

@@ -8,20 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lookonce.families.family import TINY_TEXT, VLLM_LORA, Family, Size
+from lookonce.families.family import TINY_EXPERTS, TINY_ROPE, TINY_TEXT, TINY_TOWER, VLLM_LORA, Family, Size
 
-TINY_ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
-TINY = Size(
-    TINY_TEXT | {"head_dim": 16, "rope_parameters": TINY_ROPE},
-    {
-        "depth": 4,
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "num_heads": 4,
-        "deepstack_visual_indexes": [0, 1, 2],
-        "num_position_embeddings": 256,
-    },
-)
+TINY = TINY_TEXT | {"head_dim": 16, "rope_parameters": TINY_ROPE | {"mrope_interleaved": True}}
+TINY_VISION = TINY_TOWER | {"deepstack_visual_indexes": [0, 1, 2], "num_position_embeddings": 256}
 ROPE = {"rope_type": "default", "rope_theta": 5_000_000.0, "mrope_section": [24, 20, 20], "mrope_interleaved": True}
 TEXT = {"head_dim": 128, "num_key_value_heads": 8, "vocab_size": 151936, "rope_parameters": ROPE}
 SMALL_TOWER = {
@@ -43,7 +33,7 @@ QWEN3_VL = Family(
     "Qwen3-VL",
     tower_class="Qwen3VLVisionModel",
     sizes={
-        "tiny": TINY,
+        "tiny": Size(TINY, TINY_VISION),
         "2b": Size(
             TEXT | {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16},
             SMALL_TOWER,
@@ -64,7 +54,6 @@ QWEN3_VL = Family(
     has_short_last_layer=True,
     vllm_lora=VLLM_LORA,
 )
-TINY_EXPERTS = {"moe_intermediate_size": 48, "num_experts": 6, "num_experts_per_tok": 2}
 EXPERTS = {"moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8}
 TEXT_30B = {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48, "num_attention_heads": 32}
 QWEN3_VL_MOE = replace(
@@ -73,7 +62,7 @@ QWEN3_VL_MOE = replace(
     name="Qwen3-VL-MoE",
     tower_class="Qwen3VLMoeVisionModel",
     sizes={
-        "tiny": Size({**TINY.text, **TINY_EXPERTS}, TINY.vision),
+        "tiny": Size(TINY | TINY_EXPERTS, TINY_VISION),
         "30b-a3b": Size(TEXT | EXPERTS | TEXT_30B | {"num_key_value_heads": 4}, TOWER),
     },
     experts=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),

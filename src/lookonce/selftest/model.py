@@ -33,8 +33,8 @@ from torch.nn.attention import sdpa_kernel
 from lookonce.cache.format import Grid
 from lookonce.datasets.sample.model import make_config, random_model
 from lookonce.run.sections import BatchSection, LoraSection
-from lookonce.selftest.attention import Heads
-from lookonce.selftest.report import Check, Variant, failed, within_spread
+from lookonce.selftest.attention import Heads, PackToMask, allowed, attention_checks, mask_checks
+from lookonce.selftest.report import Check, Variant, attempted, within_spread
 from lookonce.train.data.batches import CPU, Batch
 from lookonce.train.data.dataset import (
     DataCollatorForPacks,
@@ -45,7 +45,8 @@ from lookonce.train.data.dataset import (
 )
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.first_pack import STOCK_KERNELS, Outcome
-from lookonce.train.model.load import replace_tower, text_model
+from lookonce.train.model.compile import as_loaded
+from lookonce.train.model.load import replace_tower
 from lookonce.train.model.lora import lora_config
 from lookonce.train.model.packs import packed_attention, share_of_loss
 
@@ -135,8 +136,8 @@ def stock_rows(dataset: VQADataset, indices: PackIndices, rows_per_pass: int, de
     num_targets = torch.tensor(1 / indices.micro_batch.target_weights[0])
     for start in range(0, len(examples), rows_per_pass):
         batch = collate(examples[start : start + rows_per_pass]) | {"num_items_in_batch": num_targets}
-        kept = ("image_grid_thw",)  # on the CPU, where it is read without a host-device sync
-        yield {name: tensor if name in kept else tensor.to(device) for name, tensor in batch.items()}
+        # the grids stay on the CPU, where they are read without a host-device sync
+        yield {name: value if name == "image_grid_thw" else value.to(device) for name, value in batch.items()}
 
 
 LORA_STD = 0.1
@@ -209,35 +210,21 @@ class Passes:
         total = torch.zeros((), device=self.device)
         for batch in batches:
             total += self.run(batch)
-        return self.taken(total)
+        return Outcome.of(self.model, total)
 
     def stock(self, rows: Iterable[Batch], attention: str = "sdpa") -> Outcome:
         """The outcome of stock training on some rows, with one of transformers' attentions."""
         total = torch.zeros((), device=self.device)
-        with self._attention(attention):
+        with as_loaded(self.model, attention), sdpa_kernel(STOCK_KERNELS):
             for batch in rows:
                 with self._autocast():
                     loss: torch.Tensor = self.model(**batch, use_cache=False).loss
                 loss.backward()  # type: ignore[no-untyped-call]
                 total += loss.detach()
-        return self.taken(total)
-
-    def taken(self, loss: torch.Tensor) -> Outcome:
-        """The loss with the gradients, which are then cleared."""
-        return Outcome.of(self.model, loss)
+        return Outcome.of(self.model, total)
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
-
-    @contextlib.contextmanager
-    def _attention(self, name: str) -> Iterator[None]:
-        config = text_model(self.model).config
-        before, config._attn_implementation = config._attn_implementation, name
-        try:
-            with sdpa_kernel(STOCK_KERNELS):
-                yield
-        finally:
-            config._attn_implementation = before
 
 
 @contextlib.contextmanager
@@ -268,7 +255,7 @@ class ModelChecks:
         self, size: ModelSize, questions: Questions, dtype: torch.dtype, name: str, device: torch.device
     ) -> None:
         self.name, self.dtype = name, dtype
-        sampler = make_sampler(questions, size.hidden)
+        self.heads, sampler = size.heads, make_sampler(questions, size.hidden)
         self.dataset, self.packs = sampler.dataset, [*sampler]
         self.collator = DataCollatorForPacks(sampler.dataset, device=device, pads_to_blocks=True)
         self.model, self.device = small_model(size, dtype, device), device
@@ -276,27 +263,46 @@ class ModelChecks:
         self.expected = self._rows(Passes(exact, torch.float32, device), SEVERAL)
         self.spread = self._spread()
 
-    def checks(self, variant: Variant) -> list[Check]:
-        """Compare one variant; a computation that fails is a mismatch."""
-        name = f"model, {self.name}, {variant.name}"
-        try:
-            found = [outcome.distance(expected) for outcome, expected in self._compute(variant)]
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # whatever a compiler or a kernel raises
-            return [failed(name, error, variant)]
-        differences, spreads = zip(*found, strict=True), zip(*self.spread, strict=True)
+    def masks(self) -> list[Check]:
+        """Compare the mask function and the block lists of the packs."""
+        return mask_checks(self._to_mask())
+
+    def attention(self) -> list[Check]:
+        """Compare the attention of the packs alone."""
+        return attempted(
+            f"attention, {self.name}",
+            lambda: attention_checks(self._to_mask(), self.heads, self.dtype, self.name),
+        )
+
+    def _to_mask(self) -> list[PackToMask]:
+        columns = [self._batch(number)["seen_until"] for number in range(len(self.packs))]
         return [
-            within_spread(f"{name}: {result}", difference, spread, variant)
-            for result, difference, spread in zip(RESULTS, differences, spreads, strict=True)
+            PackToMask(column, allowed(indices.micro_batch.pack, len(column), self.device))
+            for column, indices in zip(columns, self.packs, strict=True)
         ]
 
-    def _compute(self, variant: Variant) -> list[tuple[Outcome, Outcome]]:
-        """Each pack's outcome, beside the expected one."""
+    def _batch(self, number: int) -> dict[str, Any]:
+        return self.collator(self.dataset.__getitems__(self.packs[number]))
+
+    def checks(self, variant: Variant) -> list[Check]:
+        """Compare one variant."""
+        name = f"model, {self.name}, {variant.name}"
+
+        def compare() -> list[Check]:
+            differences, spreads = zip(*self._distances(variant), strict=True), zip(*self.spread, strict=True)
+            return [
+                within_spread(f"{name}: {result}", difference, spread, variant)
+                for result, difference, spread in zip(RESULTS, differences, spreads, strict=True)
+            ]
+
+        return attempted(name, compare, variant)
+
+    def _distances(self, variant: Variant) -> list[tuple[float, float]]:
+        """The distance of each pack's outcome from the expected one."""
         passes = Passes(self.model, self.dtype, self.device)
         with packed_attention(self.model, compiled=variant.compiled, captured=variant.captured, flex=variant.flex):
             return [
-                (passes.outcome([self.collator(self.dataset.__getitems__(self.packs[number]))]), self.expected[number])
+                passes.outcome([self._batch(number)]).distance(self.expected[number])
                 for number in _orders(len(self.packs))
             ]
 

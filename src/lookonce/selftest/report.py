@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -92,21 +92,28 @@ class Check:
 
     def to_json(self) -> dict[str, Any]:
         finite = self.difference if math.isfinite(self.difference) else None
-        found = {"what": self.what, "difference": finite, "allowed": self.allowed, "ok": self.ok}
-        return found | ({"error": self.error} if self.error else {})
+        result = {"what": self.what, "difference": finite, "allowed": self.allowed, "ok": self.ok}
+        return result | ({"error": self.error} if self.error else {})
 
 
 def within_spread(
     what: str, differences: Sequence[float], spread: Sequence[float], variant: Variant | None = None
 ) -> Check:
     """The check that the largest of `differences` is within the spread, whose largest value counts."""
-    found = max((difference if math.isfinite(difference) else math.inf for difference in differences), default=math.inf)
-    return Check(what, found, FACTOR * max(*spread, ROUNDING), variant)
+    largest = max(
+        (difference if math.isfinite(difference) else math.inf for difference in differences), default=math.inf
+    )
+    return Check(what, largest, FACTOR * max(*spread, ROUNDING), variant)
 
 
-def failed(what: str, error: Exception, variant: Variant | None = None) -> Check:
-    """The check of a computation that raised an error."""
-    return Check(what, math.inf, 0, variant, f"{type(error).__name__}: {first_line(error)}")
+def attempted(what: str, compare: Callable[[], list[Check]], variant: Variant | None = None) -> list[Check]:
+    """The checks that `compare` makes; a computation that fails is a mismatch, except for want of memory."""
+    try:
+        return compare()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever a compiler or a kernel raises
+        return [Check(what, math.inf, 0, variant, f"{type(error).__name__}: {first_line(error)}")]
 
 
 @dataclass(frozen=True)
@@ -125,13 +132,15 @@ class Report:
     @property
     def compared(self) -> list[Variant]:
         """The variants that were compared, the fastest first."""
-        found = {check.variant for check in self.checks if not check.is_part}
-        return [variant for variant in ON_GPU if variant in found]
+        variants = {check.variant for check in self.checks if not check.is_part}
+        return [variant for variant in ON_GPU if variant in variants]
 
     @property
     def exact(self) -> list[Variant]:
         """The variants that were compared and whose checks are all within their spread, the fastest first."""
-        return [variant for variant in self.compared if all(check.ok for check in self.checks_of(variant))]
+        return [
+            variant for variant in self.compared if all(check.ok for check in self.checks if check.concerns(variant))
+        ]
 
     @property
     def fastest(self) -> str:
@@ -141,24 +150,17 @@ class Report:
         settings = self.exact[0].settings if self.exact else [ROWS]
         return " ".join(f"--set {setting}" for setting in settings)
 
-    def checks_of(self, variant: Variant) -> list[Check]:
-        """The checks that concern a variant."""
-        return [check for check in self.checks if check.concerns(variant)]
-
     def text(self) -> str:
         header = ("", "difference", "allowed", "")
         lines = [(check.what, *_figures(check), "ok" if check.ok else "MISMATCH") for check in self.checks]
         errors = [f"{check.what}: {check.error}" for check in self.checks if check.error]
         versions = ", ".join(f"{name} {version}" for name, version in self.combination.items())
         ran = f"{versions}; {duration(self.seconds)}"
-        return "\n".join([table(header, lines), *errors, "", ran, self._conclusion()])
-
-    def _conclusion(self) -> str:
-        if self.ok:
-            return "packs are exact here: all differences are within their spread"
-        num_wrong = sum(not check.ok for check in self.checks)
-        found = f"NOT EXACT HERE: {num_wrong} of {len(self.checks)} checks"
-        return f"{found}; the fastest exact settings: {self.fastest}" if self.fastest else found
+        conclusion = "packs are exact here: all differences are within their spread"
+        if not self.ok:
+            conclusion = f"NOT EXACT HERE: {sum(not check.ok for check in self.checks)} of {len(self.checks)} checks"
+            conclusion += f"; the fastest exact settings: {self.fastest}" if self.fastest else ""
+        return "\n".join([table(header, lines), *errors, "", ran, conclusion])
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -186,9 +188,9 @@ def combination(precision: str) -> dict[str, str]:
     """The device, its driver, the library versions and the precision; what is missing is "none"."""
     libraries = library_versions() | {"triton": library_version("triton"), "cuda": torch.version.cuda}
     names = ("torch", "cuda", "triton", "transformers", "lookonce")
-    found = {"device": device_name(), "driver": _driver() if torch.cuda.is_available() else None}
-    found |= {name: libraries[name] for name in names} | {"precision": precision}
-    return {name: value or "none" for name, value in found.items()}
+    versions = {"device": device_name(), "driver": _driver() if torch.cuda.is_available() else None}
+    versions |= {name: libraries[name] for name in names} | {"precision": precision}
+    return {name: value or "none" for name, value in versions.items()}
 
 
 def _driver() -> str | None:

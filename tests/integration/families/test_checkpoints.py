@@ -113,17 +113,6 @@ def test_published_configurations_give_the_same_model(site, tmp_path):
     assert torch.equal(*(tower.encode(patches, [(1, 4, 6)]) for tower in towers))
 
 
-def test_a_tied_output_layer_needs_no_tensor(site, tmp_path):
-    _, others = split(load_file(site.model / "model.safetensors"), "lm_head.weight")
-    tied = sharded(site.model, tmp_path / "model", others)
-    path = tied.folder / "config.json"
-    config = json.loads(path.read_text())
-    text = config["text_config"] | {"tie_word_embeddings": True}
-    path.write_text(json.dumps(config | {"text_config": text, "tie_word_embeddings": True}))
-    model = load_without_tower(ModelFolder.open(str(path.parent)), torch.float32)
-    assert model.lm_head.weight is model.model.language_model.embed_tokens.weight
-
-
 def split(tensors: Tensors, part: str) -> tuple[Tensors, Tensors]:
     """The tensors with `part` in their name, and the others."""
     chosen = {name: tensor for name, tensor in tensors.items() if part in name}

@@ -15,12 +15,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.models.flash_linear_attention import take_stand_in
 from support.trainings import SIZES, Step, batches, records, step
 from torch.nn.functional import pad
 
 from lookonce.datasets.records import Record, write_records
-from lookonce.families.kernels import restrict_kernels
 from lookonce.families.lookup import FAMILIES
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.train.model import linear_attention
@@ -157,14 +155,3 @@ def test_each_part_of_the_mechanism_is_needed(session, make_model, monkeypatch):
             patch.setattr(where, name, broken(getattr(where, name)))
             assert difference(step(model, batches(session, "shared")), rows) > 0.1, broken
     assert difference(step(model, batches(session, "shared")), rows) < 1e-3
-
-
-@pytest.mark.parametrize("site", LINEAR[:1], ids=lambda family: family.model_type, indirect=True)
-def test_a_loaded_model_is_computed_by_pytorch_on_a_cpu_whatever_is_installed(session, make_model, monkeypatch):
-    """In packs, and by transformers' own path, which `eval.engine: generate` takes."""
-    calls = take_stand_in(monkeypatch)
-    restrict_kernels.cache_clear()  # as in a process that has loaded no model
-    model = make_model(torch.float32)
-    step(model, batches(session, "shared"))
-    base_model(model).model.language_model(input_ids=torch.arange(5)[None])
-    assert calls == []

@@ -60,6 +60,11 @@ def assert_every_mode_trains_like_the_stock_model(session: OpenRun, random_lora:
 
 
 @pytest.mark.guarantee(
+    "Questions that share one pass over their image have the same loss and gradients of everything trained as "
+    "separate samples, to 1e-5 relative in float32: for images of different sizes, 1 to 17 questions each, "
+    "several turns, a system text, several images, with and without DeepStack, cut into packs in any way."
+)
+@pytest.mark.guarantee(
     "LoRA in one matrix with frozen weights, and within an MLP, gives PEFT's results to rounding, in each family."
 )
 @pytest.mark.guarantee(

@@ -24,6 +24,7 @@ from lookonce.run.open import TO_BUILD, Needs, open_run
 from lookonce.workflow import train
 
 QUIET = {"notify": lambda note: None}
+pytestmark = pytest.mark.parametrize("site", [QWEN3_5], ids=lambda family: family.model_type, indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +50,6 @@ def trained(make_thinking) -> RunFile:
     return run
 
 
-only_one = pytest.mark.parametrize("site", [QWEN3_5], ids=lambda family: family.model_type, indirect=True)
-
-
 class Processor:
     """The stock processor, told not to let the model think."""
 
@@ -65,7 +63,6 @@ class Processor:
         return self.stock.apply_chat_template(messages, enable_thinking=False, **options)
 
 
-@only_one
 def test_answers_are_those_of_the_stock_model_whose_template_does_not_think(trained, site, stock_processor):
     stock = transformers.AutoModelForImageTextToText.from_pretrained(site.model, dtype=torch.float32)
     model, processor = PeftModel.from_pretrained(stock, str(trained.output / "adapter")), stock_processor(site.model)
@@ -77,7 +74,6 @@ def test_answers_are_those_of_the_stock_model_whose_template_does_not_think(trai
         assert line["predicted"] == answer.text == expected
 
 
-@only_one
 def test_an_audit_counts_the_tokens_of_such_a_template_if_it_is_told_not_to_think(make_thinking, site, sample):
     audit = ["data", "audit", str(sample / "test.jsonl"), "--tokenizer", str(site.model), "--json"]
     plain, told = (CliRunner().invoke(main, [*audit, *more]) for more in ([], ["--enable-thinking", "false"]))
@@ -87,7 +83,6 @@ def test_an_audit_counts_the_tokens_of_such_a_template_if_it_is_told_not_to_thin
     assert found["tokens"]["files"][0]["num_separate"] > 0
 
 
-@only_one
 def test_thinking_is_part_of_what_a_training_and_its_answers_are(trained, make_thinking):
     other = make_thinking("trained", None)
     with pytest.raises(RunFolderError, match=r"data\.enable_thinking: this run None, that one False"):
@@ -99,7 +94,6 @@ def test_thinking_is_part_of_what_a_training_and_its_answers_are(trained, make_t
     assert len({answerer.identity() for answerer in answerers}) == 3
 
 
-@only_one
 def test_a_training_that_thinks_and_a_second_question_are_refused(trained, make_thinking):
     """The template takes the block away from an answer as soon as another question follows."""
     with pytest.raises(LookonceError, match="set `data.enable_thinking: false`"):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
+from support.planted import an_old_input
 from support.trainings import COMPILED_ON_GPU
 
-from lookonce.selftest.attention import Heads, Layout, Lengths, attention_checks, random_layout
 from lookonce.selftest.model import ModelChecks
 from lookonce.selftest.report import ON_GPU, Variant
 from lookonce.selftest.run import gpu_sizes, run_selftest
-from lookonce.train.model import attention, packs
+from lookonce.train.model import attention
 
 pytestmark = [
     *COMPILED_ON_GPU,
@@ -22,21 +20,24 @@ pytestmark = [
     ),
 ]
 
-DEVICE = torch.device("cuda")
-LAYOUTS = (Layout((Lengths(600, (33, 20, 260), (0, 9, 19)), Lengths(129, (5,)))), random_layout(random.Random(1), 900))
-BLOCK_INDICES, COPY_INTO = attention._block_indices, packs.copy_into
-
-
-def wrong_results() -> list[str]:
-    """The results of the attention that are not within their spread."""
-    checks = attention_checks(LAYOUTS, Heads(8, 2, 64), torch.float32, "fp32", DEVICE)
-    return [check.what.partition(": ")[2] for check in checks if not check.ok]
+BLOCK_INDICES = attention._block_indices
 
 
 @pytest.fixture(scope="module")
 def checks() -> ModelChecks:
-    sizes = gpu_sizes()
-    return ModelChecks(sizes.models["bf16"], sizes.questions, torch.bfloat16, "bf16", DEVICE)
+    questions, models = gpu_sizes()
+    return ModelChecks(models["bf16"], questions, torch.bfloat16, "bf16", torch.device("cuda"))
+
+
+@pytest.fixture(scope="module")
+def exact() -> ModelChecks:
+    questions, models = gpu_sizes()
+    return ModelChecks(models["fp32"], questions, torch.float32, "fp32", torch.device("cuda"))
+
+
+def wrong_results(exact: ModelChecks) -> list[str]:
+    """The results of the attention that are not within their spread."""
+    return [check.what.partition(": ")[2] for check in exact.attention() if not check.ok]
 
 
 def test_all_ways_are_exact():
@@ -46,19 +47,19 @@ def test_all_ways_are_exact():
     assert report.seconds < 200
 
 
-def test_transposed_block_lists_are_found_in_the_results(monkeypatch):
-    assert wrong_results() == []
+def test_transposed_block_lists_are_found_in_the_results(exact, monkeypatch):
+    assert wrong_results(exact) == []
     monkeypatch.setattr(attention, "_block_indices", lambda blocks: BLOCK_INDICES(blocks.T))
-    assert len(wrong_results()) == 4
+    assert len(wrong_results(exact)) == 4
 
 
-def test_block_lists_that_are_not_contiguous_are_found_in_the_gradients(monkeypatch):
+def test_block_lists_that_are_not_contiguous_are_found_in_the_gradients(exact, monkeypatch):
     def strided(blocks):
         numbers, indices = BLOCK_INDICES(blocks)
         return numbers, indices.mT.contiguous().mT
 
     monkeypatch.setattr(attention, "_block_indices", strided)
-    assert wrong_results()
+    assert wrong_results(exact)
 
 
 @pytest.mark.parametrize("captured", [True, False])
@@ -76,14 +77,6 @@ def test_branches_that_see_each_other_are_found(checks, monkeypatch, captured):
 
 @pytest.mark.parametrize("stale", ["input_ids", "seen_until", "pixel_values", "targets", "weights"])
 def test_a_graph_that_is_replayed_with_an_old_input_is_found(checks, monkeypatch, stale):
-    def forgetful(inputs, batch):
-        before = inputs["weights"].clone()
-        COPY_INTO(inputs, {name: tensor for name, tensor in batch.items() if name != stale or id(inputs) not in seen})
-        if stale == "weights" and id(inputs) in seen:
-            inputs["weights"].copy_(before)
-        seen.add(id(inputs))
-
-    seen: set[int] = set()
-    monkeypatch.setattr(packs, "copy_into", forgetful)
+    an_old_input(stale, monkeypatch)
     assert not all(check.ok for check in checks.checks(Variant()))
     assert all(check.ok for check in checks.checks(Variant(captured=False)))

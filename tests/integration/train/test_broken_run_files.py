@@ -37,9 +37,7 @@ HEAVY = {
     "start": ("train", "other.yaml", "--set", "train.start_from=run", "--set", "output=third"),
 }
 BROKEN: dict[str, Callable[[str], str]] = {
-    "empty": lambda text: "",
     "cut": lambda text: text[: len(text) // 2],
-    "null": lambda text: "null",
     "list": lambda text: "[3]",
     "no keys": lambda text: "{}",
     "other types": lambda text: json.dumps({key: "seven" for key in json.loads(text)}),
@@ -117,8 +115,15 @@ def test_an_empty_file_of_answers_or_their_cost_is_written_again(run: RunFolder)
 LOADING = ("eval", "predict", "ask", "merge", "start", "check", "push", "evaluate again")
 
 
-@pytest.mark.parametrize("file", ["adapter_model.safetensors", "adapter_config.json"])
-@pytest.mark.parametrize("how", ["flipped", "missing", "of another run"])
+@pytest.mark.parametrize(
+    ("file", "how"),
+    [
+        ("adapter_model.safetensors", "flipped"),
+        ("adapter_model.safetensors", "of another run"),
+        ("adapter_config.json", "missing"),
+        ("adapter_config.json", "of another run"),
+    ],
+)
 def test_an_adapter_that_is_not_the_trained_one_is_never_used(run: RunFolder, file: str, how: str):
     """Whatever loads an adapter compares it with the hashes of what the training saved."""
     path, other = run.adapter / file, Path("other", "adapter", file)
@@ -154,7 +159,7 @@ def test_a_value_of_another_kind_is_named_or_left_out(run: RunFolder, name: str)
     path = run.folder / name
     written = path.read_text()
     first, *others = [written] if name.endswith("json") else written.splitlines()
-    for key, odd in itertools.product(json.loads(first), ODD):
+    for key, odd in zip(json.loads(first), itertools.cycle(ODD), strict=False):
         path.write_text("\n".join([json.dumps(json.loads(first) | {key: odd}), *others]) + "\n")
         result = invoke(LIGHT["status" if name == "progress.json" else "report"])
         assert "unexpected" not in result.output, f"{key}: {odd!r}\n{result.output}"
@@ -173,7 +178,7 @@ def test_an_odd_line_of_the_log_is_left_out(run: RunFolder, line: str):
 @pytest.mark.parametrize("key", ["pid", "born", "job", "machine", "host", "name", "started", "command"])
 def test_an_odd_claim_counts_until_it_expires(run: RunFolder, monkeypatch: pytest.MonkeyPatch, key: str):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    for odd in (*ODD, 1e300, math.nan, "7 (restart x)"):
+    for odd in ([3], math.nan, "7 (restart x)"):
         claim = {"worker": asdict(Process.this()), "command": "lookonce train", "started": 1.0}
         (claim if key in claim else claim["worker"])[key] = odd
         (run.folder / "claim.json").write_text(json.dumps(claim))
@@ -181,16 +186,12 @@ def test_an_odd_claim_counts_until_it_expires(run: RunFolder, monkeypatch: pytes
         assert "unexpected" not in result.output, f"{key}: {odd!r}\n{result.output}"
 
 
-def test_a_file_in_place_of_the_adapter_is_named(run: RunFolder):
-    for path in (run.trained, run.summary):
-        path.unlink()
-    shutil.rmtree(run.adapter)
-    run.adapter.write_text("")
-    result = invoke(LIGHT["train --resume"])
-    assert "unexpected" not in result.output and "adapter" in result.stderr, result.output
-
-
-def test_a_finished_run_without_its_adapter_is_not_said_to_be_trained(run: RunFolder):
+def test_a_finished_run_without_its_adapter_is_not_said_to_be_trained_and_a_file_in_its_place_is_named(run: RunFolder):
     shutil.rmtree(run.adapter)
     result = invoke(LIGHT["train --resume"])
     assert result.exit_code == 1 and "is not the adapter that was trained" in result.stderr, result.output
+    for path in (run.trained, run.summary):
+        path.unlink()
+    run.adapter.write_text("")
+    result = invoke(LIGHT["train --resume"])
+    assert "unexpected" not in result.output and "adapter" in result.stderr, result.output

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from support.batches import BatchMaker
+from support.trainings import gradients
 
 from lookonce.datasets.images import image_size
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
-from lookonce.run.sections import BatchSection
 from lookonce.train.data.batches import IGNORED, Batch, Pixels, RowCollator
 from lookonce.train.data.tokenize import to_messages
 from lookonce.train.model.load import PRECISIONS, load_with_tower, load_without_tower
@@ -80,10 +79,6 @@ def session(sample, make_run, tmp_path) -> OpenRun:
     return inputs
 
 
-def gradients(model: Any) -> dict[str, torch.Tensor]:
-    return {name: weight.grad for name, weight in model.named_parameters() if weight.requires_grad}
-
-
 def through_lookonce(model: Any, batch: Batch) -> Outcome:
     inputs = {name: tensor for name, tensor in batch.items() if name not in LOSS_KEYS}
     logits = model(**inputs, use_cache=False).logits
@@ -131,23 +126,6 @@ def test_our_collator_with_pixels_equals_the_stock_processor(session, sample, st
     found = through_lookonce(random_lora(session, load_with_tower), collator(session.examples("train")[0]))
     expected = through_stock(random_lora(session, load_with_tower), stock_processor(sample / "model"), session)
     assert_equal(found, expected)
-
-
-@pytest.mark.guarantee("A step that is cut into several forward passes has the gradient of the whole step.")
-def test_a_step_cut_into_forward_passes_has_the_same_gradient(session, random_lora):
-    examples, _ = session.examples("train")
-    expected = through_lookonce(random_lora(session, load_without_tower), session.row_collator()(examples))
-    options = BatchSection(mode="separate", samples_per_step=len(examples), samples_per_forward=2)
-    batch_maker = BatchMaker.of(
-        examples, session.chat_tokenizer, session.features, options, torch.device("cpu"), seed=0
-    )
-    [step] = batch_maker.sampler.epoch(0)
-    assert len(step) == 4
-    cut = random_lora(session, load_without_tower)
-    losses = [through_lookonce(cut, batch_maker.batch(micro_batch)).loss for micro_batch in step]
-    assert distance(torch.stack(losses).sum(), expected.loss) < TOLERANCE
-    for name, gradient in gradients(cut).items():
-        assert distance(gradient, expected.gradients[name]) < TOLERANCE, name
 
 
 @pytest.mark.gpu

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from support.planted import IN_ALL, IN_REPLAYS
 from support.trainings import COMPILED_ON_GPU
 from transformers import TrainingArguments
 
@@ -19,10 +20,8 @@ from lookonce import (
     read_records,
 )
 from lookonce.errors import TrainingError
-from lookonce.train.data import batches
 from lookonce.train.loop.first_pack import VARIABLE, FirstPack, first_pack_of
 from lookonce.train.model import attention, loss, packs
-from lookonce.train.model.packs import FEATURES, CapturedPasses
 from lookonce.workflow import train
 
 pytestmark = [
@@ -32,7 +31,7 @@ pytestmark = [
     ),
     pytest.mark.filterwarnings("ignore:'pin_memory'"),
 ]
-copy_into, dense_mask, weighted_loss = packs.copy_into, attention.dense_mask, loss.weighted_loss
+weighted_loss = loss.weighted_loss
 
 
 @pytest.fixture(autouse=True)
@@ -99,14 +98,6 @@ def test_what_is_right_passes_and_nothing_changes(trainer, captured):
         assert not weight.requires_grad or (torch.equal(weight, before[name]) and weight.grad is None)
 
 
-def test_rows_are_computed_without_drawing_from_the_random_state(make_trainer):
-    trainer = make_trainer(bf16=True)
-    state = torch.get_rng_state()
-    trainer.first_pack = FirstPack(trainer, first_pack_of(trainer, 0))
-    assert torch.equal(torch.get_rng_state(), state)
-    assert "the first pack agrees with" in check(trainer)
-
-
 def test_other_weights_do_not_matter(trainer):
     """A training that resumes loads its weights after the rows were computed."""
     weights = [weight for weight in trainer.model.parameters() if weight.requires_grad]
@@ -119,78 +110,15 @@ def test_other_weights_do_not_matter(trainer):
         weight.data = value
 
 
-def test_branches_that_see_each_other_are_found(trainer, monkeypatch):
-    monkeypatch.setattr(attention, "dense_mask", lambda seen_until: dense_mask(seen_until.cummax(0).values))
+@pytest.mark.parametrize("name", IN_ALL)
+def test_a_fault_is_found(trainer, monkeypatch, name):
+    IN_ALL[name](monkeypatch)
     assert is_found(trainer)
 
 
-def test_a_mask_that_is_off_by_one_where_a_prefix_ends_is_found(trainer, monkeypatch):
-    def shorter(seen_until: torch.Tensor) -> torch.Tensor:
-        """The last token of a prefix counts as one of the branch that follows."""
-        following = torch.cat([seen_until[1:], seen_until[-1:]])
-        return dense_mask(torch.where(following < seen_until, following, seen_until))
-
-    monkeypatch.setattr(attention, "dense_mask", shorter)
-    assert is_found(trainer)
-
-
-def test_a_scaled_gradient_is_found_by_a_thousandth(trainer, monkeypatch):
-    def scaled(*tensors: torch.Tensor) -> torch.Tensor:
-        right = weighted_loss(*tensors)
-        return right + 1e-3 * (right - right.detach())
-
-    monkeypatch.setattr(loss, "weighted_loss", scaled)
-    assert is_found(trainer)
-
-
-def test_wrong_positions_are_found(trainer, monkeypatch):
-    def shifted(*arguments):
-        positions, start = prefix_positions(*arguments)
-        return positions, start + 1
-
-    prefix_positions = batches.prefix_positions
-    monkeypatch.setattr(batches, "prefix_positions", shifted)
-    assert is_found(trainer)
-
-
-BUFFERS = ["input_ids", "position_ids", "seen_until", "logits_to_keep", "targets", "weights", FEATURES]
-
-
-@pytest.mark.parametrize("stale", BUFFERS)
-def test_a_replay_with_an_old_input_is_found(trainer, monkeypatch, stale):
-    """Everything is copied when a buffer is new, and this one tensor never again."""
-    seen = set()
-
-    def forgetful(inputs, batch):
-        kept = {stale} if id(inputs) in seen else set()
-        before = inputs["weights"].clone()
-        copy_into(inputs, {name: tensor for name, tensor in batch.items() if name not in kept})
-        if stale == "weights" and kept:
-            inputs["weights"].copy_(before)
-        seen.add(id(inputs))
-
-    monkeypatch.setattr(packs, "copy_into", forgetful)
-    assert is_found(trainer, captured=True)
-
-
-def test_gradients_of_an_earlier_pass_are_found(trainer, monkeypatch):
-    add_gradients = CapturedPasses.add_gradients
-
-    def twice(self, number, times):
-        add_gradients(self, number, times)
-        for weight, gradient in zip(self._trained, self._gradients, strict=True):
-            weight.grad += gradient
-
-    monkeypatch.setattr(CapturedPasses, "add_gradients", twice)
-    assert is_found(trainer, captured=True)
-
-
-def test_a_replay_that_returns_its_first_result_is_found(trainer, monkeypatch):
-    def once(function):
-        first = function()
-        return lambda: first
-
-    monkeypatch.setattr(packs, "run_again", once)
+@pytest.mark.parametrize("name", IN_REPLAYS)
+def test_a_fault_of_replays_is_found(trainer, monkeypatch, name):
+    IN_REPLAYS[name](monkeypatch)
     assert is_found(trainer, captured=True)
 
 
@@ -210,8 +138,10 @@ def test_rows_that_are_no_numbers_prove_nothing(make_trainer, monkeypatch):
 def test_a_fault_in_one_kind_of_weight_is_found(make_trainer):
     """In bfloat16, where the gradients of queries are a twentieth of all."""
     trainer = make_trainer(bf16=True)
+    state = torch.get_rng_state()
     trainer.first_pack = FirstPack(trainer, first_pack_of(trainer, 0))
-    check(trainer)
+    assert torch.equal(torch.get_rng_state(), state), "nothing was drawn from the random state"
+    assert "the first pack agrees with" in check(trainer)
     hooks = [
         weight.register_hook(lambda gradient: 0.8 * gradient)
         for name, weight in trainer.model.named_parameters()

@@ -176,19 +176,6 @@ def test_a_training_in_another_folder_ends_with_its_own_best_checkpoint(training
     assert all((found[name] == weight).all() for name, weight in best.items())
 
 
-def test_a_best_checkpoint_that_was_left_behind_is_named(trainings, monkeypatch):
-    run = trainings.unstarted("shared", **BEST)
-    train_until(run, 9, monkeypatch)
-    there = run.model_copy(update={"output": run.output.with_name("there")})
-    run.output.rename(there.output)
-    left = there.output / "checkpoints" / "checkpoint-4"
-    left.rename(run.output.with_name("left"))
-    with pytest.raises(RunFolderError, match=rf"{left.parent} holds no complete checkpoint-4; copy it there, or train"):
-        train(there, resume=True, **QUIET)
-    run.output.with_name("left").rename(left)
-    assert train(there, resume=True, **QUIET).first_step == 8
-
-
 @pytest.mark.guarantee("A training that is saved and validated at other steps ends with the same adapter, bit for bit.")
 def test_an_adapter_does_not_depend_on_when_it_is_saved_and_validated(trainings, monkeypatch):
     """The steps of both change at the resumption too, and are those of the run file from then on."""

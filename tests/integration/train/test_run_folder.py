@@ -15,20 +15,13 @@ QUIET = {"notify": lambda note: None}
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
-def test_a_finished_run_is_not_trained_again(make_cached_run):
+def test_a_finished_run_is_trained_again_by_restart_alone_which_keeps_the_old_one(make_cached_run, trainings):
     notes: list[str] = []
     run = make_cached_run(train={"steps": 2})
-    first = train(run, notify=notes.append)
-    before = (run.output / "adapter" / "adapter_model.safetensors").stat().st_mtime_ns
-    assert train(run, resume=True, notify=notes.append) == first
-    assert "is already trained" in notes[-1]
-    assert (run.output / "adapter" / "adapter_model.safetensors").stat().st_mtime_ns == before
-
-
-def test_restart_trains_again_and_keeps_the_old_run(make_cached_run, trainings):
-    run = make_cached_run(train={"steps": 2})
-    train(run, **QUIET)
-    before = trainings.adapter(run)
+    first, before = train(run, notify=notes.append), trainings.adapter(run)
+    written = (run.output / "adapter" / "adapter_model.safetensors").stat().st_mtime_ns
+    assert train(run, resume=True, notify=notes.append) == first and "is already trained" in notes[-1]
+    assert (run.output / "adapter" / "adapter_model.safetensors").stat().st_mtime_ns == written
     train(run, restart=True, **QUIET)
     assert json.loads((run.output.with_name("run.old-1") / "summary.json").read_text())["num_steps"] == 2
     assert all((before[name] == weight).all() for name, weight in trainings.adapter(run).items())

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from support.batches import BatchMaker
+from support.trainings import SIZES, Step, step
 
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.run.config import RunFile
 from lookonce.run.open import FROM_CACHE, TO_BUILD, OpenRun, open_run
 from lookonce.run.sections import BatchSection
-from lookonce.train.data.packing import BLOCK
-from lookonce.train.model.attention import PackMask
-from lookonce.train.model.compile import training_on_packs
-from lookonce.train.model.loss import forward_loss
 from lookonce.workflow import train
 
 pytestmark = pytest.mark.guarantee(
@@ -34,31 +27,9 @@ pytestmark = pytest.mark.guarantee(
 )
 
 TOLERANCE = 1e-5
-SIZES = {"min_pixels": 1, "max_pixels": 120_000}
 CPU = torch.device("cpu")
 ALL = 1000
 """A number of samples a step that is larger than the dataset."""
-
-
-@dataclass
-class Step:
-    """Loss and gradients of an optimizer step."""
-
-    loss: float
-    gradients: dict[str, torch.Tensor]
-    num_micro_batches: int
-
-
-def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
-
-
-def assert_same(found: Step, expected: Step) -> None:
-    assert abs(found.loss - expected.loss) < TOLERANCE * abs(expected.loss)
-    assert found.gradients.keys() == expected.gradients.keys()
-    for name, gradient in expected.gradients.items():
-        assert gradient.abs().max() > 0, name
-        assert distance(found.gradients[name], gradient) < TOLERANCE, name
 
 
 def records(sample: Path) -> list[Record]:
@@ -86,28 +57,14 @@ def make_session(
     folder = tmp_path_factory.mktemp("shared")
     write_records(folder / "records.jsonl", records(sample), image_root=sample)
 
-    def make(model: Path = sample / "model", **changes: Any) -> OpenRun:
+    def make(**changes: Any) -> OpenRun:
         data = {"train": str(folder / "records.jsonl"), "val": [], "test": [], "image_root": str(sample)} | changes
         lora = {"modules_to_save": ["embed_tokens"]}
-        inputs = open_run(make_run_in(folder, model={"path": str(model)}, data=data, cache=SIZES, lora=lora), TO_BUILD)
+        inputs = open_run(make_run_in(folder, data=data, cache=SIZES, lora=lora), TO_BUILD)
         inputs.build()
         return open_run(inputs.run, FROM_CACHE)
 
     return make
-
-
-@pytest.fixture(scope="module")
-def model_without_deepstack(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sample's model without DeepStack, as in Qwen3.5."""
-    folder = tmp_path_factory.mktemp("flat") / "model"
-    shutil.copytree(sample / "model", folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["vision_config"]["deepstack_visual_indexes"] = []
-    (folder / "config.json").write_text(json.dumps(config))
-    for path in folder.glob("*.safetensors"):
-        tensors = {name: value for name, value in load_file(path).items() if "deepstack" not in name}
-        save_file(tensors, path, metadata={"format": "pt"})
-    return folder
 
 
 class Bench:
@@ -117,33 +74,25 @@ class Bench:
         self.session, self.model, self.examples = session, model, session.examples("train")[0]
         self.expected = cache(self.separate)
 
-    def batch_maker(self, *, pads: bool = False, **batch: Any) -> BatchMaker:
+    def batch_maker(self, **batch: Any) -> BatchMaker:
         session, options = self.session, BatchSection(**batch)
-        return BatchMaker.of(self.examples, session.chat_tokenizer, session.features, options, CPU, seed=3, pads=pads)
+        return BatchMaker.of(self.examples, session.chat_tokenizer, session.features, options, CPU, seed=3)
 
     def separate(self, **batch: Any) -> list[Step]:
         """Steps in which every question is a padded row."""
         return self.steps(self.batch_maker(mode="separate", samples_per_forward=ALL, **batch))
 
-    def steps(self, batch_maker: BatchMaker) -> list[Step]:
+    def steps(self, maker: BatchMaker) -> list[Step]:
         """All steps of an epoch, each with the same adapter."""
-        mask, found = PackMask(batch_maker.sampler.batch.tokens_per_pack, CPU), []
-        with training_on_packs(self.model, compiled=False):
-            for micro_batches in batch_maker.sampler.epoch(0):
-                loss = sum(
-                    _backward(forward_loss(self.model, batch_maker.batch(micro_batch), mask))
-                    for micro_batch in micro_batches
-                )
-                trained = [(name, weight) for name, weight in self.model.named_parameters() if weight.requires_grad]
-                gradients = {name: weight.grad for name, weight in trained}
-                self.model.zero_grad(set_to_none=True)
-                found.append(Step(loss, gradients, len(micro_batches)))
-        return found
+        return [step(self.model, [*map(maker.batch, micro_batches)]) for micro_batches in maker.sampler.epoch(0)]
 
 
-def _backward(loss: torch.Tensor) -> float:
-    loss.backward()
-    return loss.item()
+def assert_same(found: Step, expected: Step) -> None:
+    assert abs(found[0] - expected[0]) < TOLERANCE * abs(expected[0])
+    assert found[1].keys() == expected[1].keys()
+    for name, gradient in expected[1].items():
+        assert gradient.abs().max() > 0, name
+        assert (found[1][name] - gradient).norm() < TOLERANCE * gradient.norm(), name
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +101,7 @@ def bench(make_session: Callable[..., OpenRun], random_lora: Callable[..., Any])
     return Bench(session, random_lora(session))
 
 
+@pytest.mark.guarantee("A step that is cut into several forward passes has the gradient of the whole step.")
 @pytest.mark.parametrize("loss", ["token", "sample"])
 @pytest.mark.parametrize(
     "batch",
@@ -166,8 +116,9 @@ def bench(make_session: Callable[..., OpenRun], random_lora: Callable[..., Any])
 def test_a_step_is_the_same_in_every_mode(bench, batch, loss):
     assert len({bench.session.cache.grid_thw(key) for example in bench.examples for key in example.image_keys}) >= 3
     [expected] = bench.expected(samples_per_step=ALL, loss=loss)
-    [found] = bench.steps(bench.batch_maker(samples_per_step=ALL, loss=loss, **batch))
-    assert (found.num_micro_batches == 1) == (batch == {"mode": "shared"})
+    maker = bench.batch_maker(samples_per_step=ALL, loss=loss, **batch)
+    [micro_batches], [found] = maker.sampler.epoch(0), bench.steps(maker)
+    assert (len(micro_batches) == 1) == (batch == {"mode": "shared"})
     assert_same(found, expected)
 
 
@@ -178,16 +129,8 @@ def test_all_modes_train_on_the_same_steps(bench, questions_per_image):
     assert len(expected) == 3
     for mode in ("shared", "packed"):
         found = bench.steps(bench.batch_maker(mode=mode, tokens_per_pack=1000, **common))
-        for step, expected_step in zip(found, expected, strict=True):
-            assert_same(step, expected_step)
-
-
-def test_sharing_is_exact_without_deepstack(make_session, random_lora, model_without_deepstack):
-    session = make_session(model_without_deepstack)
-    bench = Bench(session, random_lora(session))
-    assert bench.session.cache.fingerprint.num_levels == 1
-    [found] = bench.steps(bench.batch_maker(samples_per_step=ALL))
-    assert_same(found, bench.expected(samples_per_step=ALL)[0])
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
 
 
 @pytest.mark.parametrize("form", ["summary", "turns"])
@@ -201,33 +144,6 @@ def test_prefixes_of_several_levels_are_exact(make_session, random_lora, form):
     assert sum(batch_maker.sampler.pack_lengths(0)) < 0.3 * sum(example.num_tokens for example in bench.examples)
     [found] = bench.steps(batch_maker)
     assert_same(found, bench.expected(samples_per_step=ALL, loss="token")[0])
-
-
-def test_a_pack_may_be_full_to_the_last_token(bench):
-    [length] = bench.batch_maker(samples_per_step=ALL).sampler.pack_lengths(0)
-    [found] = bench.steps(bench.batch_maker(samples_per_step=ALL, tokens_per_pack=length))
-    assert found.num_micro_batches == 1
-    assert_same(found, bench.expected(samples_per_step=ALL, loss="token")[0])
-    [step] = bench.batch_maker(samples_per_step=ALL, tokens_per_pack=length - 1).sampler.epoch(0)
-    assert len(step) == 2
-
-
-def test_padding_a_pack_changes_nothing(bench):
-    batch_maker = bench.batch_maker(samples_per_step=ALL, tokens_per_pack=1000)
-    padded = bench.batch_maker(pads=True, samples_per_step=ALL, tokens_per_pack=1000)
-    [step] = batch_maker.sampler.epoch(0)
-    lengths = [padded.batch(micro_batch)["input_ids"].shape[1] for micro_batch in step]
-    assert all(length % BLOCK == 0 for length in lengths) and lengths != batch_maker.sampler.pack_lengths(0)
-    assert_same(bench.steps(padded)[0], bench.expected(samples_per_step=ALL, loss="token")[0])
-
-
-def test_a_pack_has_each_image_once_per_system_text(bench):
-    [[micro_batch]] = bench.batch_maker(samples_per_step=ALL).sampler.epoch(0)
-    batch = bench.batch_maker(samples_per_step=ALL).batch(micro_batch)
-    key_of = bench.session.key_of
-    prefixes = {(tuple(map(key_of, record.images)), record.system) for record in bench.session.records["train"]}
-    assert len(batch["image_grid_thw"]) == sum(len(keys) for keys, _ in prefixes)
-    assert batch["input_ids"].shape[1] < 0.5 * sum(example.num_tokens for example in bench.examples)
 
 
 def test_padded_rows_do_not_use_the_attention_of_packs(make_cached_run, monkeypatch):

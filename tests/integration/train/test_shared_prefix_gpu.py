@@ -40,7 +40,6 @@ LIMITS = (512, 1024, 1536, 2048)
 """Values of `tokens_per_pack`."""
 NUM_ROWS = 8
 """Rows in a forward pass where each question is a padded row."""
-TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="module")

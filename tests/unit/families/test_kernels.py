@@ -24,7 +24,6 @@ from lookonce.families.kernels import (
     REPLACED,
     computed_by_pytorch,
     in_one_row,
-    in_rows,
     restrict_kernels,
     without_kernels,
 )
@@ -199,40 +198,6 @@ def test_rows_are_given_to_the_package_as_the_sequences_of_one_row():
     ]
     torch.testing.assert_close([*found, *gradients[0]], [*expected, *gradients[1]])
     assert calls == [[0, 70, 140, 210]]
-
-
-@pytest.mark.guarantee(
-    "Rows that are passed to a kernel as one row, and sequences that are passed to PyTorch as rows, have the "
-    "results, states and gradients that each has by itself."
-)
-def test_sequences_of_one_row_are_given_to_pytorch_as_rows():
-    of_pytorch = inspect.unwrap(modeling_qwen3_5.torch_chunk_gated_delta_rule)
-    drawn, ends = torch.Generator().manual_seed(0), torch.tensor([0, 5, 6, 76])
-    heads = [torch.randn(1, 76, 2, 4, generator=drawn) for _ in range(3)]
-    decay, beta = -torch.rand(1, 76, 2, generator=drawn), torch.rand(1, 76, 2, generator=drawn)
-    states = torch.randn(3, 2, 4, 4, generator=drawn)
-    inputs = [one.requires_grad_() for one in (*heads, decay, beta, states)]
-    gates = {"g": decay, "beta": beta}
-    found = in_rows(of_pytorch)(
-        *heads, **gates, cu_seqlens=ends, cu_seqlens_cpu=ends, initial_state=states, output_final_state=True
-    )
-    each = [
-        of_pytorch(
-            *(one[:, begin:end] for one in heads),
-            **{name: one[:, begin:end] for name, one in gates.items()},
-            initial_state=states[row, None],
-            output_final_state=True,
-        )
-        for row, (begin, end) in enumerate(pairwise(ends.tolist()))
-    ]
-    read, last = zip(*each, strict=True)
-    expected = torch.cat(read, 1), torch.cat(last)
-    wanted = [torch.randn(one.shape, generator=drawn) for one in expected]
-    gradients = [
-        torch.autograd.grad([(one * other).sum() for one, other in zip(results, wanted, strict=True)], inputs)
-        for results in (found, expected)
-    ]
-    torch.testing.assert_close([*found, *gradients[0]], [*expected, *gradients[1]])
 
 
 def test_one_row_and_sequences_of_the_caller_stay_as_they_are():

@@ -155,20 +155,3 @@ def test_the_page_says_how_long_a_description_is(root):
 def test_the_page_names_every_family(root):
     rows = re.findall(r"^\| [^|]+ \| `(\w+)` \|", (root / "docs" / "models.md").read_text(), re.M)
     assert rows == ["model_type", *FAMILIES]
-
-
-@pytest.mark.parametrize(
-    ("line", "names"),
-    [
-        ("from transformers import Qwen2_5_VLModel", {"Qwen2_5_VL"}),
-        ("import transformers.models.qwen2_vl", {"qwen2_vl"}),
-        ('x = config.model_type == "qwen3_vl_moe"', {"model_type", "qwen3_vl"}),
-        ("model.model.visual = None", {"visual"}),
-        ('x = getattr(vision, "deepstack_visual_indexes")', {"deepstack_visual"}),
-        ("kind = family.model_type", set()),
-        ('"""As Qwen3VL does."""', set()),
-    ],
-)
-def test_the_guard_sees_each_way_to_ask(tmp_path, line, names):
-    (tmp_path / "module.py").write_text(line)
-    assert named(tmp_path / "module.py") == names

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 
 from lookonce.selftest import attention as checked
-from lookonce.selftest.attention import Heads, Layout, Lengths, attention_checks, mask_checks, random_layout
+from lookonce.selftest.attention import Heads, PackToMask, allowed, attention_checks, mask_checks
+from lookonce.train.data.packing import BLOCK, Group, Pack, padded_length
 from lookonce.train.model import attention
 
 pytestmark = pytest.mark.guarantee(
@@ -18,19 +17,47 @@ pytestmark = pytest.mark.guarantee(
 
 CPU = torch.device("cpu")
 HEADS = Heads(4, 2, 16)
-LAYOUTS = (Layout((Lengths(200, (33, 20, 60), (0, 9, 19)), Lengths(129, (5,)))), random_layout(random.Random(1), 300))
 LISTS = ("block lists by row: wrong entries", "block lists by column: wrong entries")
 ORIGINAL = {name: getattr(attention, name) for name in ("_block_indices", "dense_mask", "attends")}
 
 
+def group(prefix: int, branches: tuple[int, ...], shared: tuple[int, ...] = ()) -> Group:
+    return Group(tuple(range(len(branches))), prefix, prefix, branches, shared_tokens=shared)
+
+
+def to_mask(*groups: Group) -> PackToMask:
+    """A pack with the column that follows from the definition."""
+    length = padded_length(sum(one.num_tokens for one in groups))
+    by_definition = allowed(Pack(groups), length, CPU)
+    return PackToMask((by_definition * torch.arange(1, length + 1)[:, None]).amax(0).int(), by_definition)
+
+
+PACKS = [to_mask(group(200, (33, 20, 60), (0, 9, 19)), group(129, (5,))), to_mask(group(0, (70, 20)), group(31, (99,)))]
+
+
 def masks() -> dict[str, bool]:
     """Whether each check of masks is passed."""
-    return {check.what: check.ok for check in mask_checks(LAYOUTS, CPU)}
+    return {check.what: check.ok for check in mask_checks(PACKS)}
 
 
 def results(dtype: torch.dtype = torch.float32) -> dict[str, bool]:
     """Whether each result of the attention is within its spread."""
-    return {check.what.partition(": ")[2]: check.ok for check in attention_checks(LAYOUTS, HEADS, dtype, "any", CPU)}
+    return {check.what.partition(": ")[2]: check.ok for check in attention_checks(PACKS, HEADS, dtype, "any")}
+
+
+def test_a_row_sees_its_prefix_itself_and_what_it_shares_with_the_row_before():
+    """The second branch begins with the first token of the first one, the third with two of the second."""
+    _, by_definition = to_mask(group(1, (2, 3, 3), (0, 1, 2)), group(0, (1,)))
+    assert len(by_definition) == 2 * BLOCK
+    assert by_definition[:7, :7].int().tolist() == [
+        [1, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0],
+        [1, 1, 0, 1, 0, 0, 0],
+        [1, 1, 0, 1, 1, 0, 0],
+        [1, 1, 0, 1, 0, 1, 0],
+        [0, 0, 0, 0, 0, 0, 1],
+    ]
 
 
 def test_what_is_right_passes():
@@ -39,32 +66,28 @@ def test_what_is_right_passes():
         assert set(results(dtype).values()) == {True}
 
 
-def test_transposed_block_lists_are_found(monkeypatch):
-    monkeypatch.setattr(attention, "_block_indices", lambda blocks: ORIGINAL["_block_indices"](blocks.T))
-    found = masks()
-    assert not found[LISTS[0]] and not found[LISTS[1]] and found["mask function: wrong entries"]
+def transposed(blocks: torch.Tensor) -> torch.Tensor:
+    return ORIGINAL["_block_indices"](blocks.T)
 
 
-def test_lists_by_column_that_are_those_by_row_are_found(monkeypatch):
-    def by_row(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        is_transposed = not blocks.is_contiguous()
-        return ORIGINAL["_block_indices"](blocks.T if is_transposed else blocks)
-
-    monkeypatch.setattr(attention, "_block_indices", by_row)
-    found = masks()
-    assert found[LISTS[0]] and not found[LISTS[1]]
+def by_column_as_by_row(blocks: torch.Tensor) -> torch.Tensor:
+    return ORIGINAL["_block_indices"](blocks if blocks.is_contiguous() else blocks.T)
 
 
-def test_lists_that_are_not_contiguous_are_found(monkeypatch):
+def not_contiguous(blocks: torch.Tensor) -> torch.Tensor:
     """FlexAttention reads them wrongly, without an error."""
+    numbers, indices = ORIGINAL["_block_indices"](blocks)
+    return numbers, indices.mT.contiguous().mT
 
-    def strided(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        numbers, indices = ORIGINAL["_block_indices"](blocks)
-        return numbers, indices.mT.contiguous().mT
 
-    monkeypatch.setattr(attention, "_block_indices", strided)
+@pytest.mark.parametrize(
+    ("wrong", "passed"),
+    [(transposed, [False, False]), (by_column_as_by_row, [True, False]), (not_contiguous, [False, False])],
+)
+def test_wrong_block_lists_are_found(monkeypatch, wrong, passed):
+    monkeypatch.setattr(attention, "_block_indices", wrong)
     found = masks()
-    assert not found[LISTS[0]] and not found[LISTS[1]]
+    assert [found[name] for name in LISTS] == passed and found["mask function: wrong entries"]
 
 
 def one_late(seen_until: torch.Tensor) -> torch.Tensor:

@@ -3,48 +3,41 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from lookonce.selftest import run
 from lookonce.selftest.report import ON_CPU, ON_GPU, Check, Variant
-from lookonce.selftest.run import Comparison, gpu_sizes
+from lookonce.selftest.run import cpu_sizes, gpu_sizes
 from lookonce.text import quiet
 
-
-@pytest.fixture
-def compared(monkeypatch):
-    """Runs a comparison in which some variants are wrong, and gives what was compared, in order."""
-
-    def compare(variants, precision="bf16"):
-        class Checks:
-            def __init__(self, size, questions, dtype, name, device):
-                self.name = name
-
-            def checks(self, variant):
-                done.append((self.name, variant))
-                return [Check("model", 0.0, 0.1, variant)]
-
-        done: list[tuple[str, Variant]] = []
-        monkeypatch.setattr(run, "ModelChecks", Checks)
-        Comparison(gpu_sizes(precision), torch.device("cpu"), quiet).run(variants)
-        return done
-
-    monkeypatch.setattr(run, "mask_checks", lambda *arguments: [])
-    monkeypatch.setattr(run, "attention_checks", lambda *arguments: [])
-    return compare
+PARTS = [("fp32", variant, True) for variant in ON_GPU if not variant.compiled]
 
 
-def test_all_ways_are_compared_once_and_parts_in_float32(compared):
-    done = compared(ON_GPU)
-    assert [variant for name, variant in done if name == "bf16"] == list(ON_GPU)
-    assert [variant for name, variant in done if name == "fp32"] == [
-        variant for variant in ON_GPU if not variant.compiled
+@pytest.mark.parametrize(
+    ("sizes", "variants", "expected"),
+    [
+        (gpu_sizes(), ON_GPU, [*PARTS, *(("bf16", one, False) for one in ON_GPU)]),
+        (gpu_sizes("fp32"), [Variant()], [("fp32", Variant(), False)]),
+        (cpu_sizes(), ON_CPU, [(name, one, name == "fp32") for name in ("fp32", "bf16") for one in ON_CPU]),
+    ],
+)
+def test_all_ways_are_compared_once_and_parts_in_float32(monkeypatch, sizes, variants, expected):
+    class Checks:
+        def __init__(self, size, questions, dtype, name, device):
+            self.name = name
+
+        def checks(self, variant):
+            return [Check(self.name, 0.0, 0.1, variant)]
+
+        def masks(self):
+            return [Check("masks", 0, 0)]
+
+        def attention(self):
+            return [Check(f"attention, {self.name}", 0, 0)]
+
+    monkeypatch.setattr(run, "ModelChecks", Checks)
+    checks = run.compared(sizes, variants, quiet)
+    assert [check.what for check in checks if check.variant is None] == [
+        "masks",
+        *(f"attention, {name}" for name in sizes[1]),
     ]
-
-
-def test_without_a_gpu_dense_masks_are_compared(compared):
-    assert {variant for _, variant in compared(ON_CPU)} == set(ON_CPU)
-
-
-def test_in_float32_each_way_is_compared_itself(compared):
-    assert compared([Variant()], precision="fp32") == [("fp32", Variant())]
+    assert [(check.what, check.variant, check.is_part) for check in checks if check.variant] == expected

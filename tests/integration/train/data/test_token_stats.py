@@ -62,12 +62,15 @@ def test_image_tokens_are_those_of_the_image_processor(sample: Path, counter):
 
 
 def test_images_of_unknown_size_count_no_tokens_and_are_reported(tmp_path, counter):
-    lines = [{"image_filename": f"{n}.jpg", "question": q, "answer": "yes"} for n in "ab" for q in ("Is it?", "Text?")]
+    """Two images are missing, and the processor refuses one."""
+    Image.new("RGB", (6500, 10)).save(tmp_path / "c.png")
+    names = ("a.jpg", "b.jpg", "c.png")
+    lines = [{"image_filename": n, "question": q, "answer": "yes"} for n in names for q in ("Is it?", "Text?")]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = stats_of(tmp_path / "train.jsonl", counter)
     [file] = found.files
-    assert (found.num_unknown, file.num_image_tokens) == (2, 0)
-    assert "2 images of unknown size" in to_text(found)
+    assert (found.num_unknown, file.num_image_tokens) == (3, 0)
+    assert "3 images of unknown size" in to_text(found)
 
 
 def test_records_that_are_too_long_or_refused_are_reported(tmp_path, counter, monkeypatch):
@@ -85,12 +88,6 @@ def test_records_that_are_too_long_or_refused_are_reported(tmp_path, counter, mo
     assert [item["place"] for item in file.refused] == ["train.jsonl:3"]
     assert {finding.code: finding.level for finding in findings(found)} == {"refused": "error", "too-long": "warning"}
     assert all(item["reason"].startswith(item["place"]) for item in file.refused)
-
-
-def test_an_image_that_the_processor_refuses_has_an_unknown_size(tmp_path, counter):
-    Image.new("RGB", (6500, 10)).save(tmp_path / "a.png")
-    (tmp_path / "train.jsonl").write_text('{"image_filename": "a.png", "question": "Is it?", "answer": "yes"}')
-    assert stats_of(tmp_path / "train.jsonl", counter).num_unknown == 1
 
 
 def test_the_published_tokenizer_needs_no_model_weights(real_processor: Path, real_records: Path, monkeypatch):

@@ -65,19 +65,18 @@ def test_the_compiler_draws_the_same_dropout_again():
 
     def gradients(how: Any) -> tuple[torch.Tensor, ...]:
         with checkpointed(model, how):
-            first = torch.compile(layers[0].forward, dynamic=True)
+            first = torch.compile(layers[0].forward, dynamic=True, backend="aot_eager_decomp_partition")
             torch.manual_seed(1)
             return torch.autograd.grad(layers[1](first(x)).square().sum(), list(layers.parameters()))
 
     torch.testing.assert_close(gradients(True), gradients(False), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(("mode", "how"), [("shared", "selective"), ("separate", True)])
-def test_a_run_ends_with_the_same_adapter(make_cached_run, tmp_path, mode, how):
+def test_a_run_ends_with_the_same_adapter(make_cached_run, tmp_path):
     adapters = []
-    for choice in (False, how):
+    for choice in (False, "selective"):
         options = {"steps": 2, "gradient_checkpointing": choice}
-        batch = {"mode": mode, "samples_per_step": 4, "tokens_per_pack": 512}
+        batch = {"samples_per_step": 4, "tokens_per_pack": 512}
         run = make_cached_run(
             output=str(tmp_path / f"{choice}"), train=options, batch=batch, lora={"dropout": 0.1}, data={"val": []}
         )

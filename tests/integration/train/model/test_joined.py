@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from support.models.adapted import Layer, adapted, assert_close, computed
-from torch import nn
 from torch._dynamo.utils import counters
 
 from lookonce.train.model import compile
@@ -29,13 +28,3 @@ def test_one_graph_of_all_layers_and_lengths_computes_what_peft_computes():
             assert_close(computed(model, model, x), wanted, 1e-5)
         assert counters["stats"]["unique_graphs"] == 1
         assert all(layer.self_attn.k_proj.waiting is None for layer in model.base_model.model)
-
-
-def test_compiled_linear_layers_compute_what_pefts_do():
-    model = adapted(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 9, bias=False))
-    x = torch.randn(3, 5, 8)
-    expected = computed(model, model, x)
-    with fewer_passes(model, joins=True):
-        model(x)  # copies LoRA's matrices
-        compiled = torch.compile(model.base_model.model, dynamic=True, backend="aot_eager", fullgraph=True)
-        assert_close(computed(compiled, model, x), expected, 1e-6)

@@ -69,18 +69,6 @@ def test_a_pack_has_each_prefix_followed_by_its_branches():
     assert width == [0, 1, 2, 1, 2, 3, 4, 5, 5, 5, 6, 0, 1] + [0] * 7
 
 
-def test_what_branches_share_is_there_once():
-    """A question without earlier answers, two with the same, and one that continues these."""
-    examples = [example("a", (question, [9])) for question in ([1], [2, 3, 4], [2, 3, 5, 6], [2, 3, 5, 7])]
-    batch, groups = pack_of(examples)
-    assert groups[0].shared_tokens == (0, 0, 2, 3)
-    found = as_lists(batch)
-    assert found["input_ids"] == [[START, *[IMAGE] * 4, END, 1, 9, 2, 3, 4, 9, 5, 6, 9, 7, 9]]
-    assert found["seen_until"] == [17] * 6 + [8, 8] + [17, 17] + [12, 12] + [17] + [15, 15] + [17, 17]
-    assert found["logits_to_keep"] == [6, 10, 13, 15]
-    assert found["position_ids"][0][0][6:] == [4, 5, 4, 5, 6, 7, 6, 7, 8, 7, 8]
-
-
 WORDS = st.lists(st.integers(1, 3), min_size=1, max_size=3)
 EXAMPLES = st.lists(
     st.builds(
@@ -120,27 +108,18 @@ def test_every_example_has_the_same_tokens_and_positions_as_alone(examples):
 
 
 @given(EXAMPLES)
-def test_every_supervised_token_is_predicted_once_from_the_token_before_it(examples):
+def test_a_token_attends_to_those_of_its_example_alone_and_predicts_the_supervised_one_behind_it_once(examples):
     weights = [1.0 + number for number in range(len(examples))]
     batch, groups = pack_of(examples, weights=weights)
-    found = iter(
-        zip(*(batch[name].flatten().tolist() for name in ("logits_to_keep", "targets", "weights")), strict=True)
-    )
+    columns = (batch[name].flatten().tolist() for name in ("logits_to_keep", "targets", "weights"))
+    found, allowed = iter(zip(*columns, strict=True)), dense_mask(batch["seen_until"])[0, 0]
+    expected = torch.zeros_like(allowed)
     for (number, indices), weight in zip(tokens_of(batch, groups), weights, strict=True):
         token_ids, supervised = examples[number].expanded(IMAGE)
         for index in np.flatnonzero(supervised):
             assert next(found) == (indices[index - 1], token_ids[index], weight)
-    assert not list(found)
-
-
-@given(EXAMPLES)
-def test_a_token_attends_to_those_of_its_example_alone(examples):
-    batch, groups = pack_of(examples)
-    allowed = dense_mask(batch["seen_until"])[0, 0]
-    expected = torch.zeros_like(allowed)
-    for _, indices in tokens_of(batch, groups):
         expected[indices[:, None], indices] = torch.ones(len(indices), len(indices), dtype=torch.bool).tril()
-    assert torch.equal(allowed, expected)
+    assert not list(found) and torch.equal(allowed, expected)
 
 
 @given(EXAMPLES, st.integers(0, 7))
@@ -156,8 +135,3 @@ def test_padding_attends_to_itself_and_has_no_targets(examples, num_padding):
     assert (padded["input_ids"][0, length:] == PAD).all()
     assert (padded["seen_until"][length:] == length + num_padding).all()
     assert whole["seen_until"].max() <= length
-
-
-def test_a_pack_longer_than_its_padded_length_fails_an_assertion():
-    with pytest.raises(AssertionError):
-        pack_of([example("a", ([5], [6]))], 7)

@@ -28,7 +28,7 @@ def collator(make_source) -> RowCollator:
     return RowCollator(make_source(TOKENS_OF), IMAGE, PAD)
 
 
-def test_text_is_padded_on_the_right_and_placeholders_are_expanded(collator):
+def test_rows_are_padded_on_the_right_and_have_the_columns_before_targets_and_the_images_in_order(collator):
     batch = collator(EXAMPLES)
     assert batch["input_ids"].tolist() == [
         [5, IMAGE, IMAGE, 6, 7, PAD, PAD, PAD],
@@ -37,16 +37,15 @@ def test_text_is_padded_on_the_right_and_placeholders_are_expanded(collator):
     ]
     assert batch["attention_mask"].sum(dim=1).tolist() == [5, 8, 2]
     assert torch.equal(batch["mm_token_type_ids"] == 1, batch["input_ids"] == IMAGE)
-
-
-def test_only_columns_before_a_target_go_through_the_head(collator):
-    batch = collator(EXAMPLES)
     assert batch["logits_to_keep"].tolist() == [0, 3, 5, 6]
     assert batch["targets"].tolist() == [
         [IGNORED, 7, IGNORED, IGNORED],
         [IGNORED, IGNORED, 9, 10],
         [12, IGNORED, IGNORED, IGNORED],
     ]
+    assert batch["weights"][batch["targets"] != IGNORED].tolist() == pytest.approx([0.25] * 4)
+    assert batch["pixel_values"].flatten().tolist() == [97.0] * 2 + [98.0] * 3 + [97.0] * 2
+    assert batch["image_grid_thw"].tolist() == [[1, 2, 4], [1, 2, 6], [1, 2, 4]]
 
 
 def test_targets_have_their_examples_weight_and_the_rest_has_weight_0(collator):
@@ -55,19 +54,9 @@ def test_targets_have_their_examples_weight_and_the_rest_has_weight_0(collator):
     assert "pixel_values" not in batch
 
 
-def test_by_default_targets_have_equal_weights_that_sum_to_1(collator):
-    batch = collator(EXAMPLES)
-    assert batch["weights"][batch["targets"] != IGNORED].tolist() == pytest.approx([0.25] * 4)
-
-
-def test_images_are_in_the_order_of_their_placeholders(collator):
-    batch = collator(EXAMPLES)
-    assert batch["pixel_values"].flatten().tolist() == [97.0] * 2 + [98.0] * 3 + [97.0] * 2
-    assert batch["image_grid_thw"].tolist() == [[1, 2, 4], [1, 2, 6], [1, 2, 4]]
-
-
 def test_prompts_are_padded_on_the_left(collator):
     batch = collator.prompts(EXAMPLES[1:])
     assert batch["input_ids"][1].tolist() == [PAD] * 6 + [11, 12]
     assert batch["attention_mask"][1].tolist() == [0] * 6 + [1, 1]
+    assert torch.equal(collator.prompts(EXAMPLES)["pixel_values"], collator(EXAMPLES)["pixel_values"])
     assert "targets" not in batch

@@ -50,17 +50,12 @@ def expanded_length(token_ids: np.ndarray, e: Example) -> int:
 
 
 @given(EXAMPLES)
-def test_every_example_is_in_one_group_and_groups_are_ordered_by_their_first_example(examples):
+def test_a_group_has_all_examples_with_equal_images_and_tokens_through_the_last_image(examples):
     groups = group_examples(examples, IMAGE)
     assert Counter(number for group in groups for number in group.examples) == Counter(range(len(examples)))
     assert all(list(group.examples) == sorted(group.examples) for group in groups)
     firsts = [group.examples[0] for group in groups]
     assert firsts == sorted(firsts)
-
-
-@given(EXAMPLES)
-def test_a_group_has_all_examples_with_equal_images_and_tokens_through_the_last_image(examples):
-    groups = group_examples(examples, IMAGE)
     group_of = {number: index for index, group in enumerate(groups) for number in group.examples}
     for m, one in enumerate(examples):
         for n, other in enumerate(examples[:m]):
@@ -68,34 +63,22 @@ def test_a_group_has_all_examples_with_equal_images_and_tokens_through_the_last_
             assert (group_of[m] == group_of[n]) == (agree and through_images(one) == through_images(other))
 
 
+@pytest.mark.guarantee(
+    "A pack has each token that a target is predicted from or that such a token attends to, and no other."
+)
 @given(EXAMPLES)
-def test_the_prefix_is_common_to_all_and_as_long_as_possible(examples):
+def test_the_prefix_is_as_long_as_possible_without_targets_and_branches_are_what_targets_are_predicted_from(examples):
     for group in group_examples(examples, IMAGE):
         of = [examples[number] for number in group.examples]
-        assert len(prefix(group, examples)) == 1
+        assert len(prefix(group, examples)) == 1 and min(group.branch_tokens) >= 1
+        assert not any(e.supervised[: group.len_prefix].any() for e in of)
         if not of[0].image_keys:
             assert group.len_prefix == 0
         else:
             is_last = any(e.supervised[group.len_prefix] or len(e.token_ids) == group.len_prefix + 1 for e in of)
             assert is_last or len(prefix(group, examples, more=1)) > 1
             assert group.len_prefix >= len(through_images(of[0]))
-
-
-@given(EXAMPLES)
-def test_no_prefix_has_a_target_and_no_branch_is_empty(examples):
-    for group in group_examples(examples, IMAGE):
-        assert not any(examples[number].supervised[: group.len_prefix].any() for number in group.examples)
-        assert min(group.branch_tokens) >= 1
-
-
-@pytest.mark.guarantee(
-    "A pack has each token that a target is predicted from or that such a token attends to, and no other."
-)
-@given(EXAMPLES)
-def test_prefix_and_branch_are_what_targets_are_predicted_from(examples):
-    for group in group_examples(examples, IMAGE):
-        for number, length in zip(group.examples, group.branch_tokens, strict=True):
-            e = examples[number]
+        for e, length in zip(of, group.branch_tokens, strict=True):
             assert group.num_prefix_tokens == expanded_length(e.token_ids[: group.len_prefix], e)
             is_needed = e.num_targets < 2  # else the last token is only a target
             assert group.num_prefix_tokens + length == e.num_tokens - (not is_needed)
@@ -127,35 +110,9 @@ def test_a_group_counts_its_prefix_once():
     assert group.whole(examples).branch_tokens == (2, 3, 4)
 
 
-@pytest.mark.parametrize(
-    ("examples", "groups", "len_prefix"),
-    [
-        ([("a", [5, 1, 2], [8]), ("a", [5, 1, 3], [8])], [(0, 1)], 5),
-        ([("a", [5, 1], [8]), ("b", [5, 1], [8]), ("a", [6], [8])], [(0, 2), (1,)], 3),
-        ([("a", [5], [1, 8]), ("a", [5, 1], [8])], [(0, 1)], 4),
-        ([("a", [5], [8], [1]), ("a", [5], [8], [1]), ("a", [5], [8], [2])], [(0, 1), (2,)], 5),
-        ([("a", [5], [8], []), ("a", [5], [8], [2])], [(0,), (1,)], 4),
-        ([("ab", [5], [8]), ("ba", [5], [8]), ("ab", [6], [8])], [(0, 2), (1,)], 6),
-        ([("a", [5, 1]), ("a", [5, 1, 2, 3])], [(0, 1)], 4),
-        ([("", [5, 1], [8]), ("", [5, 1], [8])], [(0,), (1,)], 0),
-        ([("a", [IMAGE << 8, 256, 1], [8]), ("a", [IMAGE << 8, 256, 2], [8])], [(0, 1)], 5),
-    ],
-    ids=[
-        "as far as questions agree",
-        "another image",
-        "not into an answer that equals a question",
-        "another system text",
-        "no system text",
-        "another order of images",
-        "one question begins like the other",
-        "no image",
-        "two tokens with the bytes of a placeholder",
-    ],
-)
-def test_groups_in_typical_cases(examples, groups, len_prefix):
-    found = group_examples([example(*of) for of in examples], IMAGE)
-    assert [group.examples for group in found] == groups
-    assert found[0].len_prefix == len_prefix
+def test_two_tokens_with_the_bytes_of_a_placeholder_are_none():
+    [group] = group_examples([example("a", [IMAGE << 8, 256, number], [8]) for number in (1, 2)], IMAGE)
+    assert (group.examples, group.len_prefix) == ((0, 1), 5)
 
 
 @given(EXAMPLES.filter(bool), st.data())
@@ -176,15 +133,6 @@ def shareable(e: Example) -> list[int]:
     """The tokens that an example may share: those before its answer, or all but the last."""
     end = int(e.supervised.argmax()) if e.supervised.any() else len(e.token_ids) - 1
     return e.token_ids[:end].tolist()
-
-
-def test_what_is_shared_is_counted_once():
-    examples = [example("a", [5, *known, number], [8]) for number, known in enumerate([[], [1, 2], [1, 2], [1, 2, 3]])]
-    [flat] = group_examples(examples, IMAGE)
-    group = nested(flat, examples)
-    assert (group.examples, group.branch_tokens, group.shared_tokens) == ((0, 1, 2, 3), (2, 4, 4, 5), (0, 0, 2, 2))
-    assert flat.num_tokens - group.num_tokens == 4
-    assert group.subset([3, 1]).shared_tokens == (0, 2)
 
 
 def test_an_answer_before_the_last_image_fails_an_assertion():

@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
 from lookonce.cache.model.model_folder import ModelFolder
-from lookonce.datasets.records import Turn
+from lookonce.train.data.batches import prefix_positions
 
 pytestmark = pytest.mark.guarantee("Positions equal those of the stock model.")
 
 TEXT, MERGE = 5, 2
 GRID = st.tuples(st.just(1), st.integers(1, 9).map(lambda n: MERGE * n), st.integers(1, 9).map(lambda n: MERGE * n))
-TURNS = (Turn("Is there text?", "yes"), Turn("How many polyps are in the image?", "2"))
 
 
 @pytest.fixture(scope="module")
@@ -49,3 +49,14 @@ def tokens(num_before: int, images: list[tuple[tuple[int, int, int], int]], imag
     """Text, then images, each followed by a number of text tokens."""
     pieces = [[TEXT] * num_before, *([image_token_id] + [TEXT] * num_after for _, num_after in images)]
     return np.array([token for piece in pieces for token in piece], np.int32)
+
+
+@given(num_before=st.integers(1, 6), images=st.lists(st.tuples(GRID, st.integers(1, 6)), max_size=3))
+def test_positions_are_the_stock_models_wherever_a_branch_begins(stock, model_folder, num_before, images):
+    image, grids = model_folder.config.image_token_id, [grid for grid, _ in images]
+    token_ids = tokens(num_before, images, image)
+    expected, after = stock(token_ids, image, grids)
+    for len_branch in range(images[-1][1] + 1 if images else num_before):
+        prefix, start = prefix_positions(token_ids[: len(token_ids) - len_branch], image, grids, MERGE)
+        branch = np.broadcast_to(np.arange(start, start + len_branch), (3, len_branch))
+        assert np.concatenate([prefix, branch], axis=1).tolist() == expected.tolist() and start + len_branch == after

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import count
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.groups import groups_of
 
 from lookonce.train.data.packing import Group, Pack, pack_step, row_batches
 
 LIMIT = 100
 LENGTHS = st.tuples(st.integers(0, 60), st.lists(st.integers(1, 40), min_size=1, max_size=8))
-STEPS = st.lists(LENGTHS, min_size=1, max_size=10).map(lambda lengths: groups_of(lengths))
+STEPS = st.lists(LENGTHS, min_size=1, max_size=10).map(groups_of)
 RANKS = st.integers(1, 5)
-
-
-def groups_of(lengths: list[tuple[int, list[int]]]) -> list[Group]:
-    """Groups with a prefix and branches of these lengths; examples are numbered consecutively."""
-    numbers = count()
-    return [
-        Group(tuple(next(numbers) for _ in branches), n, prefix, tuple(branches))
-        for n, (prefix, branches) in enumerate(lengths)
-    ]
 
 
 def packs_of(ranks: list[list[Pack]]) -> list[Pack]:
@@ -32,43 +23,28 @@ def packs_of(ranks: list[list[Pack]]) -> list[Pack]:
 
 
 @given(STEPS, RANKS)
-def test_every_example_is_in_one_pack_with_its_own_prefix_and_branch(step, num_ranks):
+def test_every_example_is_in_one_pack_of_equally_many_that_fit_and_are_at_least_half_full(step, num_ranks):
+    ranks = pack_step(step, LIMIT, num_ranks)
+    own = [pack for pack in packs_of(ranks) if not pack.is_filler]
     whole = {number: group for group in step for number in group.examples}
-    parts = [part for pack in packs_of(pack_step(step, LIMIT, num_ranks)) if not pack.is_filler for part in pack.groups]
+    parts = [part for pack in own for part in pack.groups]
     assert Counter(number for part in parts for number in part.examples) == Counter(list(whole))
     for part in parts:
         [group] = {whole[number] for number in part.examples}
         assert part == group.subset([group.examples.index(number) for number in part.examples])
-
-
-@given(STEPS, RANKS)
-def test_no_pack_is_empty_or_over_the_limit(step, num_ranks):
-    assert all(0 < pack.num_tokens <= LIMIT for pack in packs_of(pack_step(step, LIMIT, num_ranks)))
-
-
-@given(STEPS, RANKS)
-def test_ranks_have_equally_many_packs_longest_first(step, num_ranks):
-    ranks = pack_step(step, LIMIT, num_ranks)
-    assert len(ranks) == num_ranks
+    assert all(0 < pack.num_tokens <= LIMIT for pack in packs_of(ranks))
     [num_packs] = {len(packs) for packs in ranks}
-    assert num_packs >= 1
+    assert len(ranks) == num_ranks and num_packs >= 1
     for packs in ranks:
         tokens = [pack.num_tokens for pack in packs]
         assert tokens == sorted(tokens, reverse=True)
-
-
-@given(STEPS, RANKS)
-def test_packs_are_at_least_half_full_except_for_one_more_per_rank(step, num_ranks):
-    packs = packs_of(pack_step(step, LIMIT, num_ranks))
-    num_tokens = sum(pack.num_tokens for pack in packs if not pack.is_filler)
-    assert len(packs) <= 2 * num_tokens / LIMIT + num_ranks
+    assert num_packs * num_ranks <= 2 * sum(pack.num_tokens for pack in own) / LIMIT + num_ranks
 
 
 @given(STEPS, RANKS)
 def test_a_filler_repeats_the_smallest_pack_only_if_nothing_can_be_split(step, num_ranks):
     packs = packs_of(pack_step(step, LIMIT, num_ranks))
-    fillers = [pack for pack in packs if pack.is_filler]
-    own = [pack for pack in packs if not pack.is_filler]
+    fillers, own = ([pack for pack in packs if pack.is_filler == is_filler] for is_filler in (True, False))
     assert len(fillers) < num_ranks
     for filler in fillers:
         assert replace(filler, is_filler=False) in own
@@ -88,28 +64,20 @@ def test_one_rank_needs_no_filler_and_splits_only_groups_longer_than_a_pack(step
 @pytest.mark.parametrize(
     ("lengths", "num_ranks", "expected"),
     [
-        ([(10, [5])], 1, [[[15]]]),
-        ([(10, [40]), (20, [30])], 1, [[[50, 50]]]),
-        ([(10, [50]), (20, [40]), (0, [80])], 1, [[[80], [60], [60]]]),
         ([(0, [30]), (0, [50]), (0, [20]), (0, [40])], 1, [[[50, 20], [30, 40]]]),
         ([(40, [20, 20, 20, 20])], 1, [[[80], [80]]]),
         ([(40, [30, 30, 30])], 1, [[[100], [70]]]),
-        ([(0, [60]), (0, [60]), (0, [60])], 2, [[[60], [60]], [[60], [60]]]),
+        ([(0, [60]), (0, [70]), (0, [80])], 2, [[[80], [60]], [[70], [60]]]),
         ([(10, [5, 5, 5, 5])], 2, [[[20]], [[20]]]),
         ([(10, [5, 5, 5]), (0, [30])], 4, [[[30]], [[15]], [[15]], [[15]]]),
-        ([(10, [5])], 3, [[[15]], [[15]], [[15]]]),
     ],
     ids=[
-        "one",
-        "all in one pack",
-        "no two fit one pack",
         "packs of equal length",
         "longer than a pack",
         "split as evenly as possible",
         "a filler",
         "split for an idle rank",
         "the group with the most branches is split",
-        "nothing to split",
     ],
 )
 def test_packs_in_typical_cases(lengths, num_ranks, expected):
@@ -132,35 +100,11 @@ def rows_of(num_rows: int) -> list[Group]:
 
 
 @given(NUM_ROWS, ROWS, RANKS)
-def test_every_row_is_in_one_batch_and_none_has_too_many(num_rows, at_most, num_ranks):
+def test_every_row_is_in_one_of_even_batches_and_fillers_are_for_batches_of_one(num_rows, at_most, num_ranks):
     rows = rows_of(num_rows)
-    ranks = row_batches(rows, at_most, num_ranks)
-    found = [row for pack in packs_of(ranks) if not pack.is_filler for row in pack.groups]
-    assert sorted(found, key=rows.index) == rows
-    assert all(1 <= pack.num_samples <= at_most for pack in packs_of(ranks))
-
-
-@given(NUM_ROWS, ROWS, RANKS)
-def test_batches_of_rows_are_even_and_need_fillers_only_if_each_has_one_row(num_rows, at_most, num_ranks):
-    packs = packs_of(row_batches(rows_of(num_rows), at_most, num_ranks))
+    packs = packs_of(row_batches(rows, at_most, num_ranks))
+    found = [row for pack in packs if not pack.is_filler for row in pack.groups]
     sizes = [pack.num_samples for pack in packs]
+    assert sorted(found, key=rows.index) == rows and 1 <= min(sizes) <= max(sizes) <= at_most
     assert max(sizes) - min(sizes) <= 1
     assert max(sizes) == 1 or not any(pack.is_filler for pack in packs)
-
-
-@pytest.mark.parametrize(
-    ("num_rows", "at_most", "num_ranks", "expected"),
-    [
-        (5, 2, 1, [[1, 2, 2]]),
-        (8, 8, 2, [[4], [4]]),
-        (16, 4, 2, [[4, 4], [4, 4]]),
-        (18, 8, 2, [[4, 4], [5, 5]]),
-        (2, 8, 3, [[1], [1], [-1]]),
-    ],
-    ids=["one rank", "no rank is idle", "as many as allowed", "even ranks", "fewer rows than ranks"],
-)
-def test_batches_of_rows_in_typical_cases(num_rows, at_most, num_ranks, expected):
-    """The expected sizes of fillers are negative."""
-    ranks = row_batches(rows_of(num_rows), at_most, num_ranks)
-    found = [[-pack.num_samples if pack.is_filler else pack.num_samples for pack in packs] for packs in ranks]
-    assert found == expected

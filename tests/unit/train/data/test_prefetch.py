@@ -84,17 +84,6 @@ def test_an_error_is_raised_where_its_batch_is_asked_for(prefetcher_of):
         next(step)
 
 
-def test_an_error_of_the_sampler_is_raised_too(prefetcher_of):
-    def steps() -> Iterator[list[int]]:
-        yield [1]
-        raise ValueError("an example is too long")
-
-    prefetcher = prefetcher_of(steps())
-    assert numbers(prefetcher.step()) == [(1, True)]
-    with pytest.raises(ValueError, match="too long"):
-        next(prefetcher.step())
-
-
 def prefetch_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "prefetch"]
 
@@ -108,20 +97,6 @@ def test_close_ends_the_thread_wherever_it_is(prefetcher_of, num_used):
     prefetcher.close()
     assert prefetch_threads() == []
     prefetcher.close()
-
-
-def test_close_ends_a_thread_that_is_making_a_batch(prefetcher_of):
-    begun = threading.Event()
-
-    def make(number: int) -> dict[str, torch.Tensor]:
-        begun.set()
-        time.sleep(0.1)
-        return batch(number)
-
-    prefetcher = prefetcher_of([[number] for number in range(1000)], make)
-    begun.wait()
-    prefetcher.close()
-    assert prefetch_threads() == []
 
 
 def test_waiting_is_counted_and_a_ready_batch_needs_none(prefetcher_of):

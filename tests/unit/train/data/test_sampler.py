@@ -88,33 +88,22 @@ def test_all_modes_have_the_same_steps_on_any_number_of_ranks(examples, batch, n
 
 
 @given(EXAMPLES, BATCHES, RANKS, st.sampled_from(MODES))
-def test_the_target_weights_of_a_step_sum_to_1_over_all_ranks(examples, batch, num_ranks, mode):
-    for step in steps_of(samplers(examples, num_ranks, mode=mode, **batch)):
-        weights = [
-            (number, weight)
-            for micro_batch in step
-            for number, weight in zip(numbers([micro_batch], fillers=True), micro_batch.target_weights, strict=True)
-        ]
-        total = sum(weight * examples[number].num_targets for number, weight in weights)
-        assert total == pytest.approx(1)
-
-
-@given(EXAMPLES, BATCHES, RANKS, st.sampled_from(MODES))
-def test_ranks_have_equally_many_micro_batches_and_fillers_have_weight_0(examples, batch, num_ranks, mode):
-    of_ranks = samplers(examples, num_ranks, mode=mode, **batch)
-    for steps in zip(*(sampler.epoch(0) for sampler in of_ranks), strict=True):
+def test_ranks_have_equally_many_micro_batches_and_the_target_weights_of_a_step_sum_to_1(
+    examples, batch, num_ranks, mode
+):
+    of_ranks, lengths = samplers(examples, num_ranks, mode=mode, **batch), []
+    for steps in zip(*(sampler.epoch(1) for sampler in of_ranks), strict=True):
         [num_micro_batches] = {len(step) for step in steps}
         assert num_micro_batches >= 1
-        for micro_batch in (micro_batch for step in steps for micro_batch in step):
+        total = 0.0
+        for micro_batch in chain(*steps):
             assert len(micro_batch.target_weights) == micro_batch.pack.num_samples >= 1
             assert all((weight == 0) == micro_batch.pack.is_filler for weight in micro_batch.target_weights)
-
-
-@given(EXAMPLES, BATCHES, RANKS, st.sampled_from(MODES))
-def test_pack_lengths_are_those_of_all_packs_on_all_ranks(examples, batch, num_ranks, mode):
-    of_ranks = samplers(examples, num_ranks, mode=mode, **batch)
-    found = [micro_batch.pack.num_tokens for step in steps_of(of_ranks, 1) for micro_batch in step]
-    assert all(sorted(sampler.pack_lengths(1)) == sorted(found) for sampler in of_ranks)
+            lengths.append(micro_batch.pack.num_tokens)
+            weights = zip(numbers([micro_batch], fillers=True), micro_batch.target_weights, strict=True)
+            total += sum(weight * examples[number].num_targets for number, weight in weights)
+        assert total == pytest.approx(1)
+    assert all(sorted(sampler.pack_lengths(1)) == sorted(lengths) for sampler in of_ranks)
 
 
 @given(EXAMPLES, BATCHES, st.integers(0, 20), st.integers(0, 20))
@@ -154,15 +143,6 @@ def test_target_weights_average_over_targets_samples_or_micro_batches(loss, expe
             for number, weight in zip(numbers([micro_batch]), micro_batch.target_weights, strict=True)
         }
         assert [found[number] for number in range(3)] == pytest.approx(expected)
-
-
-def test_questions_share_their_image_in_shared_mode_only():
-    examples = examples_of([("a", 2)] * 4)
-    tokens = {}
-    for mode in MODES:
-        [sampler] = samplers(examples, mode=mode, samples_per_step=4, samples_per_forward=4)
-        tokens[mode] = sum(sampler.pack_lengths(0))
-    assert tokens == {"shared": 22 + 4 * 2, "packed": 4 * 24, "separate": 4 * 25}  # rows end with their last target
 
 
 @pytest.mark.guarantee(

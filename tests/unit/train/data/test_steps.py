@@ -40,13 +40,14 @@ def sizes(steps: list[list[Group]]) -> list[int]:
     return [sum(len(group.examples) for group in step) for step in steps]
 
 
-def num_prefixes(steps: list[list[Group]]) -> int:
-    return sum(len(step) for step in steps)
-
-
 @pytest.mark.guarantee("Every record is trained on once an epoch.")
+@pytest.mark.guarantee("Every step has exactly the configured number of samples, except for the last one of an epoch.")
+@pytest.mark.guarantee(
+    "With `batch.order` by a metadata field, an epoch goes through the values of the field in order, in every "
+    "batch mode."
+)
 @given(SIZES, SAMPLES, QUESTIONS, SHUFFLE, NUM_STAGES)
-def test_every_example_comes_once_an_epoch_with_its_own_prefix_and_branch(
+def test_every_example_comes_once_in_steps_of_equal_size_and_stage_after_stage(
     of_sizes, samples, questions, shuffle, num_stages
 ):
     groups = groups_of(of_sizes, num_stages)
@@ -56,30 +57,11 @@ def test_every_example_comes_once_an_epoch_with_its_own_prefix_and_branch(
     for part in (part for step in steps for part in step):
         [group] = {whole[number] for number in part.examples}
         assert part == group.subset([group.examples.index(number) for number in part.examples])
-
-
-@pytest.mark.guarantee("Every step has exactly the configured number of samples, except for the last one of an epoch.")
-@given(SIZES, SAMPLES, QUESTIONS, SHUFFLE, NUM_STAGES)
-def test_every_step_but_the_last_has_equally_many_samples(of_sizes, samples, questions, shuffle, num_stages):
-    steps = epoch_steps(groups_of(of_sizes, num_stages), samples, questions, 0, 0, shuffle=shuffle)
-    num_samples = sum(of_sizes)
-    assert len(steps) == num_steps(num_samples, samples)
+    assert all(len({part.num_prefix_tokens for part in step}) == len(step) for step in steps), "a prefix comes once"
+    assert len(steps) == num_steps(sum(of_sizes), samples)
     assert sizes(steps)[:-1] == [samples] * (len(steps) - 1)
-    assert sum(sizes(steps)) == num_samples
-
-
-@given(SIZES, SAMPLES, QUESTIONS, SHUFFLE)
-def test_a_step_has_a_prefix_once(of_sizes, samples, questions, shuffle):
-    for step in epoch_steps(groups_of(of_sizes), samples, questions, 0, 0, shuffle=shuffle):
-        prefixes = [part.num_prefix_tokens for part in step]
-        assert len(prefixes) == len(set(prefixes))
-
-
-@given(SIZES, SAMPLES, QUESTIONS, SHUFFLE)
-def test_at_most_one_chunk_is_split_at_the_end_of_a_step(of_sizes, samples, questions, shuffle):
-    steps = epoch_steps(groups_of(of_sizes), samples, questions, 0, 0, shuffle=shuffle)
-    num_chunks = sum(-(-size // (questions or size)) for size in of_sizes)
-    assert num_prefixes(steps) <= num_chunks + max(len(steps) - 1, 0)
+    stages = [group.stage for step in steps for group in step]
+    assert not shuffle or stages == sorted(stages)
 
 
 @pytest.mark.guarantee(
@@ -96,18 +78,6 @@ def test_without_shuffling_each_step_has_the_next_examples_whatever_their_images
     for number, step in enumerate(steps):
         start = number * samples
         assert sorted(order([step])) == list(range(sum(of_sizes)))[start : start + samples]
-
-
-@pytest.mark.guarantee(
-    "With `batch.order` by a metadata field, an epoch goes through the values of the field in order, in every "
-    "batch mode."
-)
-@given(SIZES, SAMPLES, QUESTIONS, NUM_STAGES)
-def test_an_epoch_goes_through_its_stages_in_order(of_sizes, samples, questions, num_stages):
-    """Also where the next chunk does not fit and one of the next stage would."""
-    steps = epoch_steps(groups_of(of_sizes, num_stages), samples, questions, 0, 0)
-    stages = [group.stage for step in steps for group in step]
-    assert stages == sorted(stages)
 
 
 def test_another_seed_or_epoch_is_another_order():
@@ -141,10 +111,3 @@ def test_one_question_per_image_gives_all_orders_about_equally_often():
     found = Counter(tuple(order(epoch_steps(groups, 1, 1, 0, epoch))) for epoch in range(num_epochs))
     assert set(found) == set(permutations(range(4)))
     assert 60 < min(found.values()) and max(found.values()) < 140
-
-
-@pytest.mark.parametrize(("questions", "at_most"), [(None, 17), (17, 17), (8, 8), (4, 4)])
-def test_questions_per_image_is_the_number_that_stay_together(questions, at_most):
-    groups = groups_of([17] * 500)
-    chunks = Counter(len(group.examples) for step in epoch_steps(groups, 128, questions, 0, 0) for group in step)
-    assert chunks.most_common(1)[0][0] == at_most

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from support.chat_tokenizers import ROLE
 from transformers import AutoConfig, AutoTokenizer
 
 from lookonce.cache.model.pixels import ImageProcessor
@@ -62,17 +63,11 @@ def test_tokens_equal_those_of_the_stock_processor(model_folder, chat_tokenizer,
         assert example.num_tokens == expected["input_ids"].shape[1], name
 
 
-def test_answers_and_their_end_tokens_are_supervised_and_nothing_else(chat_tokenizer):
-    for name, record in CONVERSATIONS.items():
-        keys = [path.name for path in record.images]
-        example = chat_tokenizer.example(record, keys, [(1, 4, 6)] * len(keys))
-        assert supervised_text(chat_tokenizer, example) == [turn.answer + "<|im_end|>" for turn in record.turns], name
-
-
-def test_a_question_is_the_conversation_up_to_its_answer(chat_tokenizer):
+def test_answers_and_their_end_tokens_are_supervised_and_a_question_is_what_comes_before_its_answer(chat_tokenizer):
     for name, record in CONVERSATIONS.items():
         keys, grids = [path.name for path in record.images], [(1, 4, 6)] * len(record.images)
         whole = chat_tokenizer.example(record, keys, grids)
+        assert supervised_text(chat_tokenizer, whole) == [turn.answer + "<|im_end|>" for turn in record.turns], name
         for turn in range(len(record.turns)):
             question = chat_tokenizer.question(record, turn, keys, grids)
             assert not question.supervised.any()
@@ -81,16 +76,8 @@ def test_a_question_is_the_conversation_up_to_its_answer(chat_tokenizer):
             assert whole.supervised[num_tokens] and not whole.supervised[num_tokens - 1], name
 
 
-def test_placeholders_expand_to_one_token_per_image_token(chat_tokenizer):
-    example = chat_tokenizer.example(CONVERSATIONS["two images"], ["a", "b"], [(1, 4, 6), (1, 8, 2)])
-    token_ids, supervised = example.expanded(chat_tokenizer.image_token_id)
-    assert (token_ids == chat_tokenizer.image_token_id).sum() == 6 + 4
-    assert not supervised[token_ids == chat_tokenizer.image_token_id].any()
-    assert len(token_ids) == len(supervised) == example.num_tokens
-
-
 @pytest.mark.parametrize("place", ["question", "answer"])
-@pytest.mark.parametrize("token", ["<|image_pad|>", "<|im_end|>", "<|video_pad|>", "<|vision_start|>"])
+@pytest.mark.parametrize("token", ["<|image_pad|>", "<|im_end|>"])
 def test_a_special_token_in_the_text_is_refused(own_chat_tokenizer, place, token):
     texts = {"question": "What?", "answer": "That."} | {place: f"a {token} b"}
     record = Record((Path("a"),), (Turn(**texts),), origin="train.jsonl:7")
@@ -105,19 +92,17 @@ def test_an_answer_that_would_change_the_prompts_tokens_is_refused(chat_tokenize
         chat_tokenizer.example(record, ["a"], [(1, 4, 6)])
 
 
-def test_a_template_without_end_tokens_is_refused(own_chat_tokenizer):
-    own_chat_tokenizer.tokenizer.chat_template = (
-        "{% for m in messages %}{{ m.content if m.role == 'assistant' else 'Q: ' }}{% endfor %}"
-    )
-    with pytest.raises(RecordsError, match=r"puts no end token <\|im_end\|> after answers"):
-        own_chat_tokenizer.example(Record((), YES_NO[:1]), [], [])
-
-
-def test_a_template_that_changes_answers_is_refused(own_chat_tokenizer):
-    own_chat_tokenizer.tokenizer.chat_template = (
-        "{% for m in messages %}{{ m.role }}: {{ m.content | upper }}\n{% endfor %}"
-    )
-    with pytest.raises(RecordsError, match="does not render answer 'yes'"):
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("{{ m.content if m.role == 'assistant' else 'Q: ' }}", r"puts no end token <\|im_end\|> after answers"),
+        ("{{ m.role }}: {{ m.content | upper }}\n", "does not render answer 'yes'"),
+    ],
+    ids=["no end token", "changed answers"],
+)
+def test_a_template_that_no_training_can_use_is_refused(own_chat_tokenizer, written, message):
+    own_chat_tokenizer.tokenizer.chat_template = f"{{% for m in messages %}}{written}{{% endfor %}}"
+    with pytest.raises(RecordsError, match=message):
         own_chat_tokenizer.example(Record((), YES_NO[:1]), [], [])
 
 
@@ -192,12 +177,10 @@ def test_several_turns_are_trained_with_a_template_that_keeps_the_block(thinking
         assert example.token_ids[:start].tolist() == chat.question(record, turn, [], []).token_ids.tolist()
 
 
-@pytest.mark.parametrize("value", [True, False])
-def test_a_template_that_does_not_know_thinking_is_refused_if_it_is_set(sample, value):
+def test_a_template_that_does_not_know_thinking_is_refused_if_it_is_set(sample):
     config = AutoConfig.from_pretrained(sample / "model")
-    message = f"data.enable_thinking is {str(value).lower()}, which the chat template in .* does not know"
-    with pytest.raises(ModelError, match=message):
-        ChatTokenizer(sample / "model", config, enable_thinking=value)
+    with pytest.raises(ModelError, match="data.enable_thinking is false, which the chat template in .* does not know"):
+        ChatTokenizer(sample / "model", config, enable_thinking=False)
 
 
 @pytest.mark.guarantee("A context has the tokens of a record written by hand.")
@@ -216,3 +199,30 @@ def test_a_context_has_the_tokens_of_a_record_written_by_hand_and_only_own_answe
         assert chat_tokenizer.tokenizer.decode(ids[supervised]) == "left<|im_end|>"
         prompt, expected = chat_tokenizer.prompt(record, 0), chat_tokenizer.prompt(written, turn)
         assert prompt[0].tolist() == expected[0].tolist() and not prompt[1].any()
+
+
+@pytest.mark.parametrize("rendered", [None, 20])
+def test_a_conversation_of_many_turns_takes_linear_time_and_has_the_targets_of_all_prompts(
+    chat_tokenizer, monkeypatch, rendered
+):
+    """The prompts of the turns between the first and the last are not rendered, unless a question hides its place."""
+    render, num_rendered = chat_tokenizer.render, []
+    monkeypatch.setattr(
+        chat_tokenizer, "render", lambda *args, **named: num_rendered.append(1) or render(*args, **named)
+    )
+    turns = [Turn(f"Is it {number}?", f"no {number}") for number in range(200)]
+    if rendered:
+        turns[rendered] = Turn("user", "yes")
+    example = chat_tokenizer.example(Record((), tuple(turns)), [], [])
+    assert len(num_rendered) <= 20
+    assert supervised_text(chat_tokenizer, example) == [f"{turn.answer}<|im_end|>" for turn in turns]
+
+
+def test_a_middle_turn_that_is_written_otherwise_is_rendered_and_refused(own_chat_tokenizer):
+    template = own_chat_tokenizer.tokenizer.chat_template
+    own_chat_tokenizer.tokenizer.chat_template = template.replace(
+        ROLE, f"{ROLE} + ('Hm. ' if loop.index == 42 else '')"
+    )
+    record = Record((), tuple(Turn(f"Is it {number}?", f"no {number}") for number in range(40)))
+    with pytest.raises(RecordsError, match="does not render answer 'no 20' unchanged after its prompt"):
+        own_chat_tokenizer.example(record, [], [])

@@ -77,21 +77,16 @@ def test_the_best_checkpoint_that_training_ends_with_is_that_of_its_own_folder(t
     assert len(computed) == 2
 
 
-def test_a_missing_best_checkpoint_is_an_error_if_it_would_be_the_result(trained):
-    folder, run = trained(best="loss")
+@pytest.mark.parametrize("best", ["loss", None])
+def test_a_missing_best_checkpoint_is_an_error_if_it_would_be_the_result(trained, best):
+    folder, run = trained(best=best)
     record_best(folder, "/another/run/checkpoints/checkpoint-8")
     folder.trained.unlink()
     folder.summary.unlink()
-    with pytest.raises(
-        RunFolderError, match=r"records /another/.* and .* holds no complete checkpoint-8; copy it there"
-    ):
-        start_of(folder, run, restart=False)
+    if best:
+        message = r"records /another/.* and .* holds no complete checkpoint-8; copy it there"
+        with pytest.raises(RunFolderError, match=message):
+            start_of(folder, run, restart=False)
+    else:
+        assert start_of(folder, run, restart=False) == Start(checkpoint=folder.last_checkpoint)
     assert start_of(folder, run, restart=True) == Start()
-
-
-def test_a_missing_best_checkpoint_is_no_error_where_the_last_one_is_the_result(trained):
-    folder, run = trained()
-    record_best(folder, "/another/run/checkpoints/checkpoint-8")
-    folder.trained.unlink()
-    folder.summary.unlink()
-    assert start_of(folder, run, restart=False) == Start(checkpoint=folder.last_checkpoint)

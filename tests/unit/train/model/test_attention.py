@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.store.reader import VisionCache
@@ -24,8 +24,6 @@ from lookonce.train.model.load import load_without_tower, text_model
 
 CPU = torch.device("cpu")
 Images = list[tuple[int, list[int]]]
-IMAGES = st.lists(st.tuples(st.integers(0, 6), st.lists(st.integers(1, 4), min_size=1, max_size=4)), max_size=4)
-PADDING = st.integers(0, 5)
 
 
 def seen_until(images: Images, padding: int) -> torch.Tensor:
@@ -47,31 +45,6 @@ def padded(images: Images, length: int) -> torch.Tensor:
     return seen_until(images, length - num_tokens(images))
 
 
-def mask_by_the_rule(images: Images, padding: int) -> torch.Tensor:
-    """A token attends to itself, to the tokens before it in its own part, and to those in the prefix of its image."""
-    tokens: list[tuple[int, int]] = []
-    for number, (len_prefix, branches) in enumerate(images):
-        for part_number, length in enumerate([len_prefix, *branches]):
-            tokens += [(number, part_number)] * length
-    tokens += [(len(images), 0)] * padding
-    image, part = torch.tensor(tokens).view(-1, 2).T
-    same_image, same_part = image[:, None] == image, part[:, None] == part
-    is_prefix = part == 0
-    return (same_image & (same_part | is_prefix)).tril()
-
-
-@given(IMAGES, PADDING)
-def test_the_dense_mask_follows_the_rule(images, padding):
-    assert torch.equal(dense_mask(seen_until(images, padding))[0, 0], mask_by_the_rule(images, padding))
-
-
-@given(IMAGES)
-def test_the_block_mask_follows_the_rule(images):
-    blocks = PackMask(BLOCK, CPU).blocks(padded(images, BLOCK))
-    found = create_mask(blocks.mask_mod, None, None, BLOCK, BLOCK, "cpu")
-    assert torch.equal(found[0, 0], mask_by_the_rule(images, BLOCK - num_tokens(images)))
-
-
 def test_a_pack_of_incomplete_blocks_is_refused():
     with pytest.raises(AssertionError):
         PackMask(2 * BLOCK, CPU).blocks(padded([(100, [20, 8])], BLOCK + BLOCK // 2))
@@ -88,7 +61,7 @@ TENSORS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices
 TENSORS += tuple(name.replace("kv_", "q_") for name in TENSORS)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_blocks_equal_those_of_pytorchs_create_block_mask(seed):
     torch.manual_seed(seed)
     images = [(int(torch.randint(1, 400, ())), torch.randint(1, 60, (9,)).tolist()) for _ in range(4)]
@@ -101,22 +74,6 @@ def test_blocks_equal_those_of_pytorchs_create_block_mask(seed):
         assert torch.equal(found, expected) and found.dtype == expected.dtype, name
         assert found.stride() == expected.stride(), f"the kernels would read wrong values of {name}"
     assert ours.full_kv_num_blocks.sum() > 0 < ours.kv_num_blocks.sum()
-
-
-def test_a_token_attends_only_to_its_image_and_its_own_question():
-    """Two images of two tokens, the first with two questions of two tokens, the second with one of one."""
-    assert dense_mask(seen_until([(2, [2, 2]), (2, [1])], 1))[0, 0].int().tolist() == [
-        [1, 0, 0, 0, 0, 0, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0, 0, 0, 0, 0, 0],
-        [1, 1, 1, 0, 0, 0, 0, 0, 0, 0],
-        [1, 1, 1, 1, 0, 0, 0, 0, 0, 0],
-        [1, 1, 0, 0, 1, 0, 0, 0, 0, 0],
-        [1, 1, 0, 0, 1, 1, 0, 0, 0, 0],
-        [0, 0, 0, 0, 0, 0, 1, 0, 0, 0],
-        [0, 0, 0, 0, 0, 0, 1, 1, 0, 0],
-        [0, 0, 0, 0, 0, 0, 1, 1, 1, 0],
-        [0, 0, 0, 0, 0, 0, 0, 0, 0, 1],
-    ]
 
 
 PACKS: list[tuple[Images, int]] = [

@@ -55,19 +55,6 @@ def test_layers_of_full_attention_are_accepted_whether_the_config_lists_them_or_
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_the_setup_is_undone_after_training(model_folder, monkeypatch, compiled):
-    monkeypatch.setattr("torch.compile", lambda function, **options: function)  # whose first call imports for a second
-    model = load_without_tower(model_folder, torch.float32)
-    text = text_model(model)
-    with pytest.raises(KeyboardInterrupt), training_on_packs(model, compiled=compiled):
-        *others, short = (layer._compiled_call_impl for layer in text.layers)
-        assert short is None and all((one is not None) == compiled for one in others)
-        raise KeyboardInterrupt
-    assert text.config._attn_implementation == "sdpa"
-    assert all(layer._compiled_call_impl is None for layer in text.layers)
-
-
-@pytest.mark.parametrize("compiled", [False, True])
 def test_a_setup_within_another_is_undone_and_the_outer_one_stays(model_folder, monkeypatch, compiled):
     """As answers are given while training: without the packs' attention, or in packs that are compiled or not."""
     monkeypatch.setattr("torch.compile", lambda function, **options: function)
@@ -78,7 +65,8 @@ def test_a_setup_within_another_is_undone_and_the_outer_one_stays(model_folder, 
         layers = [layer._compiled_call_impl for layer in text.layers]
         return text.config._attn_implementation, layers, dict(vars(text)), model.model.get_placeholder_mask
 
-    with training_on_packs(model, compiled=True):
+    before = setup()
+    with pytest.raises(KeyboardInterrupt), training_on_packs(model, compiled=True):
         during = setup()
         assert None not in during[1][:-1]
         with as_loaded(model, "eager"):
@@ -87,3 +75,5 @@ def test_a_setup_within_another_is_undone_and_the_outer_one_stays(model_folder, 
                 assert (setup()[1][0] is not None) == compiled
             assert setup()[:2] == ("eager", [None] * len(text.layers))
         assert setup() == during
+        raise KeyboardInterrupt
+    assert setup() == before

@@ -40,11 +40,11 @@ def training(tmp_path, monkeypatch):
     """Makes a training's cache in one folder, with a compiler of its own, and what it has noted."""
     (tmp_path / "config.json").write_text("{}")
 
-    def make(used=(), config="config.json"):
+    def make(used=()):
         compiler, notes = Compiler(), []
         compiler.used = [*used]
         monkeypatch.setattr(torch, "compiler", compiler)
-        cache = CompileCache(tmp_path / "compiler", tmp_path / config, notes.append)
+        cache = CompileCache(tmp_path / "compiler", tmp_path / "config.json", notes.append)
         return cache, compiler, notes
 
     return make
@@ -95,29 +95,21 @@ def test_a_damaged_file_is_removed_and_never_given_to_the_compiler(training, fil
 @pytest.mark.parametrize(
     "other",
     [
-        lambda patch: patch.setattr(torch, "__version__", "9.9"),
-        lambda patch: patch.setattr(compile, "device_name", lambda: "another device"),
-        lambda patch: patch.setattr(compile, "library_version", lambda name: "another triton"),
+        lambda patch, _: patch.setattr(torch, "__version__", "9.9"),
+        lambda patch, _: patch.setattr(compile, "device_name", lambda: "another device"),
+        lambda patch, _: patch.setattr(compile, "library_version", lambda name: "another triton"),
+        lambda _, folder: (folder / "config.json").write_text('{"hidden_size": 64}'),
     ],
-    ids=["torch", "device", "triton"],
+    ids=["torch", "device", "triton", "model"],
 )
-def test_files_of_another_device_or_version_are_not_read(training, files, monkeypatch, other):
+def test_files_of_another_device_version_or_model_are_not_read(training, files, monkeypatch, tmp_path, other):
     training(["a"])[0].save()
-    other(monkeypatch)
+    other(monkeypatch, tmp_path)
     cache, compiler, notes = training(["a"])
     cache.load()
     assert compiler.found == [] and notes == []
     cache.save()
     assert len(files()) == 2
-
-
-@ONLY_WHAT_FITS
-def test_files_of_another_model_are_not_read(training, tmp_path):
-    training(["a"])[0].save()
-    (tmp_path / "other.json").write_text('{"hidden_size": 64}')
-    cache, compiler, _ = training(["a"], "other.json")
-    cache.load()
-    assert compiler.found == []
 
 
 @ONLY_WHAT_FITS

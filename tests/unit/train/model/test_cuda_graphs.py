@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lookonce.errors import TrainingError
+from lookonce.errors import TrainingError, UsageError
 from lookonce.train.data.batches import Batch
 from lookonce.train.model.packs import CapturedPasses, Replay
 
@@ -77,3 +77,18 @@ def test_passes_add_to_the_gradients_of_their_step():
             assert loss == 2 * number + (3 * number**2 if number > 1 else 0)
             loss.backward()
         assert (used.grad, sometimes.grad) == expected
+
+
+def test_the_gradient_of_a_loss_scales_with_that_of_what_is_made_of_it_and_is_there_once_until_the_next_pass():
+    weight = torch.nn.Parameter(torch.tensor([2.0]))
+    passes = CapturedPasses(lambda batch: (weight**2).sum(), [weight], 2, lambda: lambda function: function)
+    (3 * passes(BATCH)).backward()
+    assert weight.grad == 12
+    loss = passes(BATCH)
+    passes(BATCH)
+    with pytest.raises(UsageError, match="call backward once for each loss of pack_loss, before the next"):
+        loss.backward()
+    loss = passes(BATCH)
+    loss.backward(retain_graph=True)
+    with pytest.raises(UsageError, match="once they are used"):
+        loss.backward()

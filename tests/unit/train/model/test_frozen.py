@@ -6,12 +6,11 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-import torch
 
 from lookonce.errors import UsageError
 from lookonce.run.config import RunFile
 from lookonce.train.loop.arguments import training_arguments
-from lookonce.train.model.frozen import check_frozen, loading_options, model_settings
+from lookonce.train.model.frozen import check_frozen, model_settings
 
 
 def run_with(evaluation: dict[str, str] | None = None, **train: str) -> RunFile:
@@ -28,15 +27,8 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_package_is_an_error_that_names_the_command(nothing_installed, frozen):
     with pytest.raises(UsageError, match=rf"frozen: {frozen} needs bitsandbytes.*: pip install 'lookonce\[qlora\]'"):
         check_frozen(frozen)
-
-
-def test_it_is_refused_before_anything_is_read(nothing_installed):
-    with pytest.raises(UsageError, match=r"^train.frozen: nf4 needs bitsandbytes"):
-        training_arguments(run_with(frozen="nf4"), Path("checkpoints"))
-
-
-def test_weights_in_the_precision_of_training_need_nothing(nothing_installed):
-    assert loading_options("precision", torch.bfloat16) == {}
+    with pytest.raises(UsageError, match=rf"^train.frozen: {frozen} needs bitsandbytes"):
+        training_arguments(run_with(frozen=frozen), Path("checkpoints"))
 
 
 def test_answers_depend_on_quantised_weights_and_earlier_hashes_stay():

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.trainings import draw_lora_b
 
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.run.sections import Checkpointing, LoraSection
@@ -32,9 +33,7 @@ def with_adapter(sample: Path, dropout: float) -> Any:
     adapted: Any = add_lora(
         load_without_tower(model_folder, torch.float32), model_folder, LoraSection(dropout=dropout), seed=0
     )
-    for name, weight in adapted.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(weight, std=0.1)
+    draw_lora_b(adapted, seed=0)
     return adapted.train()
 
 

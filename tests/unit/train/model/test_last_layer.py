@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.trainings import draw_lora_b
 from torch.nn.attention.flex_attention import create_mask, flex_attention
 
 from lookonce.cache.model.model_folder import ModelFolder
@@ -29,10 +30,8 @@ NUM_TOKENS = 30
 def model(sample: Path) -> Any:
     """The sample's model with an adapter that does something."""
     model_folder = ModelFolder.open(str(sample / "model"))
-    adapted = add_lora(load_without_tower(model_folder, torch.float32), model_folder, LoraSection(), seed=0)
-    for name, weight in adapted.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(weight, std=0.1)
+    adapted: Any = add_lora(load_without_tower(model_folder, torch.float32), model_folder, LoraSection(), seed=0)
+    draw_lora_b(adapted, seed=0)
     return adapted
 
 

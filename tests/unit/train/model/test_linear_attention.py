@@ -58,6 +58,10 @@ def packs(draw: st.DrawFn) -> torch.Tensor:
 @pytest.mark.guarantee(
     "Packs through layers of linear attention have the same loss and LoRA gradients as stock rows, to 1e-10 in float64."
 )
+@pytest.mark.guarantee(
+    "Rows that are passed to a kernel as one row, and sequences that are passed to PyTorch as rows, have the "
+    "results, states and gradients that each has by itself."
+)
 @settings(max_examples=15)
 @given(seen_until=packs())
 def test_each_token_has_the_result_and_gradient_of_its_own_sequence(seen_until):

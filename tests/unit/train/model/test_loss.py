@@ -63,10 +63,3 @@ def test_the_model_gets_the_mask_and_no_targets():
     torch.testing.assert_close(loss, 0.75 * torch.log(torch.tensor(4.0)))
     assert model.given.keys() == {"input_ids", "attention_mask", "logits_to_keep", "use_cache"}
     assert torch.equal(model.given["attention_mask"], dense_mask(seen_until)) and model.given["use_cache"] is False
-
-
-def test_rows_keep_the_mask_of_their_padding():
-    batch = {"attention_mask": torch.tensor([[1, 0]]), "targets": torch.tensor([[1, 2]]), "weights": torch.ones(1, 2)}
-    model = FakeModel()
-    forward_loss(model, batch, PackMask(3, torch.device("cpu")))
-    assert model.given["attention_mask"] is batch["attention_mask"]

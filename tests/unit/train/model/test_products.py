@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from support.models import adapted as adapters
 from torch import nn
 
 from lookonce.train.model import compile
@@ -15,26 +15,19 @@ from lookonce.train.model.compile import fewer_passes
 INPUT = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0))
 
 
-def adapted(**options: Any) -> Any:
-    """A layer with an adapter that does something."""
-    torch.manual_seed(0)
-    model = get_peft_model(nn.Sequential(nn.Linear(8, 6)), LoraConfig(r=4, target_modules=["0"], **options))
-    for name, weight in model.named_parameters():
-        if "lora_B" in name:
-            nn.init.normal_(weight)
-    return model
-
-
-def computed(model: Any, **autocast: Any) -> list[torch.Tensor]:
+def computed(model: Any, *, bf16: bool = False) -> list[torch.Tensor]:
     """The output, and the gradients of the input and of the adapter."""
-    model.zero_grad()
-    x = INPUT.clone().requires_grad_()
-    torch.manual_seed(1)
-    with torch.autocast("cpu", torch.bfloat16, **autocast):
-        output = model(x)
-    output.float().square().sum().backward()
-    trained = [weight.grad.clone() for weight in model.parameters() if weight.requires_grad]
-    return [output.detach(), x.grad, *trained]
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(1)
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            return model(x)
+
+    return adapters.computed(call, model, INPUT)
+
+
+def adapted(**options: Any) -> Any:
+    return adapters.adapted(nn.Linear(8, 6), target_modules=["0"], **options)
 
 
 @pytest.mark.guarantee(
@@ -45,9 +38,9 @@ def computed(model: Any, **autocast: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_with_a_scale_that_is_a_power_of_two_no_bit_changes(bf16, dropout):
     model = adapted(lora_alpha=8, lora_dropout=dropout)
-    expected = computed(model, enabled=bf16)
+    expected = computed(model, bf16=bf16)
     with fewer_passes(model, joins=False):
-        found = computed(model, enabled=bf16)
+        found = computed(model, bf16=bf16)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
@@ -57,9 +50,9 @@ def test_with_a_scale_that_is_a_power_of_two_no_bit_changes(bf16, dropout):
 )
 def test_another_scale_changes_the_rounding_alone():
     model = adapted(lora_alpha=10, use_rslora=True, bias="lora_only")
-    expected = computed(model, enabled=False)
+    expected = computed(model)
     with fewer_passes(model, joins=False):
-        found = computed(model, enabled=False)
+        found = computed(model)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
 

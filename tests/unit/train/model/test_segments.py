@@ -55,15 +55,6 @@ def test_the_tokens_of_a_sequence_are_those_that_its_last_one_attends_to(trees, 
     assert [results[place] for place in segments.places] == [*range(length)]
 
 
-@pytest.mark.guarantee("A pack is cut into segments that continue one another as its mask says, at any depth.")
-def test_segments_begin_where_a_branch_does_and_no_token_continues_another_image():
-    ends = torch.tensor([7, 7, 5, 4, 5, 7, 7, 9, 9])
-    first, second, third = segments_of(ends, 2, short=0).depths
-    assert first.tokens.tolist() == [9, 9, 0, 1, 9, 9, 7, 8] and first.ends.tolist() == [0, 4, 6]
-    assert second.tokens.tolist() == [0, 1, 2, 0, 1, 5, 6] and second.parents.tolist() == [0, 0]
-    assert third.tokens.tolist() == [1, 2, 3, 1, 2, 4] and third.parents.tolist() == [0, 0]
-
-
 def test_what_continues_a_short_segment_has_its_tokens_again_and_begins_where_it_did():
     ends = torch.tensor([7, 7, 7, 5, 5, 7, 7])
     first, second = segments_of(ends, 1, short=2).depths

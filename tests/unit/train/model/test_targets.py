@@ -52,11 +52,6 @@ def test_names_match_modules_of_the_language_model_alone(targets, expected):
     refuse_tower_targets(TOWER, SimpleNamespace(target_modules=found, exclude_modules=None, modules_to_save=None))
 
 
-def test_names_that_the_tower_does_not_have_stay_names():
-    targets = ["q_proj"]
-    assert of_language_model(targets, TEXT, TOWER) is targets
-
-
 @pytest.mark.parametrize("targets", [["up_proj", "qkv"], ["qkv"], r".*up_proj"])
 def test_what_only_the_tower_has_is_refused(targets):
     config = lora_config(LoraSection(targets=targets))
@@ -106,24 +101,3 @@ def test_matrices_without_lora_weights_are_said_with_their_share():
         f"no LoRA weights for router: {share:.0%} of the decoder layers' weights; lora.targets: all-linear "
         "includes all linear layers"
     )
-
-
-@pytest.mark.parametrize("family", [one for one in FAMILIES.values() if one.experts], ids=lambda one: one.model_type)
-def test_experts_of_a_family_are_said_with_the_key_that_adapts_them(family):
-    def said(names: tuple[str, ...], **more: nn.Module) -> str:
-        layer = nn.ModuleDict(more)
-        for name in names:
-            *path, own = name.split(".")
-            holder: nn.Module = layer
-            for part in path:
-                holder.add_module(part, getattr(holder, part, nn.ModuleDict()))
-                holder = getattr(holder, part)
-            holder.register_parameter(own, nn.Parameter(torch.zeros(3, 4, 2), requires_grad=False))
-        return beyond_targets(nn.ModuleList([layer])) or ""
-
-    hint = "; lora.experts: true includes the experts"
-    for one in family.experts:
-        assert said((one,)) == f"no LoRA weights for {one}: 100% of the decoder layers' weights{hint}"
-    router = nn.Linear(4, 3).requires_grad_(False)
-    assert said(family.experts, router=router).endswith(f"lora.targets: all-linear includes all linear layers{hint}")
-    assert hint not in said(("mlp.conv1d.weight",)) and "mlp.conv1d.weight" in said(("mlp.conv1d.weight",))
