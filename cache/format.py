@@ -129,8 +129,8 @@ def scales(features: torch.Tensor) -> torch.Tensor:
 def _dtype(name: str) -> torch.dtype:
     import torch
 
-    found: torch.dtype = getattr(torch, name)
-    return found
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 STORAGE: dict[DtypeName, Storage] = {

@@ -196,14 +196,14 @@ def read_members(archive: Path, paths: Iterable[Path]) -> Iterator[tuple[Path, b
         yield path, unreadable(path, reason)
 
 
-def _open(archive: Path, wanted: Collection[str]) -> Any:
-    """A generator of names in `wanted` with their bytes, or with the reason why there are none."""
+def _open(archive: Path, names: Collection[str]) -> Any:
+    """A generator of the members `names`, each with its bytes or the reason why it has none."""
     suffix = archive.suffix.lower()
     if suffix in (".gz", ".tgz"):
         raise ImageError(
             f"compressed tar files are not supported; decompress it once, with `{shell('gunzip', archive)}`"
         )
-    return _read_parquet(archive, wanted) if suffix == ".parquet" else _read_tar(archive, wanted)
+    return _read_parquet(archive, names) if suffix == ".parquet" else _read_tar(archive, names)
 
 
 def _damage(error: Exception) -> str:
@@ -213,20 +213,20 @@ def _damage(error: Exception) -> str:
     return f"the archive is cut off or damaged ({text or type(error).__name__})"
 
 
-def _read_tar(archive: Path, wanted: Collection[str]) -> Iterator[tuple[str, bytes | str]]:
+def _read_tar(archive: Path, names: Collection[str]) -> Iterator[tuple[str, bytes | str]]:
     state, file = archive.stat(), shell(archive)
-    for name in _repeated(archive, state.st_size, state.st_mtime_ns).intersection(wanted):
+    for name in _repeated(archive, state.st_size, state.st_mtime_ns).intersection(names):
         yield (
             name,
             f"{archive} has the member {name!r} twice; pack it again, with the last of each name: "
             f"mkdir DIR && tar -xf {file} -C DIR && tar --sort=name -cf NEW.tar -C DIR .",
         )
-    with closing(read_tar_members(archive, lambda name: normal(name) in wanted)) as members:
+    with closing(read_tar_members(archive, lambda name: normal(name) in names)) as members:
         for name, data in members:
             yield normal(name), data
 
 
-def _read_parquet(archive: Path, wanted: Collection[str]) -> Iterator[tuple[str, bytes | str]]:
+def _read_parquet(archive: Path, names: Collection[str]) -> Iterator[tuple[str, bytes | str]]:
     with open_parquet(archive) as file:
         image = find_image_column(file.schema_arrow)
         if image is None:
@@ -234,15 +234,15 @@ def _read_parquet(archive: Path, wanted: Collection[str]) -> Iterator[tuple[str,
         sizes = (file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups))
         starts = list(accumulate(sizes, initial=0))
         groups: dict[int, dict[int, str]] = defaultdict(dict)
-        for name in filter(ROW.fullmatch, wanted):
+        for name in filter(ROW.fullmatch, names):
             if (row := int(name)) < starts[-1]:
                 groups[bisect_right(starts, row) - 1][row] = name
         for group, name_of in sorted(groups.items()):
             try:
                 for row, value in enumerate(read_values(file, image.bytes_field, IMAGE_ROWS, [group]), starts[group]):
                     if row in name_of:
-                        found = value.as_py()
-                        data = found.get("bytes") if isinstance(found, dict) else found
+                        cell = value.as_py()
+                        data = cell.get("bytes") if isinstance(cell, dict) else cell
                         yield name_of.pop(row), data if isinstance(data, bytes) else NO_BYTES
                     if not name_of:
                         break

@@ -25,7 +25,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
-from lookonce.datasets.curriculum import DifferentValues, Keys, KeysOf, check_values, place_of
+from lookonce.datasets.curriculum import DifferentValues, Keys, KeysOf, check_values, value_index
 from lookonce.datasets.formats.record import CONTROL_TOKEN, Context, Record, Turn, is_utf8
 from lookonce.datasets.text_files import read_jsonl
 from lookonce.errors import RecordsError
@@ -59,7 +59,7 @@ class ContextForm(Section):
 
     @field_validator("each", "template")
     @classmethod
-    def _has_its_places(cls, text: str, info: ValidationInfo) -> str:
+    def _has_its_placeholders(cls, text: str, info: ValidationInfo) -> str:
         places = set(PLACE.findall(text))
         if info.field_name == "each" and not {"answer"} <= places <= {"answer", "question"}:
             raise ValueError(f"must have {{answer}}, may have {{question}}, and nothing else in braces (got {text!r})")
@@ -69,7 +69,7 @@ class ContextForm(Section):
 
     def stage_of(self, record: Record) -> int | None:
         """The number of a record's stage, from 0; None if it is in none, or in several."""
-        return place_of(record, self.by, self.order)
+        return value_index(record, self.by, self.order)
 
     def check(self, records: Iterable[Record]) -> None:
         """Check that some record is in each stage; raises RecordsError."""
@@ -101,7 +101,7 @@ def with_context(
     for members in about.values():
         members.sort()
         for stage, number in members:
-            earlier = [records[other] for before, other in members if before < stage]
+            earlier = [records[earlier_number] for earlier_stage, earlier_number in members if earlier_stage < stage]
             results[number] = _with_answers(records[number], earlier, form, answered)
     return results
 
@@ -154,7 +154,7 @@ def with_given(
     """
     if not paths:
         return {split: with_context(split_records, form, keys_of) for split, split_records in records.items()}
-    answer_to = _read_given(paths)
+    answer_to = _read_predictions(paths)
     missing: dict[Asked, str] = {}
 
     def answered(record: Record) -> list[Turn]:
@@ -178,7 +178,7 @@ def with_given(
     return with_answers
 
 
-def _read_given(paths: Iterable[Path]) -> dict[Asked, str]:
+def _read_predictions(paths: Iterable[Path]) -> dict[Asked, str]:
     """The answers in some predictions files; raises RecordsError if one is missing, wrong, or contradicts another."""
     answers: dict[Asked, tuple[str, Path]] = {}
     for path in paths:
@@ -186,10 +186,10 @@ def _read_given(paths: Iterable[Path]) -> dict[Asked, str]:
             for place, value in read_jsonl(path):
                 row = _row(value, place)
                 answer = as_shown(row.predicted, row.ended)
-                known, other = answers.setdefault((row.image_keys, nfc(row.question)), (answer, path))
-                if nfc(known) != nfc(answer) and other != path:
+                known_answer, known_path = answers.setdefault((row.image_keys, nfc(row.question)), (answer, path))
+                if nfc(known_answer) != nfc(answer) and known_path != path:
                     raise RecordsError(
-                        f"{place} answers {quoted(row.question)} about the same image otherwise than {other}; "
+                        f"{place} answers {quoted(row.question)} about the same image otherwise than {known_path}; "
                         "name files of different images in `data.context.answers`"
                     )
         except FileNotFoundError:

@@ -56,7 +56,7 @@ class ConvertReport:
             ("read", f"{self.source}, {self.source_form}"),
             ("wrote", f"{self.target}, {self.target_form}"),
             ("records", f"{self.num_records:,}, {count(self.num_turns, 'question')}"),
-            ("images", f"{count(self.num_images, 'file')} named"),
+            ("images", f"{count(self.num_images, 'file')} named in the records"),
         ]
         if self.num_coerced:
             lines.append(("numbers", f"{count(self.num_coerced, 'answer')} now text instead of a number or boolean"))
@@ -119,8 +119,8 @@ def convert(
         RecordsError: a record cannot be read, or the format cannot hold it; names the record.
     """
     if not source.exists() or source.is_dir():
-        what = f": {folder_in_place(source)}" if source.is_dir() else "; name a JSONL, JSON, CSV or parquet file"
-        raise UsageError(f"no records file at {located(source)}{what}")
+        advice = f": {folder_in_place(source)}" if source.is_dir() else "; name a JSONL, JSON, CSV or parquet file"
+        raise UsageError(f"no records file at {located(source)}{advice}")
     check_target(target, source, (".jsonl", *FILE_TYPES), overwrite=overwrite)
     written_format = format_of_file(target, target_format)
     extractor = Extractor((target_root or target.parent) / IMAGES)

@@ -57,7 +57,7 @@ KeysOf = Callable[[Record], Keys]
 """The keys of a record's images."""
 
 
-def _is_one_value(value: Any) -> Any:
+def _is_scalar(value: Any) -> Any:
     if not isinstance(value, bool | int | float | str):
         raise ValueError("must be a text, a number, true or false")
     if not isinstance(value, str) and not abs(value) <= MAX_NUMBER:  # also not a number
@@ -70,7 +70,7 @@ def as_list(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
-Value = Annotated[Any, AfterValidator(_is_one_value)]
+Value = Annotated[Any, AfterValidator(_is_scalar)]
 Values = Annotated[list[Value], BeforeValidator(as_list), Field(min_length=1)]
 """One value or a list of them."""
 
@@ -100,7 +100,7 @@ def texts_of(record: Record, field: str) -> list[str]:
     return [] if value is None else [as_text(item) for item in as_list(value)]
 
 
-def place_of(record: Record, field: str, values: Sequence[Any]) -> int | None:
+def value_index(record: Record, field: str, values: Sequence[Any]) -> int | None:
     """Which of some values a field of the record has, from 0; None if it has none of them, or several values."""
     texts = texts_of(record, field)
     known = [as_text(value) for value in values]
@@ -164,7 +164,7 @@ class QuestionStage(Section):
     """The kind of question."""
 
     @model_validator(mode="after")
-    def _says_something(self) -> QuestionStage:
+    def _has_stage_or_category(self) -> QuestionStage:
         if self.stage is None and self.category is None:
             raise ValueError("needs a stage or a category")
         return self
@@ -181,8 +181,8 @@ class StageMap(Section):
 
 def read_stage_map(path: Path) -> StageMap:
     """The stage map in a file; raises UsageError if it is missing or not YAML, or a key or value is wrong."""
-    expected = 'a mapping with `questions`, such as {questions: {"Is there text?": {stage: 1}}}'
-    return read_settings(path, StageMap, f"the stage map {path}", "correct `data.stage_map`", expected)
+    allowed = 'a mapping with `questions`, such as {questions: {"Is there text?": {stage: 1}}}'
+    return read_settings(path, StageMap, f"the stage map {path}", "correct `data.stage_map`", allowed)
 
 
 def with_stages(records: dict[str, list[Record]], path: Path, notify: Notify = quiet) -> dict[str, list[Record]]:
@@ -208,18 +208,18 @@ def with_stages(records: dict[str, list[Record]], path: Path, notify: Notify = q
         )
     if unknown:
         notify(f"the stage map {path} gives its default to {_questions(unknown)}")
-    return {split: [_staged(record, stage_map) for record in some] for split, some in records.items()}
+    return {split: [_staged(record, stage_map) for record in split_records] for split, split_records in records.items()}
 
 
 def _questions(unknown: Counter[str]) -> str:
-    each = [f"{quoted(question)} ({number:,})" for question, number in unknown.most_common()]
+    examples = [f"{quoted(question)} ({number:,})" for question, number in unknown.most_common()]
     texts, times = count(len(unknown), "question text"), count(unknown.total(), "time")
-    return f"{texts}, asked {times}: {listed(each, 5)}"
+    return f"{texts}, asked {times}: {listed(examples, 5)}"
 
 
 def _staged(record: Record, stage_map: StageMap) -> Record:
     entries = [stage_map.questions.get(turn.in_nfc.question, stage_map.default) for turn in record.turns]
-    if any(one != entries[0] for one in entries):
+    if any(entry != entries[0] for entry in entries):
         raise RecordsError(
             f"{record.origin}: the questions of one record must have the same stage and category, got "
             f"{listed([quoted(turn.question) for turn in record.turns])}; write a record for each of them"
@@ -249,19 +249,19 @@ def _misfit(record: Record, fields: Mapping[str, frozenset[str]]) -> str:
 
 
 def _select(
-    records: Sequence[Record], order: Sequence[int], wanted: Selection, key: str
+    records: Sequence[Record], order: Sequence[int], selection: Selection, key: str
 ) -> tuple[list[int], dict[int, str]]:
     """The numbers of the records that are selected, and why each of the others is not; `order` is the random one."""
-    for field, values in wanted.fields.items():
+    for field, values in selection.fields.items():
         check_values((records[number] for number in order), field, values, key)
-    fields = {field: frozenset(map(as_text, values)) for field, values in wanted.fields.items()}
-    why = {number: _misfit(records[number], fields) for number in order}
-    fitting = [number for number in order if not why[number]]
+    fields = {field: frozenset(map(as_text, values)) for field, values in selection.fields.items()}
+    reason_of = {number: _misfit(records[number], fields) for number in order}
+    fitting = [number for number in order if not reason_of[number]]
     if not fitting:
         raise RecordsError(f"`{key}` leaves no record: each field must have one of its values; write fewer fields")
-    num_selected = max(round(wanted.share * len(fitting)), 1)
-    why |= dict.fromkeys(fitting[num_selected:], f"not in the share of {wanted.share:g}")
-    return sorted(fitting[:num_selected]), {number: reason for number, reason in why.items() if reason}
+    num_selected = max(round(selection.share * len(fitting)), 1)
+    reason_of |= dict.fromkeys(fitting[num_selected:], f"not in the share of {selection.share:g}")
+    return sorted(fitting[:num_selected]), {number: reason for number, reason in reason_of.items() if reason}
 
 
 def select_training(
@@ -284,9 +284,9 @@ def select_training(
     if replay:
         if not left_out:
             raise RecordsError("`data.where` leaves no record out, so `data.replay` has none to select; remove it")
-        again, _ = _select(records, [number for number in order if number in left_out], replay, "data.replay")
-        notify(f"`data.replay` trains on {len(again):,} of them: {counted(left_out[index] for index in again)}")
-        selected = sorted(selected + again)
+        replayed, _ = _select(records, [number for number in order if number in left_out], replay, "data.replay")
+        notify(f"`data.replay` trains on {len(replayed):,} of them: {counted(left_out[index] for index in replayed)}")
+        selected = sorted(selected + replayed)
     return [records[index] for index in selected]
 
 
@@ -299,7 +299,7 @@ class Fold(Section):
     """The number of parts."""
 
     @model_validator(mode="after")
-    def _is_one_of_them(self) -> Fold:
+    def _fold_exists(self) -> Fold:
         if self.fold > self.of:
             raise ValueError(f"the folds of {self.of} are 1 to {self.of} (got fold {self.fold})")
         return self
@@ -334,7 +334,7 @@ class StageOrder(Section):
 
     def find(self, record: Record) -> int | None:
         """The number of a record's stage, from 0; None if it is in no stage, or in several."""
-        return place_of(record, self.by, self.stages)
+        return value_index(record, self.by, self.stages)
 
     def stage_of(self, record: Record) -> int:
         """The number of a record's stage, from 0; it must have one."""
@@ -350,9 +350,9 @@ class StageOrder(Section):
         """
         sizes = Counter(map(self.find, records))
         if sizes[None]:
-            others = counted(named(record, self.by) for record in records if self.find(record) is None)
+            values = counted(named(record, self.by) for record in records if self.find(record) is None)
             raise RecordsError(
                 f"`batch.order`: {sizes[None]:,} of {count(len(records), 'train record')} are not in one stage: "
-                f"{others}; add the values to `stages`, or leave the records out with `data.where`"
+                f"{values}; add the values to `stages`, or leave the records out with `data.where`"
             )
         return ", then ".join(f"{self.by} {as_text(value)} ({sizes[n]:,})" for n, value in enumerate(self.stages))

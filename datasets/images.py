@@ -58,10 +58,12 @@ NUM_AT_ONCE = 64
 def stamps(paths: Iterable[Path]) -> dict[Path, Stamp | None]:
     """The stamp of each image's file, or of its archive; None if there is none."""
     files, members_of = by_archive(paths)
-    members = {path: one for archive, inside in members_of.items() for one in [stamp(archive)] for path in inside}
     chunks = [files[start : start + NUM_AT_ONCE] for start in range(0, len(files), NUM_AT_ONCE)]
     stamped = chain.from_iterable(threaded_map(lambda paths: [stamp(path) for path in paths], chunks))
-    return dict(zip(files, stamped, strict=True)) | members
+    stamp_of = dict(zip(files, stamped, strict=True))
+    for archive, members in members_of.items():
+        stamp_of |= dict.fromkeys(members, stamp(archive))
+    return stamp_of
 
 
 def stamp(path: Path) -> Stamp | None:
@@ -328,7 +330,7 @@ def index_images(records: Iterable[Record], known: ImageIndex | None = None, *, 
     inspected = inspect_images(origin_of)
     unusable = {path: inspected[path].problem for path in origin_of if inspected[path].is_missing}
     if needs_one and unusable and len(unusable) == len(origin_of) and not known.key_of:
-        named = "\n".join(first_few([f"{why} ({origin_of[path]})" for path, why in unusable.items()], NUM_NAMED))
+        named = "\n".join(first_few([f"{reason} ({origin_of[path]})" for path, reason in unusable.items()], NUM_NAMED))
         raise ImageError(
             f"no image can be read; {count(len(unusable), 'image')} tried:\n{named}\n"
             "Check `data.image_root` in the run file; image paths are relative to it."
@@ -418,7 +420,7 @@ def _read_file(path: Path) -> bytes | ImageError:
             problem = _too_large(status.st_size) if regular else "it is a FIFO or a device; expected a file"
             return unreadable(path, problem) if problem else file.read()
     except (OSError, ValueError, MemoryError) as error:
-        return unreadable(path, _why(path, error))
+        return unreadable(path, _unreadable_reason(path, error))
 
 
 @lru_cache(maxsize=8)
@@ -436,7 +438,7 @@ def _too_large(num_bytes: int) -> str:
     return f"it has {num_bytes:,} bytes, {limit}; is it an image?"
 
 
-def _why(path: Path, error: Exception) -> str:
+def _unreadable_reason(path: Path, error: Exception) -> str:
     if not isinstance(error, OSError):
         return (
             "there is not enough memory" if isinstance(error, MemoryError) else f"it is not a valid file name ({error})"

@@ -227,9 +227,9 @@ def write_records(
         file_type.write(temporary, rows)
         finder = Finder(path, image_root)
         read = READERS[file_type.kind]
-        with closing(read(temporary, **file_type.reading)) if named_records else nullcontext(()) as again:
-            for (name, record), (_, value) in zip(_bar(named_records, "read them back"), again, strict=True):
-                if lost := _lost(record, value, name, format, finder, file_type.kind):
+        with closing(read(temporary, **file_type.reading)) if named_records else nullcontext(()) as reread:
+            for (name, record), (_, value) in zip(_bar(named_records, "read them back"), reread, strict=True):
+                if lost := _lost_content(record, value, name, format, finder, file_type.kind):
                     raise RecordsError(f"{name}: the format {format}, in {path.name}, cannot hold this record: {lost}")
 
 
@@ -243,9 +243,9 @@ def _errors_name(path: Path, temporary: Path) -> Iterator[None]:
         raise RecordsError(message.replace(temporary.name, path.name)) from None
 
 
-def _bar(records: list[tuple[str, Record]], what: str) -> Any:
+def _bar(records: list[tuple[str, Record]], description: str) -> Any:
     """A progress bar, if it takes longer than a moment."""
-    return tqdm(records, desc=what, unit="record", leave=False, disable=None, delay=PROGRESS_DELAY_S)
+    return tqdm(records, desc=description, unit="record", leave=False, disable=None, delay=PROGRESS_DELAY_S)
 
 
 def format_of_file(path: Path, format: FormatName | None) -> FormatName:
@@ -266,24 +266,24 @@ def _row(record: Record, name: str, format: FormatName, name_of: Callable[[Path,
         raise RecordsError(f"{name}: the format {format} cannot hold this record: {error}") from None
 
 
-def _lost(record: Record, value: Any, name: str, format: FormatName, finder: Finder, kind: Kind) -> str:
+def _lost_content(record: Record, value: Any, name: str, format: FormatName, finder: Finder, kind: Kind) -> str:
     """What of a record would be lost when it is read back; empty if nothing."""
     if (read_format := format_of(value)) != format:
         return f"with its metadata it would be read as the format {read_format}"
     try:
-        again = read_row(format, value, finder, name)
+        reread = read_row(format, value, finder, name)
     except RecordsError as error:
         return str(error).removeprefix(f"{name}: ")
-    paths, expected_paths = [str(image) for image in again.images], [os.path.abspath(image) for image in record.images]
-    for what, found, expected in (
+    paths, expected_paths = [str(image) for image in reread.images], [os.path.abspath(image) for image in record.images]
+    for part, read, original in (
         ("images", paths, expected_paths),
-        ("turns", again.turns, record.turns),
-        ("system text", again.system, record.system),
+        ("turns", reread.turns, record.turns),
+        ("system text", reread.system, record.system),
     ):
-        if found != expected:
-            return f"its {what} would be read back as {shown(found)}"
-    if again.metadata != record.metadata and not _is_same(again.metadata, record.metadata, kind, name):
-        return f"its metadata would be read back as {shown(again.metadata)}"
+        if read != original:
+            return f"its {part} would be read back as {shown(read)}"
+    if reread.metadata != record.metadata and not _is_same(reread.metadata, record.metadata, kind, name):
+        return f"its metadata would be read back as {shown(reread.metadata)}"
     return ""
 
 

@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from lookonce.datasets.formats.record import QUESTION_NAMES, Row, is_utf8, respelt
+from lookonce.datasets.formats.record import QUESTION_NAMES, Row, is_utf8, rename_advice
 from lookonce.datasets.formats.record import shown as value_shown
 from lookonce.errors import RecordsError
 from lookonce.files import open_regular
@@ -175,7 +175,7 @@ def read_csv(path: Path, name: str | None = None, delimiter: str | None = None, 
                     numbers = f"expected {len(header)} cells as in the header, got {len(cells)}"
                     broken(origin, RecordsError(f"{origin}: {numbers}; are commas quoted?"))
         except csv.Error as error:
-            advice = next((advice for what, advice in QUOTES.items() if what in str(error)), "")
+            advice = next((advice for fragment, advice in QUOTES.items() if fragment in str(error)), "")
             broken(f"{name}:{start}", RecordsError(f"{name}:{start}: not CSV ({advice or error})"))
         except UnicodeDecodeError as error:
             raise not_utf8(name, error, "CSV") from None
@@ -229,7 +229,7 @@ def kind_of_file(path: Path) -> Kind:
         raise RecordsError(str(error)) from None
     if head.startswith(b"PAR1"):
         return "parquet"
-    _refuse_others(path, head)
+    _refuse_other_types(path, head)
     start = head.removeprefix(BYTE_ORDER_MARK).lstrip()
     is_json = start.startswith((b"[", b"{"))
     if path.suffix.lower() == ".parquet" and head:
@@ -248,18 +248,20 @@ def kind_of_file(path: Path) -> Kind:
 
 def folder_in_place(path: Path) -> str:
     """What to say of a folder in place of a records file."""
-    names = sorted(one.name for one in path.iterdir() if one.suffix.lower() in (".jsonl", ".json", ".parquet", *TABLES))
+    names = sorted(
+        file.name for file in path.iterdir() if file.suffix.lower() in (".jsonl", ".json", ".parquet", *TABLES)
+    )
     inside = f"name a file in it: {listed(names, 3)}" if names else "name a records file"
     return f"it is a folder; {inside}, or make records of it with: lookonce data prepare"
 
 
-def _refuse_others(path: Path, head: bytes) -> None:
+def _refuse_other_types(path: Path, head: bytes) -> None:
     for magic, command in COMPRESSED.items():
         if head.startswith(magic):
             raise RecordsError(f"{path} is compressed; unpack it, for example with: {command} --keep {shell(path)}")
-    for magic, (what, advice) in OTHERS.items():
+    for magic, (kind, advice) in OTHERS.items():
         if head.lstrip()[: len(magic)].lower() == magic.lower():
-            raise RecordsError(f"{path} is {what}; {advice}")
+            raise RecordsError(f"{path} is {kind}; {advice}")
     if head.count(b"\0") > 0.4 * len(head):
         kind = "CSV" if path.suffix.lower() in TABLES else "JSONL"
         raise RecordsError(
@@ -276,8 +278,8 @@ def _is_header(start: bytes) -> bool:
 
 def _goes_over_lines(start: bytes) -> bool:
     """Whether a JSON object begins whose first line is not its last."""
-    line, _, others = start.partition(b"\n")
-    return start.startswith(b"{") and bool(others) and line.rstrip().endswith((b"{", b"[", b","))
+    line, _, later_lines = start.partition(b"\n")
+    return start.startswith(b"{") and bool(later_lines) and line.rstrip().endswith((b"{", b"[", b","))
 
 
 def _shown(start: bytes) -> str:
@@ -295,7 +297,7 @@ def read_table(path: Path, delimiter: str | None = None, broken: Broken = refuse
     """A record per row of CSV; an empty cell is a key that the record does not have."""
     for origin, cells in read_csv(path, delimiter=delimiter, broken=broken):
         if not set(QUESTION_NAMES) & set(cells):
-            got = f"{value_shown(list(cells))}{respelt(cells)}; the first line of a table must name its columns"
+            got = f"{value_shown(list(cells))}{rename_advice(cells)}; the first line of a table must name its columns"
             error = RecordsError(f"{path}:1: no column is called `{QUESTION_NAMES[0]}`, got {got}")
             return broken(f"{path}:1", error)
         yield origin, {from_cell(name): from_cell(cell) for name, cell in cells.items() if cell}

@@ -114,10 +114,10 @@ class _Decoder(Dataset[DecodedBatch]):
         except BadImage:
             raise
         except ImageError:
-            for other in map(Path, image.files):
+            for copy in map(Path, image.files):
                 with contextlib.suppress(ImageError):
-                    if other != path:
-                        return self._decode(image, other, None, stopwatch)
+                    if copy != path:
+                        return self._decode(image, copy, None, stopwatch)
             raise
 
     def _decode(

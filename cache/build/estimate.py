@@ -84,12 +84,12 @@ class Estimate:
         images = f"{count(self.num_files, 'file')}, {self.num_images:,} distinct{unusable}"
         sizes = ", ".join(f"{size(number)} in {dtype}" for dtype, number in self.bytes_by_dtype.items())
         enough = "" if self.free_bytes >= with_margin(self.missing_bytes) or not self.missing_bytes else ": NOT ENOUGH"
-        todo = f"{count(self.num_new_shards, 'shard')}, {size(self.missing_bytes)}"
+        shards = f"{count(self.num_new_shards, 'shard')} (files of features)"
         lines = [
             ("images", f"{images}, {self.num_done:,} encoded already"),
-            ("tokens", f"{self.mean_tokens:.0f} an image, at most {self.max_tokens:,}"),
+            ("tokens", f"{self.mean_tokens:.0f} per image on average, at most {self.max_tokens:,}"),
             ("size", f"{size(self.num_bytes)} ({sizes})"),
-            ("to do", f"{todo}; {size(self.free_bytes)} free there{enough}"),
+            ("to do", f"{shards}, {size(self.missing_bytes)}; {size(self.free_bytes)} free on the disk{enough}"),
             ("an epoch", f"reads {size(self.epoch_bytes)} if every question reads its image"),
         ]
         if self.pilot and self.build_seconds is not None:
@@ -114,27 +114,27 @@ def estimate(
 
     `load_tower` is None for no pilot.
     """
-    wanted = planned_images(images, processor)
+    planned = planned_images(images, processor)
     plan, finished = read_plan(folder), Finished.of(read_receipts(folder))
-    tokens_of = {image.key: image.num_tokens for image in wanted}
+    tokens_of = {image.key: image.num_tokens for image in planned}
     pending = pending_shards(plan, finished, tokens_of)
-    pending += new_shards(plan, finished, wanted, fingerprint, shard_bytes)
+    pending += new_shards(plan, finished, planned, fingerprint, shard_bytes)
     missing_tokens, num_tokens = sum(shard.num_tokens for shard in pending), sum(tokens_of.values())
     num_bytes = num_tokens * fingerprint.bytes_per_token
     epoch_tokens = sum(tokens_of.get(key, 0) for key in epoch_images)
     pilot = None
     if load_tower and free_bytes(folder) > with_margin(min(num_bytes, PILOT_BYTES)):
-        pilot = run_pilot(folder, fingerprint, processor, images, wanted, load_tower(), num_pilot)
+        pilot = run_pilot(folder, fingerprint, processor, images, planned, load_tower(), num_pilot)
     build_seconds = pilot.seconds_per_token * missing_tokens if pilot else None
     epoch_seconds = pilot.tower_seconds / max(pilot.num_tokens, 1) * epoch_tokens if pilot else 0
     return Estimate(
         folder=folder,
         num_files=images.num_files,
-        num_images=len(wanted),
+        num_images=len(planned),
         num_unusable=len(images.unusable),
         num_done=len(tokens_of.keys() & finished.images),
         num_tokens=num_tokens,
-        mean_tokens=num_tokens / max(len(wanted), 1),
+        mean_tokens=num_tokens / max(len(planned), 1),
         max_tokens=max(tokens_of.values(), default=0),
         num_bytes=num_bytes,
         bytes_by_dtype={dtype: num_tokens * replace(fingerprint, dtype=dtype).bytes_per_token for dtype in COMPARED},
@@ -153,7 +153,7 @@ def run_pilot(
     fingerprint: Fingerprint,
     processor: ImageProcessor,
     images: ImageIndex,
-    wanted: Sequence[PlannedImage],
+    planned: Sequence[PlannedImage],
     tower: Tower,
     num_images: int,
 ) -> Pilot | None:
@@ -161,7 +161,7 @@ def run_pilot(
 
     Takes `num_images`, or `PILOT_BATCHES` tower batches if that is more.
     """
-    by_size = sorted((image for image in wanted if image.num_tokens), key=lambda image: image.num_tokens)
+    by_size = sorted((image for image in planned if image.num_tokens), key=lambda image: image.num_tokens)
     mean = sum(image.num_tokens for image in by_size) / max(len(by_size), 1)
     num_images = max(num_images, round(PILOT_BATCHES * tower.tokens_per_tower_batch / max(mean, 1)))
     step = max(len(by_size) // max(num_images, 1), 1)

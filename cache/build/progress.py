@@ -107,13 +107,13 @@ def new_shards(
     `former` are the keys that changed files had when they were planned. Images with a transparent colour that version
     0.2 has planned are planned again: it encoded the colour as it is in the file.
     """
-    wanted = {image.key: image for image in images}
-    pending = {key for shard in pending_shards(plan, finished, wanted.keys(), former) for key in shard.keys}
+    image_of = {image.key: image for image in images}
+    pending = {key for shard in pending_shards(plan, finished, image_of.keys(), former) for key in shard.keys}
     tokens_of = {image.key: image.num_tokens for image in plan.images if image.num_tokens}  # `index_from_plan` has none
     painted = {image.key for image in plan.images if image.is_transparent}
     new = [
         replace(image, num_tokens=image.num_tokens or tokens_of.get(key, 0))
-        for key, image in wanted.items()
+        for key, image in image_of.items()
         if (image.is_transparent and key not in painted) or not (key in finished.images or key in pending)
     ]
     return plan.extension(new, fingerprint.bytes_per_token, shard_bytes, taken=finished.shards)
@@ -132,10 +132,10 @@ def ensure_plan(
     while True:
         plan = read_plan(folder)
         new = new_shards(plan, Finished.of(read_receipts(folder), **retry), images, fingerprint, shard_bytes, former)
-        again = found_again(plan, new, images)
-        if not new and not again:
+        relocated = found_again(plan, new, images)
+        if not new and not relocated:
             return plan
-        extend_plan(folder, plan, new, again)
+        extend_plan(folder, plan, new, relocated)
 
 
 def found_again(plan: Plan, new: Iterable[Shard], images: Iterable[PlannedImage]) -> list[PlannedImage]:
@@ -144,7 +144,7 @@ def found_again(plan: Plan, new: Iterable[Shard], images: Iterable[PlannedImage]
     A stamp that is not known yet is no news about a file.
     """
     known = plan.extended(tuple(new)).files()
-    again = []
+    relocated = []
     for image in images:
         news = []
         for file, stamp in itertools.zip_longest(image.files, image.stamps):
@@ -153,8 +153,8 @@ def found_again(plan: Plan, new: Iterable[Shard], images: Iterable[PlannedImage]
                 news.append((file, stamp))
         if news:
             files, stamps = zip(*news, strict=True)
-            again.append(replace(image, files=files, stamps=stamps))
-    return again
+            relocated.append(replace(image, files=files, stamps=stamps))
+    return relocated
 
 
 def pending_shards(plan: Plan, finished: Finished, keys: Collection[str], former: Collection[str] = ()) -> list[Shard]:
@@ -166,9 +166,9 @@ def pending_shards(plan: Plan, finished: Finished, keys: Collection[str], former
     known = keys.union(former)
 
     def is_pending(shard: Shard) -> bool:
-        wanted = keys.intersection(shard.keys)
-        again = {image.key for image in shard.images if image.is_transparent}  # an older shard may have them too
-        return 2 * len(wanted) >= len(shard.keys) and not wanted <= finished.images - again
+        needed = keys.intersection(shard.keys)
+        transparent = {image.key for image in shard.images if image.is_transparent}  # an older shard may have them too
+        return 2 * len(needed) >= len(shard.keys) and not needed <= finished.images - transparent
 
     return [
         shard
@@ -184,12 +184,14 @@ def index_from_plan(plan: Plan, paths: Iterable[Path], *, without_files: bool = 
     `without_files`: a file that does not exist any more has its planned key, since training needs features only.
     """
     planned = plan.files()
-    found = stamps(path for path in paths if str(path) in planned)
-    stamp_of = {path: stamp for path, stamp in found.items() if stamp and stamp == planned[str(path)][1]}
-    gone = {path for path, stamp in found.items() if stamp is None and is_gone(path)} if without_files else set()
-    key_of = {path: planned[str(path)][0] for path in found if path in stamp_of or path in gone}
+    current_stamps = stamps(path for path in paths if str(path) in planned)
+    stamp_of = {path: stamp for path, stamp in current_stamps.items() if stamp and stamp == planned[str(path)][1]}
+    gone = (
+        {path for path, stamp in current_stamps.items() if stamp is None and is_gone(path)} if without_files else set()
+    )
+    key_of = {path: planned[str(path)][0] for path in current_stamps if path in stamp_of or path in gone}
     path_of = {key: path for path, key in reversed(key_of.items())}
-    former = {planned[str(path)][0]: path for path in found if path not in key_of}
+    former = {planned[str(path)][0]: path for path in current_stamps if path not in key_of}
     return ImageIndex(
         key_of,
         {image.key: path_of[image.key] for image in plan.images if image.key in path_of},
@@ -265,20 +267,20 @@ def status(folder: Path, keys: Iterable[str], receipts: Sequence[Receipt], expir
 
     `expiry_s` must be that of the builds.
     """
-    wanted = set(keys)
-    done = {key for receipt in receipts for key in receipt.images} & wanted
-    failed = {key for receipt in receipts for key in receipt.failed} & wanted
+    image_keys = set(keys)
+    done = {key for receipt in receipts for key in receipt.images} & image_keys
+    failed = {key for receipt in receipts for key in receipt.failed} & image_keys
     seconds = [receipt.seconds / len(receipt.images) for receipt in receipts if receipt.images]
     usual_s = statistics.median(seconds) if seconds else float("inf")
     workers = [_worker_status(*claim, usual_s) for claim in claimed_work(folder, expiry_s)]
-    now, rate, missing = time.time(), 0.0, len(wanted) - len(done) - len(failed - done)
+    now, rate, missing = time.time(), 0.0, len(image_keys) - len(done) - len(failed - done)
     recent = [receipt for receipt in receipts if receipt.finished > now - WINDOW_S]
     if recent and any(worker.alive for worker in workers):
         begin = min(receipt.finished - receipt.seconds for receipt in recent)
         rate = sum(len(receipt.images) for receipt in recent) / max(now - begin, 1e-3)
     return StatusReport(
         folder=folder,
-        num_images=len(wanted),
+        num_images=len(image_keys),
         num_done=len(done),
         num_quarantined=len(failed - done),
         num_shards=len(receipts),

@@ -152,10 +152,10 @@ def build_cache(
     try:
         with using(folder, "lookonce cache build", options.expiry_s):
             ensure_manifest(folder, fingerprint, options.provenance)
-            wanted = planned_images(images, processor)
+            planned = planned_images(images, processor)
             # Unreadable files are retried only without `worker`: otherwise each new worker would plan them again.
             retry = {"retry_unread": options.worker is None, "retry_quarantined": options.retry_quarantined}
-            plan = ensure_plan(folder, wanted, fingerprint, options.shard_bytes, images.former, **retry)
+            plan = ensure_plan(folder, planned, fingerprint, options.shard_bytes, images.former, **retry)
             finished = Finished.of(read_receipts(folder), **retry)
             shards = pending_shards(plan, finished, images.path_of, images.former)
             files = images.former | images.path_of
@@ -215,16 +215,16 @@ class _Build:
         cache = VisionCache.open(folder)
         write_quarantine(folder, cache.failed, images.unusable)
         encoded = {key for shard in self._built for key in shard.keys if key in cache}
-        wanted = set(images.path_of)
-        stored = {key for key in wanted if key in cache}
-        failed = {key: cache.failed[key].reason for key in wanted - stored if key in cache.failed}
+        image_keys = set(images.path_of)
+        stored = {key for key in image_keys if key in cache}
+        failed = {key: cache.failed[key].reason for key in image_keys - stored if key in cache.failed}
         return BuildReport(
             folder=folder,
-            num_wanted=len(wanted),
-            num_encoded=len(encoded & wanted),
+            num_wanted=len(image_keys),
+            num_encoded=len(encoded & image_keys),
             num_by_others=len(stored - finished - encoded),
             num_reused=len(stored & finished - encoded),
-            num_missing=len(wanted - stored - failed.keys()),
+            num_missing=len(image_keys - stored - failed.keys()),
             quarantined=failed | {str(path): reason for path, reason in images.unusable.items()},
             num_shards=cache.num_shards,
             size_bytes=cache.size_bytes,
@@ -314,15 +314,15 @@ class _Build:
         return sum(shard.num_tokens for shard in shards) * self.fingerprint.bytes_per_token
 
     def _raise_if_stopped(self) -> None:
-        if self._stop.name and (left := self._unfinished()):
+        if self._stop.name and (unfinished := self._unfinished()):
             raise Stopped(
-                f"stopped by {self._stop.name} after {count(len(self._built), 'shard')}, {len(left):,} of "
+                f"stopped by {self._stop.name} after {count(len(self._built), 'shard')}, {len(unfinished):,} of "
                 f"{len(self._shards):,} are left; {RESUME}"
             )
 
 
-def _rest_of_shard(batch: EncodedBatch, others: Iterator[EncodedBatch]) -> Iterator[EncodedBatch]:
+def _rest_of_shard(batch: EncodedBatch, batches: Iterator[EncodedBatch]) -> Iterator[EncodedBatch]:
     yield batch
     while not batch.is_last:
-        batch = next(others)
+        batch = next(batches)
         yield batch

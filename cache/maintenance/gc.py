@@ -134,7 +134,6 @@ def cache_info(folder: Path, expiry_s: float = EXPIRY_S) -> CacheInfo:
     provenance, fingerprint = dict(manifest.get("provenance") or {}), dict(manifest["fingerprint"])
     files = {path: path.lstat().st_size for path in files_below(folder)}
     num_images, is_complete, problem = _content(folder)
-    left = [Leftover(path, kind, files.get(path, 0)) for path, kind in leftovers(folder, expiry_s)]
     return CacheInfo(
         id=folder.name,
         folder=folder,
@@ -147,7 +146,7 @@ def cache_info(folder: Path, expiry_s: float = EXPIRY_S) -> CacheInfo:
         is_complete=is_complete,
         num_workers=sum(alive for _, _, alive in claimed_work(folder, expiry_s)),
         used_by=[use.run for use in uses(folder)],
-        leftovers=left,
+        leftovers=[Leftover(path, kind, files.get(path, 0)) for path, kind in leftovers(folder, expiry_s)],
         foreign=[str(path.relative_to(folder)) for path in files if not is_ours(folder, path)],
         problem=problem,
     )
@@ -209,12 +208,13 @@ class GarbageReport:
         if self.deleted:
             kept = f"; kept what lookonce did not make: {listed(self.kept, 1)}" if self.kept else ""
             whole = f"cache {self.deleted_cache}: " if self.deleted_cache else ""
-            what = count(len(self.deleted), "file" if self.deleted_cache else "leftover")
-            return f"deleted {whole}{what}, {size(self.deleted_bytes)}{kept}"
+            items = count(len(self.deleted), "file" if self.deleted_cache else "leftover")
+            return f"deleted {whole}{items}, {size(self.deleted_bytes)}{kept}"
         if self.leftovers:
             total = sum(leftover.size_bytes for leftover in self.leftovers)
             return f"--delete removes {count(len(self.leftovers), 'leftover')}, {size(total)}"
-        return "no leftovers" + ("; --delete --cache ID removes a whole cache" if self.caches else "")
+        whole = "; --delete --cache ID removes a whole cache" if self.caches else ""
+        return f"no leftovers of killed processes{whole}"
 
 
 def collect_garbage(
@@ -230,24 +230,24 @@ def collect_garbage(
         raise UsageError("--cache works only with --delete, which deletes the named cache; add --delete")
     if not root.is_dir():
         raise CacheError(f"no folder of caches at {located(root)}; name one, or a run file")
-    found = list_caches(root, expiry_s)
+    report = list_caches(root, expiry_s)
     if not delete:
-        return found
+        return report
     if cache_id is not None:
-        cache = choose(root, found.caches, cache_id)
+        cache = choose(root, report.caches, cache_id)
         paths, num_bytes = delete_cache(cache.folder, expiry_s)
-        found.caches.remove(cache)
-        return replace(found, deleted=paths, deleted_bytes=num_bytes, deleted_cache=cache.id, kept=cache.foreign)
-    deleted, in_use = [*found.scratch], []
-    for left in found.scratch:
-        shutil.rmtree(left.path)
-    for cache in found.caches:
+        report.caches.remove(cache)
+        return replace(report, deleted=paths, deleted_bytes=num_bytes, deleted_cache=cache.id, kept=cache.foreign)
+    deleted, in_use = [*report.scratch], []
+    for leftover in report.scratch:
+        shutil.rmtree(leftover.path)
+    for cache in report.caches:
         try:
             deleted += delete_leftovers(cache, expiry_s)
         except CacheError as error:
             in_use.append(str(error))
-    num_bytes = sum(left.size_bytes for left in deleted)
-    paths = [left.path for left in deleted]
+    num_bytes = sum(leftover.size_bytes for leftover in deleted)
+    paths = [leftover.path for leftover in deleted]
     return replace(list_caches(root, expiry_s), deleted=paths, deleted_bytes=num_bytes, in_use=in_use)
 
 

@@ -60,8 +60,8 @@ class RepairReport:
     """Shards that stay damaged, and why."""
 
     def text(self) -> str:
-        what = f"{count(self.num_problems, 'problem')} found" if self.num_problems else "nothing to repair"
-        lines = [f"cache {self.folder}: {what}"]
+        problems = f"{count(self.num_problems, 'problem')} found" if self.num_problems else "nothing to repair"
+        lines = [f"cache {self.folder}: {problems}"]
         if self.rewritten:
             lines.append(f"  written again: {listed(self.rewritten)}")
         if self.removed:
@@ -69,7 +69,7 @@ class RepairReport:
             lines.append(f"  removed {count(len(self.removed), 'damaged shard')} ({listed(self.removed)}): {again}")
         if self.lost:
             lines.append(f"  lost {count(len(self.lost), 'image')}, whose files were not found: {listed(self.lost)}")
-        lines += [f"  did not repair {name}: {why}" for name, why in self.left.items()]
+        lines += [f"  did not repair {name}: {reason}" for name, reason in self.left.items()]
         return "\n".join(lines)
 
 
@@ -95,7 +95,7 @@ def repair(
     if not (folder / SHARDS).exists():
         raise CacheError(f"{folder} holds no shards to repair; make them with: {BUILD_COMMAND}")
     report = RepairReport(folder, level)
-    again: ImageFiles = {}
+    to_encode: ImageFiles = {}
     with owning(folder, "lookonce cache repair", expiry_s) as check_owned:
         manifest = folder / MANIFEST
         if not manifest.exists() or check_manifest(folder)[1]:
@@ -103,20 +103,20 @@ def repair(
             report.num_problems += 1
             report.rewritten.append(MANIFEST)
         ensure_manifest(folder, fingerprint, provenance or {})
-        found = verify(folder, level)
-        report.num_problems += len(found.problems)
+        verification = verify(folder, level)
+        report.num_problems += len(verification.problems)
         plan, broken = remove_broken_plan(folder)
-        is_lost = any(problem.part == "plan" for problem in found.problems) and not broken
+        is_lost = any(problem.part == "plan" for problem in verification.problems) and not broken
         report.rewritten += [PLAN] if is_lost else broken
         planned = {shard.name: shard for shard in plan.shards}
-        intact = [name for name in finished_shards(folder) if name not in found.damaged]
-        for name in found.damaged:
+        intact = [name for name in finished_shards(folder) if name not in verification.damaged]
+        for name in verification.damaged:
             shard = planned.get(name, Shard(name, ()))
             needed = images_of_shard(folder, shard)
             files = find_files({*(needed or ()), *shard.keys}, shard, images)
             lost = set(needed or ()) - files.keys()
-            for other in intact if lost else ():
-                lost -= read_receipt(folder, other).images.keys()
+            for intact_name in intact if lost else ():
+                lost -= read_receipt(folder, intact_name).images.keys()
             if not drop and (reason := reason_to_keep(needed, lost)):
                 report.left[name] = reason
                 continue
@@ -125,9 +125,9 @@ def repair(
             receipt_path(folder, name).unlink(missing_ok=True)
             report.removed.append(name)
             report.lost += sorted(lost)
-            again |= files
-    report.num_again = len(again)
-    return report, with_others(images, again)
+            to_encode |= files
+    report.num_again = len(to_encode)
+    return report, with_files(images, to_encode)
 
 
 def remove_broken_plan(folder: Path) -> tuple[Plan, list[str]]:
@@ -156,22 +156,22 @@ def images_of_shard(folder: Path, planned: Shard) -> set[str] | None:
 
 def find_files(keys: set[str], planned: Shard, images: ImageIndex) -> ImageFiles:
     """Files that still have the bytes of these images: those of the run first, then those of the plan."""
-    found: ImageFiles = {}
+    file_of: ImageFiles = {}
     of_run = {images.path_of[key] for key in keys if key in images.path_of}
     of_plan = {Path(file) for image in planned.images for file in image.files}
     for paths in (of_run, of_plan - of_run):
-        if keys <= found.keys():
+        if keys <= file_of.keys():
             break
         for path, data in read_many(sorted(paths)):
             if not isinstance(data, ImageError) and (key := bytes_key(data)) in keys:
-                found.setdefault(key, (path, image_size(data)))
-    return found
+                file_of.setdefault(key, (path, image_size(data)))
+    return file_of
 
 
 def reason_to_keep(needed: set[str] | None, lost: set[str]) -> str:
     """Why a damaged shard with the images `needed` is not removed; empty if it can be."""
     if needed is None:
-        return "which images it holds is unknown; --drop removes it"
+        return "which images it holds is unknown; remove it with --drop"
     if lost:
         return (
             f"the files of {len(lost):,} of its {count(len(needed), 'image')} were not found: {listed(sorted(lost))}; "
@@ -180,12 +180,12 @@ def reason_to_keep(needed: set[str] | None, lost: set[str]) -> str:
     return ""
 
 
-def with_others(images: ImageIndex, found: ImageFiles) -> ImageIndex:
-    """The images of the run, and those that were found and are not the run's."""
-    others = {key: file for key, file in found.items() if key not in images.path_of}
+def with_files(images: ImageIndex, file_of: ImageFiles) -> ImageIndex:
+    """The images of the run, and the other images of these files."""
+    added = {key: file for key, file in file_of.items() if key not in images.path_of}
     return replace(
         images,
-        key_of=images.key_of | {path: key for key, (path, _) in others.items()},
-        path_of=images.path_of | {key: path for key, (path, _) in others.items()},
-        size_of=images.size_of | {key: size for key, (_, size) in others.items()},
+        key_of=images.key_of | {path: key for key, (path, _) in added.items()},
+        path_of=images.path_of | {key: path for key, (path, _) in added.items()},
+        size_of=images.size_of | {key: size for key, (_, size) in added.items()},
     )

@@ -101,22 +101,22 @@ def find(cache: VisionCache, plan: Plan, name: str) -> str:
     file_of = {image.key: image.files[0] if image.files else "" for image in plan.images}
     digits = name.lower()
     if re.fullmatch(f"[0-9a-f]{{{MIN_DIGITS},64}}", digits) and not Path(name).is_file():
-        found = {key for key in {*cache.keys(), *cache.failed, *file_of} if key.startswith(digits)}
-        what = f"no image whose key starts with {name}"
+        keys = {key for key in {*cache.keys(), *cache.failed, *file_of} if key.startswith(digits)}
+        problem = f"no image whose key starts with {name}"
     else:
         try:
             return image_key(Path(name))
         except ImageError as error:  # missing, or the end of a path that the plan has
-            found = {image.key for image in plan.images if any(f"/{file}".endswith(f"/{name}") for file in image.files)}
-            what = f"no image {name!r} ({error})"
-    if not found:
-        raise UsageError(f"{cache.folder} has {what}; name a file or at least {MIN_DIGITS} digits of a key")
-    if len(found) > 1:
-        lines = [f"  {key}  {file_of.get(key, '')}".rstrip() for key in sorted(found)[:NUM_NAMED]]
-        lines += [f"  and {len(found) - NUM_NAMED:,} more"] if len(found) > NUM_NAMED else []
-        head = f"{name} matches {count(len(found), 'image')}; give more of the name or key:"
+            keys = {image.key for image in plan.images if any(f"/{file}".endswith(f"/{name}") for file in image.files)}
+            problem = f"no image {name!r} ({error})"
+    if not keys:
+        raise UsageError(f"{cache.folder} has {problem}; name a file or at least {MIN_DIGITS} digits of an image key")
+    if len(keys) > 1:
+        lines = [f"  {key}  {file_of.get(key, '')}".rstrip() for key in sorted(keys)[:NUM_NAMED]]
+        lines += [f"  and {len(keys) - NUM_NAMED:,} more"] if len(keys) > NUM_NAMED else []
+        head = f"{name} matches {count(len(keys), 'image')}; give more of the name or key:"
         raise UsageError("\n".join([head, *lines]))
-    return found.pop()
+    return keys.pop()
 
 
 def encoded(cache: VisionCache, key: str, files: list[str]) -> ShowReport:

@@ -58,7 +58,7 @@ class StagingReport:
         rate = f"{duration(self.seconds)}, {size(self.copied_bytes / max(self.seconds, 1e-3))}/s"
         copied = f"copied {count(self.num_copied, 'shard')} ({size(self.copied_bytes)}) in {rate}"
         parts = [copied if self.num_copied else "nothing copied"]
-        parts += [f"{self.num_reused:,} staged before"] if self.num_reused else []
+        parts += [f"{count(self.num_reused, 'shard')} staged before"] if self.num_reused else []
         lines = [f"staged {self.source} in {self.folder}: {', '.join(parts)}"]
         lines += [f"  {problem.text()}" for problem in self.problems[:NUM_NAMED]]
         if self.problems:
@@ -96,15 +96,15 @@ def stage(source: Path, target_root: Path, keys: Iterable[str] | None = None, *,
             with reading.bar:
                 if verify:
                     staged = sizes.keys() - missing().keys()
-                    for found in reading.map(
+                    for shard_problems in reading.map(
                         lambda name: verify_shard(folder, name, fingerprint, "full", reading.count)[1], staged
                     ):
-                        for problem in found:
+                        for problem in shard_problems:
                             receipt_path(folder, problem.shard).unlink(missing_ok=True)
                 todo = missing()
                 reading.bar.reset(total=sum(todo.values()))
                 copies = reading.map(lambda name: copy_shard(source, folder, name, fingerprint, reading.count), todo)
-                problems = [problem for found in copies for problem in found]
+                problems = [problem for shard_problems in copies for problem in shard_problems]
             write_index(folder, fingerprint.sha256)
     except OSError as error:
         if not is_full(error):

@@ -94,7 +94,7 @@ class VerifyReport:
     seconds: float
 
     def text(self) -> str:
-        found = f"{count(self.num_images, 'image')} in {count(self.num_shards, 'shard')}, {size(self.size_bytes)}"
+        content = f"{count(self.num_images, 'image')} in {count(self.num_shards, 'shard')}, {size(self.size_bytes)}"
         if self.problems:
             where = f" in {count(len(self.damaged), 'shard')}" if self.damaged else ""
             state = f"{count(len(self.problems), 'problem')}{where}"
@@ -102,7 +102,7 @@ class VerifyReport:
             state = "intact" if self.level == "full" else "no problems"
         checked = {"quick": "receipts, headers and sizes checked", "full": "every byte checked"}[self.level]
         rate = f", {size(self.read_bytes / self.seconds)}/s" if self.level == "full" and self.seconds else ""
-        lines = [f"cache {self.folder}: {found}, {state}; {checked} in {duration(self.seconds)}{rate}"]
+        lines = [f"cache {self.folder}: {content}, {state}; {checked} in {duration(self.seconds)}{rate}"]
         lines += [f"  {problem.text()}" for problem in self.problems[:NUM_NAMED]]
         if len(self.problems) > NUM_NAMED:
             lines.append(f"  and {len(self.problems) - NUM_NAMED:,} more (--json has them all)")
@@ -143,15 +143,15 @@ def verify(folder: Path, level: Level = "full") -> VerifyReport:
     reading = Reading("verify", sum(files.values()) if level == "full" else None)
     with reading.bar:
         checked = reading.map(lambda name: verify_shard(folder, name, fingerprint, level, reading.count), names)
-        for receipt, found in checked:
-            problems += found
+        for receipt, shard_problems in checked:
+            problems += shard_problems
             if receipt:
                 num_images += len(receipt.images)
                 size_bytes += receipt.size_bytes
                 unstored.difference_update(receipt.images, receipt.failed)
     unfinished = {shard.name for shard in pending if not unstored.isdisjoint(shard.keys)}
-    wanted = {problem.image for problem in problems if problem.image}
-    file_of = {image.key: image.files[0] for image in plan.images if image.key in wanted and image.files}
+    damaged_images = {problem.image for problem in problems if problem.image}
+    file_of = {image.key: image.files[0] for image in plan.images if image.key in damaged_images and image.files}
     index = read_index(folder, fingerprint.sha256) if fingerprint else None
     return VerifyReport(
         folder=folder,
@@ -170,9 +170,9 @@ def verify(folder: Path, level: Level = "full") -> VerifyReport:
 class Reading:
     """Reads shards on threads, with a progress bar of bytes; after a failure or Ctrl-C they end at their next block."""
 
-    def __init__(self, what: str, total: int | None) -> None:
+    def __init__(self, description: str, total: int | None) -> None:
         self.num_bytes = 0
-        self.bar = tqdm(total=total, desc=what, unit="B", unit_scale=True, leave=False, disable=None)
+        self.bar = tqdm(total=total, desc=description, unit="B", unit_scale=True, leave=False, disable=None)
         self._stop, self._lock = threading.Event(), threading.Lock()
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
@@ -212,8 +212,8 @@ def verify_shard(
         return None, [Problem(name, "", without_advice(error), "receipt")]
     problems = []
     if fingerprint and fingerprint.sha256 != receipt.fingerprint:
-        what = f"the receipt belongs to another cache ({receipt.fingerprint[:16]})"
-        problems.append(Problem(name, "", what, "receipt"))
+        message = f"the receipt belongs to another cache ({receipt.fingerprint[:16]})"
+        problems.append(Problem(name, "", message, "receipt"))
     problems += check_shard(folder, receipt, fingerprint, every_byte=level == "full", on_block=on_block)
     return receipt, problems
 
@@ -261,25 +261,25 @@ def check_shard(
         file = path.open("rb", buffering=0)
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
-        what = f"{path} is missing" if missing else f"cannot read {path}: {error.strerror}"
-        yield Problem(name, "", what, "shard")
+        message = f"{path} is missing" if missing else f"cannot read {path}: {error.strerror}"
+        yield Problem(name, "", message, "shard")
         return
     with file:
         size_bytes = os.fstat(file.fileno()).st_size
         if size_bytes != receipt.size_bytes:
-            what = f"the shard has {size_bytes:,} bytes, its receipt says {receipt.size_bytes:,}"
-            yield Problem(name, "", what, "shard")
+            message = f"the shard has {size_bytes:,} bytes, its receipt says {receipt.size_bytes:,}"
+            yield Problem(name, "", message, "shard")
         header, *images = regions(receipt)
         is_whole = True
         for key, region in [header, *images] if every_byte else [header]:
             try:
                 if checksum(file, region, on_block) == region.xxh3_64:
                     continue
-                what = "do not have the checksum of the receipt"
+                message = "do not match the checksum in the receipt"
             except Unreadable as error:  # not OSError, which `on_block` may raise
-                what = f"cannot be read: {error}"
+                message = f"cannot be read: {error}"
             bytes_of = "its bytes" if key else "the bytes of its header"
-            yield Problem(name, key, f"{bytes_of} {what}", "image" if key else "header")
+            yield Problem(name, key, f"{bytes_of} {message}", "image" if key else "header")
             is_whole &= bool(key)
         if every_byte and fingerprint and is_whole:
             yield from check_header(path, receipt, fingerprint)
@@ -288,8 +288,8 @@ def check_shard(
 def check_header(path: Path, receipt: Receipt, fingerprint: Fingerprint) -> Iterator[Problem]:
     """Differences between the safetensors header of a shard and its receipt."""
     try:
-        found, _ = read_header(path)
-        metadata = found.pop("__metadata__")
+        header, _ = read_header(path)
+        metadata = header.pop("__metadata__")
         grids = parse_json(metadata["grid_thw"])
         if metadata["format"] != FORMAT_NAME:
             raise ValueError(f"its format is {metadata['format']!r}, not {FORMAT_NAME!r}")
@@ -298,10 +298,10 @@ def check_header(path: Path, receipt: Receipt, fingerprint: Fingerprint) -> Iter
         return
     if metadata.get("fingerprint") != receipt.fingerprint:
         yield Problem(receipt.shard, "", "the header and the receipt have different fingerprints", "header")
-    expected = described(receipt.images, receipt.header_bytes, fingerprint)
-    for name in sorted(found.keys() | expected.keys()):
-        if found.get(name) != expected.get(name):
-            what = f"the header says {shown(str(found.get(name)))}, the receipt {expected.get(name)}"
-            yield Problem(receipt.shard, shown(name.partition(".")[0]), what, "header")
+    recorded = described(receipt.images, receipt.header_bytes, fingerprint)
+    for name in sorted(header.keys() | recorded.keys()):
+        if header.get(name) != recorded.get(name):
+            message = f"the header says {shown(str(header.get(name)))}, the receipt {recorded.get(name)}"
+            yield Problem(receipt.shard, shown(name.partition(".")[0]), message, "header")
     if grids != {key: list(entry.grid_thw) for key, entry in receipt.images.items()}:
         yield Problem(receipt.shard, "", "the header and the receipt have different patch grids", "header")

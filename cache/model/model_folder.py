@@ -85,11 +85,11 @@ class ModelFolder:
         Raises:
             ModelError: a file of the model folder is missing or broken.
         """
-        found: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for path in sorted({*_tensor_files(self.folder).values()}):
             with open_tensors(path) as file:
-                found |= {name: (*file.get_slice(name).get_shape(),) for name in file.keys()}  # noqa: SIM118
-        return found
+                shapes |= {name: (*file.get_slice(name).get_shape(),) for name in file.keys()}  # noqa: SIM118
+        return shapes
 
     def tower_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the tower's tensors by name, in sorted order; names are relative to the tower ("blocks.0...").
@@ -163,16 +163,16 @@ def _expert_shapes(model_folder: ModelFolder, shapes: dict[str, Shape]) -> dict[
 
     Matrices of a tensor of all experts may be transposed, as they are in published files of Qwen3-VL.
     """
-    text, wanted = model_folder.config.text_config, dict[str, tuple[Shape, ...]]()
-    for place, named in {found.groups() for name in shapes if (found := ONE_EACH.fullmatch(name))}:
+    text, allowed = model_folder.config.text_config, dict[str, tuple[Shape, ...]]()
+    for place, named in {match.groups() for name in shapes if (match := ONE_EACH.fullmatch(name))}:
         size, hidden = text.moe_intermediate_size, text.hidden_size
         joined = {"gate_proj": (size, hidden), "up_proj": (size, hidden)}
         parts = {"down_proj": (hidden, size)} if named == "down_proj" else joined
         for expert in range(text.num_experts):
-            wanted |= {f"{place}.{expert}.{part}.weight": (shape,) for part, shape in parts.items()}
+            allowed |= {f"{place}.{expert}.{part}.weight": (shape,) for part, shape in parts.items()}
     for name in shapes:
-        if found := JOINED.fullmatch(name):
+        if match := JOINED.fullmatch(name):
             size, hidden, number = text.moe_intermediate_size, text.hidden_size, text.num_experts
-            rows, columns = (hidden, size) if found[1] == "down_proj" else (2 * size, hidden)
-            wanted[name] = ((number, rows, columns), (number, columns, rows))
-    return wanted
+            rows, columns = (hidden, size) if match[1] == "down_proj" else (2 * size, hidden)
+            allowed[name] = ((number, rows, columns), (number, columns, rows))
+    return allowed

@@ -86,7 +86,9 @@ class FastTower:
     def __call__(self, patches: torch.Tensor, grids: Sequence[Grid]) -> Any:
         """The output of the stock tower for `patches` `[sum of t * h * w, patch_dim]` of images with these grids."""
         inputs = [self._inputs(grid) for grid in grids]
-        by_patch = {name: torch.cat([one.by_patch[name] for one in inputs]) for name in inputs[0].by_patch}
+        by_patch = {
+            name: torch.cat([image_inputs.by_patch[name] for image_inputs in inputs]) for name in inputs[0].by_patch
+        }
         lengths = [h * w for t, h, w in grids for _ in range(t)]
         return self.module(
             patches,
@@ -103,10 +105,12 @@ class FastTower:
         return {f"cu_{name}": ends.to(self.device, non_blocking=True) if self.varlen else ends, longest: max(lengths)}
 
     def _windows(self, inputs: Sequence[GridInputs]) -> dict[str, Any]:
-        indices: list[torch.Tensor] = [one.window_index for one in inputs if one.window_index is not None]
+        indices: list[torch.Tensor] = [
+            image_inputs.window_index for image_inputs in inputs if image_inputs.window_index is not None
+        ]
         begins = itertools.accumulate((len(index) for index in indices), initial=0)
         shifted = [index + begin for index, begin in zip(indices, begins, strict=False)]
-        lengths = [length for one in inputs for length in one.window_lengths]
+        lengths = [length for image_inputs in inputs for length in image_inputs.window_lengths]
         segments = self._segments("window_seqlens", "max_window_seqlen", lengths)
         return {"window_index": torch.cat(shifted).to(self.device, non_blocking=True)} | segments
 

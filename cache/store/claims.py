@@ -198,7 +198,7 @@ def note_use(folder: Path, run_folder: Path) -> None:
 
 def uses(folder: Path) -> list[Use]:
     """The uses of a cache whose run folder still exists, sorted by that folder."""
-    found = []
+    in_use = []
     for path in (folder / USES).glob("*.json"):
         with contextlib.suppress(OSError, ValueError, TypeError):  # removed or broken: not a use
             use = Use(**read_json(path))
@@ -206,8 +206,8 @@ def uses(folder: Path) -> list[Use]:
                 is_used = any(Path(use.run).iterdir())
             else:
                 is_used = use.host != socket.gethostname() and time.time() - use.time < UNSEEN_S
-            found += [use] if is_used else []
-    return sorted(found, key=lambda use: use.run)
+            in_use += [use] if is_used else []
+    return sorted(in_use, key=lambda use: use.run)
 
 
 def leftovers(folder: Path, expiry_s: float = EXPIRY_S) -> Iterator[tuple[Path, LeftoverKind]]:
@@ -262,5 +262,5 @@ def remove_leftover(path: Path, kind: LeftoverKind, expiry_s: float) -> None:
 
 def _has_ended(writer: str) -> bool:
     """Whether the process in a temporary name (HOST-PID-RANDOM) ran on this machine and has ended."""
-    host, _, rest = writer.rpartition("-")[0].rpartition("-")
-    return host == writer_host() and rest.isdigit() and not psutil.pid_exists(int(rest))
+    host, _, pid = writer.rpartition("-")[0].rpartition("-")
+    return host == writer_host() and pid.isdigit() and not psutil.pid_exists(int(pid))

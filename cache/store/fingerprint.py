@@ -159,12 +159,12 @@ def hash_language_model(folder: Path) -> str:
     """
     tower, digest = family_in(folder).tower_prefixes, xxhash.xxh3_128()
 
-    def hash_one(path: Path) -> str:
+    def hash_path(path: Path) -> str:
         return _hash_weights(path, tower) if path.suffix == ".safetensors" else hash_file(path)
 
     paths = _model_files(folder)
-    for path, found in zip(paths, threaded_map(hash_one, paths), strict=True):
-        digest.update(f"{path.name} {found}\n".encode())
+    for path, file_hash in zip(paths, threaded_map(hash_path, paths), strict=True):
+        digest.update(f"{path.name} {file_hash}\n".encode())
     return digest.hexdigest()
 
 
@@ -227,12 +227,12 @@ class Source:
         Raises:
             ModelError: a file of weights is broken.
         """
-        own = replace(self, settings={"hash": "hash_language_model"})
-        found = own._read(root)
-        if not isinstance(found, str):
-            found = hash_language_model(self.folder)
-            own._write(root, found)
-        return found
+        note = replace(self, settings={"hash": "hash_language_model"})
+        digest = note._read(root)
+        if not isinstance(digest, str):
+            digest = hash_language_model(self.folder)
+            note._write(root, digest)
+        return digest
 
     def _read(self, root: Path) -> Any:
         """What was recorded for exactly this source; None if there is nothing, or it is damaged."""
@@ -243,10 +243,10 @@ class Source:
                 return note["found"]
         return None
 
-    def _write(self, root: Path, found: Any) -> None:
+    def _write(self, root: Path, value: Any) -> None:
         with contextlib.suppress(OSError):  # a read-only folder, or one without access
             if root.is_dir() and all(self.stamps.values()):
-                note = {"source": self.to_json(), "found": found, "sha256": _sha256(json.dumps(found))}
+                note = {"source": self.to_json(), "found": value, "sha256": _sha256(json.dumps(value))}
                 write_json(self._path(root), note)
 
     @property

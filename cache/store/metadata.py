@@ -268,10 +268,10 @@ class Plan:
         groups = cut(images, shard_bytes // bytes_per_token)
         return tuple(Shard(shard_name(first + number), group) for number, group in enumerate(groups))
 
-    def extended(self, shards: tuple[Shard, ...], again: tuple[PlannedImage, ...] = ()) -> Plan:
+    def extended(self, shards: tuple[Shard, ...], relocated: tuple[PlannedImage, ...] = ()) -> Plan:
         """This plan with one more plan file: new shards, and images of older shards that were found again."""
         new = tuple(image for shard in shards for image in shard.images)
-        return Plan(self.shards + shards, self.num_files + 1, self.images + new + again)
+        return Plan(self.shards + shards, self.num_files + 1, self.images + new + relocated)
 
     def files(self) -> dict[str, tuple[str, Stamp | None]]:
         """The image key and the stamp of each file in which an image was found."""
@@ -322,10 +322,10 @@ def ensure_manifest(folder: Path, fingerprint: Fingerprint, provenance: Mapping[
         check_fingerprint(folder, read_manifest(folder), fingerprint)
 
 
-def check_fingerprint(folder: Path, found: Fingerprint, wanted: Fingerprint) -> None:
-    """Raise CacheMismatch if the cache in a folder has another fingerprint than the wanted one."""
-    if found != wanted:
-        raise CacheMismatch(mismatch_message([found], wanted, f"{folder} was made with other settings"))
+def check_fingerprint(folder: Path, stored: Fingerprint, required: Fingerprint) -> None:
+    """Raise CacheMismatch if the cache in a folder has another fingerprint than the required one."""
+    if stored != required:
+        raise CacheMismatch(mismatch_message([stored], required, f"{folder} was made with other settings"))
 
 
 def read_manifest(folder: Path) -> Fingerprint:
@@ -375,19 +375,19 @@ def read_plan(folder: Path) -> Plan:
     return plan
 
 
-def extend_plan(folder: Path, plan: Plan, shards: Iterable[Shard], again: Sequence[PlannedImage] = ()) -> bool:
+def extend_plan(folder: Path, plan: Plan, shards: Iterable[Shard], relocated: Sequence[PlannedImage] = ()) -> bool:
     """Append to `plan` new shards, and files in which images of older shards were found again.
 
     Returns False if another process has extended the plan meanwhile, so that it must be read again.
     """
-    return create_text(plan_path(folder, plan.num_files), plan_text(shards, again))
+    return create_text(plan_path(folder, plan.num_files), plan_text(shards, relocated))
 
 
-def plan_text(shards: Iterable[Shard], again: Sequence[PlannedImage] = ()) -> str:
+def plan_text(shards: Iterable[Shard], relocated: Sequence[PlannedImage] = ()) -> str:
     """A plan file as JSON, one shard per line, that begins with a checksum of what follows it."""
     lines = ",\n".join(f"    {json.dumps({'name': shard.name, **_columns(shard.images)})}" for shard in shards)
-    found = f'  "found_again": {json.dumps(_columns(again))},\n' if again else ""
-    body = f'  "format_version": {FORMAT_VERSION},\n{found}  "shards": [\n{lines}\n  ]\n}}\n'
+    relocated_line = f'  "found_again": {json.dumps(_columns(relocated))},\n' if relocated else ""
+    body = f'  "format_version": {FORMAT_VERSION},\n{relocated_line}  "shards": [\n{lines}\n  ]\n}}\n'
     return checksum_line(body.encode()) + body
 
 
@@ -448,8 +448,8 @@ def read_plan_file(path: Path) -> tuple[tuple[Shard, ...], tuple[PlannedImage, .
     """
     try:
         value = _PLAN_FILE.validate_python(_read_checked(path))
-        again = value.found_again.rows() if value.found_again else ()
-        return tuple(Shard(shard.name, shard.rows()) for shard in value.shards), again
+        relocated = value.found_again.rows() if value.found_again else ()
+        return tuple(Shard(shard.name, shard.rows()) for shard in value.shards), relocated
     except PARSE_ERRORS as error:
         raise broken(path, error) from None
 
@@ -477,12 +477,14 @@ def read_quarantine(folder: Path) -> dict[str, str]:
         raise broken(folder / QUARANTINE, error, f"write it again with: {BUILD_COMMAND}") from None
 
 
-def mismatch_message(others: list[Fingerprint], wanted: Fingerprint, what: str) -> str:
-    """A message that begins with `what` and names the fields in which the most similar of `others` differs."""
-    closest = min(others, key=lambda other: len(wanted.differences(other)))
-    found = wanted.differences(closest)
-    lines = [f"  {name}: this run {mine!r}, that cache {theirs!r}" for name, mine, theirs in found[:NUM_DIFFERENCES]]
-    more = [f"  and {len(found) - NUM_DIFFERENCES} more"] if len(found) > NUM_DIFFERENCES else []
-    head = f"{what}; {closest.folder_name} differs in"
+def mismatch_message(stored: list[Fingerprint], required: Fingerprint, problem: str) -> str:
+    """A message that begins with `problem` and names the fields in which the most similar of `stored` differs."""
+    closest = min(stored, key=lambda fingerprint: len(required.differences(fingerprint)))
+    differing = required.differences(closest)
+    lines = [
+        f"  {name}: this run {mine!r}, that cache {theirs!r}" for name, mine, theirs in differing[:NUM_DIFFERENCES]
+    ]
+    more = [f"  and {len(differing) - NUM_DIFFERENCES} more"] if len(differing) > NUM_DIFFERENCES else []
+    head = f"{problem}; cache {closest.folder_name} differs in"
     advice = f"Change the run file back, or build a cache for this run with: {BUILD_COMMAND}"
     return "\n".join([head, *lines, *more, advice])

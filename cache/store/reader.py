@@ -84,19 +84,19 @@ class Index:
     @classmethod
     def from_receipts(cls, folder: Path, fingerprint: str) -> Index:
         """The index of the receipts in a cache folder; of several shards with an image the last counts."""
-        found = file_stats(folder / RECEIPTS, ".json")  # first, so that a receipt replaced meanwhile is noticed
+        stats = file_stats(folder / RECEIPTS, ".json")  # first, so that a receipt replaced meanwhile is noticed
         shards: list[str] = []
         failed: dict[str, Failure] = {}
         tables = []
         for number, receipt in enumerate(read_receipts(folder)):
             if receipt.fingerprint != fingerprint:
-                path, other = receipt_path(folder, receipt.shard), shown(receipt.fingerprint[:16])
-                raise CacheCorrupt(f"{path} belongs to another cache ({other}); run: {REPAIR_COMMAND}")
+                path, other_cache = receipt_path(folder, receipt.shard), shown(receipt.fingerprint[:16])
+                raise CacheCorrupt(f"{path} belongs to another cache ({other_cache}); run: {REPAIR_COMMAND}")
             tables.append(_columns(number, receipt))
             failed |= receipt.failed
             shards.append(receipt.shard)
-        index = cls(_joined(tables) | _stamps(found, shards), shards, {})
-        return replace(index, failed={key: why for key, why in failed.items() if index.find(key) is None})
+        index = cls(_joined(tables) | _stamps(stats, shards), shards, {})
+        return replace(index, failed={key: failure for key, failure in failed.items() if index.find(key) is None})
 
     def __len__(self) -> int:
         return len(self.columns["prefix"])
@@ -148,9 +148,9 @@ class Index:
 
     def is_current(self, folder: Path) -> bool:
         """Whether the receipts in a folder are those that the index was made from."""
-        found = file_stats(folder / RECEIPTS, ".json")
-        stamps = _stamps(found, self.shards)
-        return len(found) == len(self.shards) and all(
+        stats = file_stats(folder / RECEIPTS, ".json")
+        stamps = _stamps(stats, self.shards)
+        return len(stats) == len(self.shards) and all(
             np.array_equal(stamp, self.columns[name]) for name, stamp in stamps.items()
         )
 
@@ -158,7 +158,7 @@ class Index:
 def write_index(folder: Path, fingerprint: str) -> None:
     """Write the index file of a cache from its receipts."""
     index = Index.from_receipts(folder, fingerprint)
-    texts = {"shards": index.shards, "failed": {key: asdict(why) for key, why in index.failed.items()}}
+    texts = {"shards": index.shards, "failed": {key: asdict(failure) for key, failure in index.failed.items()}}
     with atomic_write(folder / INDEX) as temporary:
         columns = index.columns | {
             name: np.frombuffer(json.dumps(value).encode(), np.uint8) for name, value in texts.items()
@@ -224,13 +224,13 @@ def _joined(tables: list[Columns]) -> Columns:
     is_last = np.ones(len(words), bool)
     is_last[:-1] = (words[1:] != words[:-1]).any(axis=1)
     kept = order[is_last]
-    found = {name: column if name in SHARD_COLUMNS else column[kept] for name, column in columns.items()}
-    return found | {"prefix": words[is_last, 0].copy()}
+    unique = {name: column if name in SHARD_COLUMNS else column[kept] for name, column in columns.items()}
+    return unique | {"prefix": words[is_last, 0].copy()}
 
 
-def _stamps(found: dict[str, os.stat_result], shards: Sequence[str]) -> Columns:
+def _stamps(stat_of: dict[str, os.stat_result], shards: Sequence[str]) -> Columns:
     """Size and modification time of each shard's receipt, 0 where it is missing."""
-    stats = [found.get(shard) for shard in shards]
+    stats = [stat_of.get(shard) for shard in shards]
     return {
         "receipt_bytes": np.array([stat.st_size if stat else 0 for stat in stats], np.uint64),
         "receipt_time_ns": np.array([stat.st_mtime_ns if stat else 0 for stat in stats], np.int64),
@@ -239,13 +239,13 @@ def _stamps(found: dict[str, os.stat_result], shards: Sequence[str]) -> Columns:
 
 def file_stats(folder: Path, suffix: str) -> dict[str, os.stat_result]:
     """Stats of the files in a folder, by name without `suffix`, which they must have; none if the folder is missing."""
-    found = {}
+    stats = {}
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.endswith(suffix):
                 with contextlib.suppress(FileNotFoundError):  # removed after it was listed
-                    found[entry.name.removesuffix(suffix)] = entry.stat()
-    return found
+                    stats[entry.name.removesuffix(suffix)] = entry.stat()
+    return stats
 
 
 class VisionCache:
@@ -334,8 +334,8 @@ class VisionCache:
         row = self.index.find(key)
         if row is None:
             failure = self.failed.get(key)
-            why = f"it is quarantined: {failure.reason}" if failure else f"build the cache with: {BUILD_COMMAND}"
-            raise FeaturesMissing(f"no features of image {key} in {self.folder}; {why}")
+            advice = f"it is quarantined: {failure.reason}" if failure else f"build the cache with: {BUILD_COMMAND}"
+            raise FeaturesMissing(f"no features of image {key} in {self.folder}; {advice}")
         return self.index.entry(row)
 
     def _read(self, key: str, pin: bool) -> torch.Tensor:
@@ -343,16 +343,16 @@ class VisionCache:
 
         pin = pin and torch.cuda.is_available()
         shard, entry = self.entry(key)
-        expected = entry.num_tokens * self.fingerprint.bytes_per_token
-        if expected != entry.size_bytes:
-            raise self._corrupt(shard, key, f"have {entry.size_bytes:,} bytes in the receipt, expected {expected:,}")
+        num_bytes = entry.num_tokens * self.fingerprint.bytes_per_token
+        if num_bytes != entry.size_bytes:
+            raise self._corrupt(shard, key, f"have {entry.size_bytes:,} bytes in the receipt, expected {num_bytes:,}")
         if entry.offset + entry.size_bytes > self.index.shard_bytes[shard]:  # before memory is taken for them
             raise self._corrupt(shard, key, "are truncated")
         content = torch.empty(entry.size_bytes, dtype=torch.uint8, pin_memory=pin)
         buffer = raw_bytes(content)
         self._fill(buffer, shard, entry.offset, key)
         if xxhash.xxh3_64_hexdigest(buffer) != entry.xxh3_64:
-            raise self._corrupt(shard, key, "do not have the checksum in the receipt")
+            raise self._corrupt(shard, key, "do not match the checksum in the receipt")
         stored = self.fingerprint.tensors
         parts = torch.split(content, [entry.num_tokens * tensor.bytes_per_token for tensor in stored])
         tensors = (
@@ -418,26 +418,28 @@ def find_cache(root: Path, fingerprint: Fingerprint) -> VisionCache:
         CacheMismatch: all caches below `root` have other fingerprints; the message names the fields that differ.
         CacheError: `root` has no caches.
     """
-    what = f"no cache in {located(root)} fits this model and these pixels"
+    problem = f"no cache in {located(root)} fits this model and these pixels"
     folder = root / fingerprint.folder_name
     if (folder / MANIFEST).exists():
-        found = read_manifest(folder)
-        check_fingerprint(folder, found, fingerprint)
-        return VisionCache(folder, found)
-    others = []
+        stored = read_manifest(folder)
+        check_fingerprint(folder, stored, fingerprint)
+        return VisionCache(folder, stored)
+    fingerprints = []
     for path in sorted(root.glob(f"*/{MANIFEST}")):  # of any format version
         with contextlib.suppress(OSError, *PARSE_ERRORS):
-            others.append(Fingerprint.from_json(read_json(path)["fingerprint"]))
-    if others:
-        raise CacheMismatch(mismatch_message(others, fingerprint, what))
+            fingerprints.append(Fingerprint.from_json(read_json(path)["fingerprint"]))
+    if fingerprints:
+        raise CacheMismatch(mismatch_message(fingerprints, fingerprint, problem))
     raise CacheError(f"no cache in {located(root)}; build it with: {BUILD_COMMAND}")
 
 
 def _check_sizes(folder: Path, index: Index) -> None:
     """Compare the size of each shard with its receipt: lists one folder and opens no shard."""
-    found = file_stats(folder / SHARDS, ".safetensors")
-    for shard, expected in index.shard_bytes.items():
-        size = found[shard].st_size if shard in found else None
-        if size != expected:
-            state = "is missing" if size is None else f"has {size:,} bytes, expected {expected:,} (from its receipt)"
+    stats = file_stats(folder / SHARDS, ".safetensors")
+    for shard, receipt_bytes in index.shard_bytes.items():
+        size = stats[shard].st_size if shard in stats else None
+        if size != receipt_bytes:
+            state = (
+                "is missing" if size is None else f"has {size:,} bytes, expected {receipt_bytes:,} (from its receipt)"
+            )
             raise CacheCorrupt(f"{shard_path(folder, shard)} {state}; run: {REPAIR_COMMAND}")

@@ -78,10 +78,10 @@ def _leak_example(item: Item) -> str:
 
 def find_leaks(corpus: Corpus, questions: Sequence[QuestionAnswer]) -> list[Leak]:
     """What every two files share, of those that share images."""
-    asked: dict[str, set[object]] = {file.name: set() for file in corpus.files}
+    questions_in: dict[str, set[object]] = {file.name: set() for file in corpus.files}
     for question in questions:
         if question.images:
-            asked[question.file].add((question.images, question.question))
+            questions_in[question.file].add((question.images, question.question))
     names_in = {file.name: _names(corpus, file) for file in corpus.files}
     leaks = []
     for file, other in combinations(names_in, 2):
@@ -94,7 +94,7 @@ def find_leaks(corpus: Corpus, questions: Sequence[QuestionAnswer]) -> list[Leak
                 share(len(shared), len(names)),
                 share(len(shared), len(other_names)),
                 sum(names[image].isdisjoint(other_names[image]) for image in shared),
-                len(asked[file] & asked[other]),
+                len(questions_in[file] & questions_in[other]),
                 tuple(
                     {"image": image, "names": sorted(names[image]), "other_names": sorted(other_names[image])}
                     for image in shared

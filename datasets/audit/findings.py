@@ -164,7 +164,11 @@ def find_image_problems(corpus: Corpus) -> list[Finding]:
         ),
         *find("broken", "error", "cannot be encoded", lambda info: "" if info.is_missing else info.problem),
         *find("odd", "warning", "of an odd size", _oddity),
-        *(one for trait, (level, says) in TRAITS.items() for one in find(trait, level, says, partial(_noted, trait))),
+        *(
+            finding
+            for trait, (level, says) in TRAITS.items()
+            for finding in find(trait, level, says, partial(_trait_note, trait))
+        ),
         *findings_from(
             "copies",
             "note",
@@ -181,7 +185,7 @@ def _oddity(info: ImageInfo) -> str:
     return f"{width} x {height} pixels, less than {MIN_SIDE} on a side" if is_odd else ""
 
 
-def _noted(trait: Trait, info: ImageInfo) -> str:
+def _trait_note(trait: Trait, info: ImageInfo) -> str:
     header = info.header
     return f"{header.format}, mode {header.mode}" if header and trait in header.traits else ""
 
@@ -212,23 +216,29 @@ IMAGE_TAG = re.compile(rf"<(?:image|video|audio)>|{MARKUP}", re.IGNORECASE)
 def find_texts(corpus: Corpus, questions: Sequence[QuestionAnswer]) -> list[Finding]:
     """Find texts that are wrong by themselves."""
 
-    missing = [(_missing(asked), asked.origin) for asked in questions]
-    spaces = ((asked.answer, asked.origin) for asked in questions if asked.answer != asked.answer.strip())
+    missing = [(_missing(pair), pair.origin) for pair in questions]
+    spaces = ((pair.answer, pair.origin) for pair in questions if pair.answer != pair.answer.strip())
     short = (
-        (asked.question, asked.origin) for asked in questions if len(asked.question.split()) < 2 and not _missing(asked)
+        (pair.question, pair.origin) for pair in questions if len(pair.question.split()) < 2 and not _missing(pair)
     )
-    empty = ((asked.answer, asked.origin) for asked in questions if not any(map(str.isalnum, asked.answer)))
+    empty = ((pair.answer, pair.origin) for pair in questions if not any(map(str.isalnum, pair.answer)))
     return [
         *_find("answer-spaces", "with spaces or line breaks around the answer, which models learn", spaces),
         *_find("missing-values", "with a missing value written as text", missing),
         *_find("short-questions", "of fewer than two words", short),
         *_find("empty-answers", "with an answer without a letter or a digit", empty),
-        *_find("special-tokens", "with what looks like a special token of another model", _with(SPECIAL_TOKEN, corpus)),
-        *_find("image-marks", "with an image tag in its text, which would be read as text", _with(IMAGE_TAG, corpus)),
+        *_find(
+            "special-tokens",
+            "with what looks like a special token of another model",
+            _texts_with(SPECIAL_TOKEN, corpus),
+        ),
+        *_find(
+            "image-marks", "with an image tag in its text, which would be read as text", _texts_with(IMAGE_TAG, corpus)
+        ),
     ]
 
 
-def _with(mark: re.Pattern[str], corpus: Corpus) -> Iterator[tuple[str, str]]:
+def _texts_with(mark: re.Pattern[str], corpus: Corpus) -> Iterator[tuple[str, str]]:
     """The texts with a mark and their places; a question that has it twice counts once."""
     for file in corpus.files:
         for record in file.records:
@@ -256,12 +266,12 @@ def _text_example(item: Item) -> str:
     return f"{quoted(item['text'])} ({item['places'][0]}{more})"
 
 
-def _missing(asked: QuestionAnswer) -> str:
-    question, answer = asked.question.strip().casefold(), asked.answer.strip().casefold()
-    return f"{asked.question} {asked.answer}" if question in NO_QUESTION or answer in MISSING else ""
+def _missing(pair: QuestionAnswer) -> str:
+    question, answer = pair.question.strip().casefold(), pair.answer.strip().casefold()
+    return f"{pair.question} {pair.answer}" if question in NO_QUESTION or answer in MISSING else ""
 
 
-def same_labels(answer: str) -> tuple[str, ...]:
+def normal_labels(answer: str) -> tuple[str, ...]:
     """The labels of an answer, equal for answers that differ only in case, spaces, order or a final full stop."""
     labels = (" ".join(label.split()) for label in answer.casefold().rstrip(".; ").split(";"))
     return tuple(sorted(set(labels)))
@@ -291,7 +301,7 @@ def find_repeats(questions: Iterable[QuestionAnswer]) -> list[Finding]:
 
 def _all_agree(group: Sequence[QuestionAnswer]) -> bool:
     """Whether every two of them have a correct answer in common."""
-    accepted = {frozenset(map(same_labels, question.accepted)) for question in group}
+    accepted = {frozenset(map(normal_labels, question.accepted)) for question in group}
     return not any(first.isdisjoint(second) for first, second in combinations(accepted, 2))
 
 
@@ -301,7 +311,7 @@ def _repeat(group: Sequence[QuestionAnswer]) -> Item:
 
 
 def _repeat_example(item: Item) -> str:
-    answers = ", ".join(f"{quoted(each['answer'], 40)} ({each['place']})" for each in item["answers"][:4])
+    answers = ", ".join(f"{quoted(answer['answer'], 40)} ({answer['place']})" for answer in item["answers"][:4])
     return f"{shown(item['question'], 60)} about {shown(item['image'], 40)}: {answers}"
 
 

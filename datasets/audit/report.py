@@ -46,7 +46,7 @@ def to_text(audit: Audit, more: Sequence[str] = ()) -> str:
         *more,
         _per_image(audit),
         table(*size_lines(audit)) if audit.image_sizes else "",
-        "\n".join([BASELINE, *(f"  {baseline.text()}" for baseline in audit.baselines)]),
+        "\n".join([BASELINE, *(f"  {baseline.text()}" for baseline in audit.baselines)]) if audit.num_questions else "",
         _questions(audit),
     ]
     return "\n" + "\n\n".join(part for part in parts if part) + "\n"
@@ -111,32 +111,32 @@ def size_lines(audit: Audit, most: int = NUM_SIZES) -> tuple[Sequence[str], list
     """Return header and lines of a table of the most frequent image sizes."""
     lines = [(f"{width} x {height}", f"{images:,}") for (width, height), images in audit.image_sizes.items()]
     if len(lines) > most:
-        rest = sum(list(audit.image_sizes.values())[most:])
-        lines = [*lines[:most], (count(len(lines) - most, "other size"), f"{rest:,}")]
+        num_images = sum(list(audit.image_sizes.values())[most:])
+        lines = [*lines[:most], (count(len(lines) - most, "other size"), f"{num_images:,}")]
     return ("image size", "images"), list(lines)
 
 
 def _questions(audit: Audit) -> str:
     lines = [
         (
-            shown(each.question, 72),
-            f"{each.num_asked:,}",
-            f"{each.num_answers:,}",
-            shown(each.majority, 40),
-            f"{each.majority_share:.1%}",
+            shown(question.question, 72),
+            f"{question.num_asked:,}",
+            f"{question.num_answers:,}",
+            shown(question.majority, 40),
+            f"{question.majority_share:.1%}",
         )
-        for each in asked_again(audit)[:NUM_QUESTIONS]
+        for question in repeated_questions(audit)[:NUM_QUESTIONS]
     ]
     more = audit.num_distinct_questions - len(lines)
     if not lines:
-        return f"{count(more, 'question')} asked once each"
+        return f"{count(more, 'question')} asked once each" if more else ""
     text = table(("question", "asked", "answers", "majority", "share"), lines)
     return f"{text}\nand {count(more, 'other question')}" if more else text
 
 
-def asked_again(audit: Audit) -> list[Vocabulary]:
+def repeated_questions(audit: Audit) -> list[Vocabulary]:
     """Return the questions that are asked more than once; the others have no majority."""
-    return [each for each in audit.questions if each.num_asked > 1]
+    return [question for question in audit.questions if question.num_asked > 1]
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ def to_page(audit: Audit, sections: Sequence[Section] = (), sheet: Sequence[Thum
         summary=summary(audit),
         files=file_lines(audit),
         sections=sections,
-        asked_again=asked_again(audit)[:NUM_DRAWN],
+        repeated_questions=repeated_questions(audit)[:NUM_DRAWN],
         size_table=size_lines(audit),
         all_sizes=size_lines(audit, len(audit.image_sizes)),
         sizes=plots.to_svg(plots.points(audit.image_sizes, "width, pixels", "height, pixels"), sizes)

@@ -130,8 +130,8 @@ def _remove_tags(messages: Sequence[Message], origin: str) -> tuple[list[Message
     without, num_tags, after_question = [], 0, False
     for number, message in enumerate(messages, start=1):
         content = message.content if message.has_tags and isinstance(message.content, str) else ""
-        if other := next((tag for tag in OTHER_TAGS if tag in content and message.role == USER), None):
-            raise RecordsError(f"{origin}: {other} in message {number}; {OTHER_TAGS[other]}")
+        if foreign_tag := next((tag for tag in OTHER_TAGS if tag in content and message.role == USER), None):
+            raise RecordsError(f"{origin}: {foreign_tag} in message {number}; {OTHER_TAGS[foreign_tag]}")
         if TAG in content:
             if message.role != USER or after_question:
                 raise RecordsError(f"{origin}: {TAG} in message {number}, of the {message.role}; {MOVE_IMAGES}")
@@ -155,8 +155,8 @@ def _to_turns(
         if message.role == SYSTEM:
             raise RecordsError(f"{where} is a system text; expected it first, or under `system`")
         if message.role != (ASSISTANT if number % 2 else USER):
-            wanted = "an answer of the assistant" if number % 2 else "a question of the user"
-            raise RecordsError(f"{where} has the role {message.role}; expected {wanted}, the two alternate")
+            turn = "an answer of the assistant" if number % 2 else "a question of the user"
+            raise RecordsError(f"{where} has the role {message.role}; expected {turn}, the two alternate")
     if not messages:
         raise RecordsError(f"{origin}: it has no messages; expected at least one question and answer")
     is_open = len(messages) % 2 == 1
@@ -204,8 +204,8 @@ def _conversations(record: Record) -> Row:
 
 def _with_tags(record: Record, between: str = "") -> list[Turn]:
     """The turns with an image tag for each image before the first question, each followed by `between`."""
-    first, *others = record.turns
-    return [replace(first, question=add_tags(first.question, len(record.images), between)), *others]
+    first, *later = record.turns
+    return [replace(first, question=add_tags(first.question, len(record.images), between)), *later]
 
 
 IMAGE_KEYS = ("path", "url", "image")
@@ -255,8 +255,8 @@ def _part(part: Any, role: str, where: str, finder: Finder) -> tuple[str, Any]:
     """Return "text" or "image", and the text or the image reference; `where` is the message."""
     name = part.get("type") if isinstance(part, dict) else None
     if not isinstance(name, str) or name not in ALLOWED_KEYS:
-        what = f"{kind(part)}, of type {shown(name)}" if name else kind(part)
-        raise RecordsError(f"{where} has a part that is {what}; expected one of type {', '.join(ALLOWED_KEYS)}")
+        description = f"{kind(part)}, of type {shown(name)}" if name else kind(part)
+        raise RecordsError(f"{where} has a part that is {description}; expected one of type {', '.join(ALLOWED_KEYS)}")
     for value in (part, part.get("image_url")):
         refuse_pixel_limits(value, f"{where} has a part with")
     if unknown := [key for key, value in part.items() if key not in ALLOWED_KEYS[name] and value is not None]:

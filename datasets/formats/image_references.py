@@ -153,8 +153,8 @@ class Finder:
             return text(value, key, origin)
         if not self.coerce:
             raise RecordsError(
-                f"{origin}: `{key}` must be text that is not empty, got {json.dumps(value)}; put it into quotes, or "
-                "let this write it as text: lookonce data convert RECORDS OUT --coerce-answers"
+                f"{origin}: `{key}` must be text that is not empty, got {json.dumps(value)}; put it into quotes, "
+                "or write it as text with: lookonce data convert RECORDS OUT --coerce-answers"
             )
         self.num_coerced += 1
         return json.dumps(value)
@@ -166,8 +166,8 @@ class Finder:
         """
         if (key := f"id {name}") not in self._known:
             paths = (self._path(f"{folder}{name}{suffix}") for folder in ID_FOLDERS for suffix in ID_SUFFIXES)
-            if found := next((path for path in paths if os.pardir not in path.parts and os.path.isfile(path)), None):
-                self._known[key] = found
+            if file := next((path for path in paths if os.pardir not in path.parts and os.path.isfile(path)), None):
+                self._known[key] = file
         return self._known.get(key)
 
     def _keep(self, data: bytes, origin: str) -> Path:
@@ -250,11 +250,11 @@ MARK = re.compile(
 
 def remove_tags(question: str, origin: str) -> tuple[str, int]:
     """A question without the tags at its ends, and their number; raises RecordsError if a tag is between its words."""
-    rest = question[match.end() :] if (match := LEADING.match(question)) else question
-    rest = _without_last_tags(rest)
-    if TAG in rest:
+    without_tags = question[match.end() :] if (match := LEADING.match(question)) else question
+    without_tags = _without_last_tags(without_tags)
+    if TAG in without_tags:
         raise RecordsError(f"{origin}: {TAG} in the middle of the first question; {MOVE_IMAGES}")
-    return rest, question.count(TAG)
+    return without_tags, question.count(TAG)
 
 
 def _without_last_tags(text: str) -> str:

@@ -81,8 +81,8 @@ class Record:
             return self
         if self.context.text is None:
             return replace(self, turns=(*self.known, *self.turns), context=None)
-        first, *others = self.turns
-        return replace(self, turns=(replace(first, question=self.context.text), *others), context=None)
+        first, *later = self.turns
+        return replace(self, turns=(replace(first, question=self.context.text), *later), context=None)
 
     @property
     def num_given(self) -> int:
@@ -101,7 +101,7 @@ class Record:
         return tuple(texts) if texts and nfc(texts[0]) == self.turns[0].in_nfc.answer else ()
 
 
-def respelt(names: Iterable[str]) -> str:
+def rename_advice(names: Iterable[str]) -> str:
     """What to say of names that are usual ones but for capitals, spaces and hyphens; empty if there are none."""
     usual = {name: re.sub(r"[\s-]+", "_", name.strip().lower()) for name in names if name not in KEYS}
     renamed = [f"`{one_line(name)}` to `{key}`" for name, key in usual.items() if key in KEYS]
@@ -234,7 +234,7 @@ def need(row: Row, key: str, origin: str) -> Any:
 
 def keys_of(row: Row) -> str:
     """The keys of a row in a message, with the names of those to rename."""
-    return f"{shown(sorted(row))}{respelt(row)}"
+    return f"{shown(sorted(row))}{rename_advice(row)}"
 
 
 def is_utf8(value: str) -> bool:

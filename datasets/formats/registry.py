@@ -137,7 +137,7 @@ def _answers(value: Any, key: str, finder: Finder, origin: str) -> tuple[str, di
     """The answer to train on, and the references if there are several answers."""
     if not isinstance(value, list) or key == ANSWER_NAMES[0]:
         return finder.answer(value, key, origin), {}
-    answers = [finder.answer(one, key, origin) for one in value]
+    answers = [finder.answer(answer, key, origin) for answer in value]
     if not answers:
         raise RecordsError(f"{origin}: `{key}` must be text that is not empty, got an empty list")
     ordered = [answer for answer, _ in Counter(answers).most_common()]
@@ -155,9 +155,9 @@ def _with_references(metadata: dict[str, Any], finder: Finder, origin: str) -> d
 
 def write_flat(record: Record, images: list[str]) -> Row:
     """Write one question about one image, and metadata as further keys; raises RecordsError if the record has more."""
-    for number, what in ((len(images), "image"), (len(record.turns), "question")):
+    for number, unit in ((len(images), "image"), (len(record.turns), "question")):
         if number != 1:
-            raise RecordsError(f"it holds one {what} a record, and this one has {number}")
+            raise RecordsError(f"it holds one {unit} a record, and this one has {number}")
     if record.system is not None:
         raise RecordsError("it cannot hold a system text")
     turn = {"question": record.turns[0].question, "answer": record.turns[0].answer}

@@ -34,7 +34,7 @@ OWN_METADATA = ("img_id", "official_split", "references", "original")
 
 def _is_relative(pattern: str) -> str:
     if pattern.startswith("/") or ".." in Path(pattern).parts:
-        raise ValueError("must lead downwards from the source's folder")
+        raise ValueError("must be a path below the source's folder, without `..`")
     return pattern
 
 
@@ -93,7 +93,7 @@ class SharesSection(Section):
     test: Share = 0.15
 
     @model_validator(mode="after")
-    def _something_is_left(self) -> SharesSection:
+    def _shares_fit(self) -> SharesSection:
         if self.val + self.test > 1:
             raise ValueError(f"val and test are {self.val + self.test:g} together; at most 1, and train is the rest")
         return self

@@ -148,7 +148,7 @@ def find_complete(folder: Path, settings: dict[str, Any]) -> Prepared | None:
         return None
     report = read_object(folder / REPORT)
     if not isinstance(recorded := report.get("settings"), dict):
-        raise UsageError(f"{folder / REPORT} is cut, or no report of lookonce data prepare; choose another folder")
+        raise UsageError(f"{folder / REPORT} is damaged, or of another program; choose another folder")
     if differing := differences(recorded, json.loads(json.dumps(settings, default=str))):  # as it is read back
         shown = "\n".join(f"  {name}: {there!r} there, {now!r} now" for name, there, now in differing[:5])
         raise UsageError(
@@ -183,8 +183,7 @@ def open_source(definition: Definition, options: Options, notify: Notify) -> Sou
                 f"{definition.name} is not downloaded: get it from {definition.homepage or 'its publishers'}, unpack "
                 "it, and name its folder with --source DIR"
             )
-        own = definition.hub if definition.hub and name in (None, definition.hub.id) else None
-        hub = own or HubSection(id=str(name))
+        hub = definition.hub if definition.hub and name in (None, definition.hub.id) else HubSection(id=str(name))
         source = download_source(hub, definition, options.revision, options.image_root)
         licence = f", licence on the Hub: {source.licence}" if source.licence else ""
         notify(f"{hub.id} at commit {source.revision}{licence}; to get the same again: --revision {source.revision}")

@@ -75,9 +75,9 @@ def parquet_rows(path: Path, name: str, definition: Definition) -> Iterator[RawR
     with open_parquet(path) as file:
         schema, image_columns_of = file.schema_arrow, image_columns(file.schema_arrow)
         image = next((image_columns_of[column] for column in columns.image if column in image_columns_of), None)
-        kept = {image.name if image else "", *(one for names_of in columns.metadata.values() for one in names_of)}
-        unread = dict.fromkeys(one for one in byte_columns(schema) if one not in kept)
-        names = [one for one in schema.names if one not in unread]
+        kept = {image.name if image else "", *(column for names_of in columns.metadata.values() for column in names_of)}
+        unread = dict.fromkeys(column for column in byte_columns(schema) if column not in kept)
+        names = [column for column in schema.names if column not in unread]
         for number, row in enumerate(read_rows(file, names, image=image)):
             values = unread | row.values | ({image.name: row.image_path} if image else {})
             yield RawRow(values, row.image, f"{name}/{number}")
@@ -153,10 +153,10 @@ def find_source(path: Path, definition: Definition, image_root: Path | None = No
         raise UsageError(f"--image-root {image_root} is not a folder")
     root = path.parent if path.is_file() else path
     names_of: dict[str, list[str]] = {}
-    for file in [path] if path.is_file() else (one for one in files_below(path) if one.name not in NOT_ROWS):
-        if format := next((each for each, suffixes in FORMATS.items() if file.suffix.lower() in suffixes), ""):
+    for file in [path] if path.is_file() else (file for file in files_below(path) if file.name not in NOT_ROWS):
+        if format := next((name for name, suffixes in FORMATS.items() if file.suffix.lower() in suffixes), ""):
             names_of.setdefault(format, []).append(file.relative_to(root).as_posix())
-    chosen = next((each for each in FORMATS if each in names_of), None)
+    chosen = next((name for name in FORMATS if name in names_of), None)
     if chosen is None:
         if path.is_file():
             kind_of_file(path)  # its error says what another file is
@@ -171,7 +171,9 @@ def find_source(path: Path, definition: Definition, image_root: Path | None = No
         # Local copies may have another layout than the definition says.
         files={name: (root / name).stat().st_size for name in matching or names},
         image_roots=tuple(dict.fromkeys(folder for folder in (image_root, root) if folder is not None)),
-        ignored=tuple(sorted(name for each, names in names_of.items() if each != chosen for name in names)),
+        ignored=tuple(
+            sorted(name for other_format, names in names_of.items() if other_format != chosen for name in names)
+        ),
     )
 
 
@@ -252,7 +254,7 @@ class ImageFinder:
 
     def find(self, values: Mapping[str, Any]) -> Path | None:
         """The image of a row, or None; the path may lead into an archive."""
-        names = tuple(name for name in (_fill(each, values) for each in self._patterns) if name)
+        names = tuple(name for name in (_fill(pattern, values) for pattern in self._patterns) if name)
         if names not in self._found:
             below = ((root, Path(os.path.normpath(root / name))) for name in names for root in self._roots)
             paths = (path for root, path in below if path.is_relative_to(root))
@@ -288,11 +290,11 @@ def extract(source: Source, definition: Definition, images: Path) -> tuple[list[
             rows.append(row)
         for path, data in read_many(rows_of):
             if isinstance(data, ImageError):
-                found: dict[str, Any] = {"problem": str(data)}
+                image: dict[str, Any] = {"problem": str(data)}
             else:
-                found = store.add(data, _stem(rows[rows_of[path][0]], path.name))._asdict()
+                image = store.add(data, _stem(rows[rows_of[path][0]], path.name))._asdict()
             for number in rows_of[path]:
-                rows[number] = replace(rows[number], **found)
+                rows[number] = replace(rows[number], **image)
         store.finish()
     return rows, columns
 
@@ -306,8 +308,8 @@ def _row_of(raw: RawRow, part: str, definition: Definition) -> tuple[Row, dict[s
         image_id = without_suffix(image)
     metadata = {name: _first(values, names) for name, names in columns.metadata.items()}
     row = Row(
-        question=text_of(_wanted(raw, columns.question, "question")),
-        answer=text_of(_wanted(raw, columns.answer, "answer")),
+        question=text_of(_required(raw, columns.question, "question")),
+        answer=text_of(_required(raw, columns.answer, "answer")),
         key="",
         image_id=image_id,
         split=part_of(text_of(_first(values, columns.split))) or part,
@@ -328,11 +330,11 @@ def _has(values: Mapping[str, Any], name: str) -> bool:
     return name in values or (not name.isascii() and nfc(name) in map(nfc, values))
 
 
-def _wanted(raw: RawRow, names: Sequence[str], what: str) -> Any:
+def _required(raw: RawRow, names: Sequence[str], key: str) -> Any:
     if not any(_has(raw.values, name) for name in names):
         raise RecordsError(
             f"{raw.origin}: expected a column {' or '.join(f'`{name}`' for name in names)}, got {sorted(raw.values)}; "
-            f"name it in the dataset's YAML file: columns: {{{what}: NAME}}"
+            f"name it in the dataset's YAML file: columns: {{{key}: NAME}}"
         )
     return _first(raw.values, names)
 

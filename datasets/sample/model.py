@@ -166,11 +166,11 @@ def make_config(size: str, ids: dict[str, int], family: Family = DEFAULT) -> Any
     """Return the configuration of one of the family's sizes for a tokenizer with these special token ids."""
     if family.model_type not in CONFIG_MAPPING:
         raise family.missing(f"models of type {family.model_type}")
-    wanted = family.sizes[size]
-    text, vision = dict(wanted.text), dict(wanted.vision)
+    shape = family.sizes[size]
+    text, vision = dict(shape.text), dict(shape.vision)
     vocab_size = math.ceil((max(ids.values()) + 1) / 64) * 64
     text["vocab_size"] = max(vocab_size, text.get("vocab_size", 0))
-    text["tie_word_embeddings"] = wanted.tied
+    text["tie_word_embeddings"] = shape.tied
     text["pad_token_id"] = ids["<|endoftext|>"]
     text |= {name: ids["<|im_end|>"] for name in ("bos_token_id", "eos_token_id") if name in text}
     vision[family.feature_size] = text["hidden_size"]
@@ -183,7 +183,7 @@ def make_config(size: str, ids: dict[str, int], family: Family = DEFAULT) -> Any
         "pad_token_id": ids["<|endoftext|>"],
     }
     config_class: Any = CONFIG_MAPPING[family.model_type]
-    return config_class(text_config=text, vision_config=vision, tie_word_embeddings=wanted.tied, **special)
+    return config_class(text_config=text, vision_config=vision, tie_word_embeddings=shape.tied, **special)
 
 
 def random_model(config: Any, seed: int, dtype: torch.dtype, device: str = "cpu") -> PreTrainedModel:

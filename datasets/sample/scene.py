@@ -100,10 +100,10 @@ class Scene:
 def shuffled_cycle(rng: random.Random, values: Sequence[Value]) -> Iterator[Value]:
     """Values in a shuffled order, shuffled again when they run out, so that each comes equally often."""
     while True:
-        left = list(values)
-        rng.shuffle(left)
-        while left:
-            yield left.pop()
+        remaining = list(values)
+        rng.shuffle(remaining)
+        while remaining:
+            yield remaining.pop()
 
 
 KINDS = ("normal",) * 24 + ("polyps",) * 18 + ("inflamed",) * 9 + ("instrument",) * 13

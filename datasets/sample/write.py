@@ -113,7 +113,7 @@ def write_sample(
         UsageError: the folder holds something else, or `model` or `tokenizer` cannot be used.
     """
     num_images = num_images or (STAGED_IMAGES if stages else NUM_IMAGES)
-    wanted = {
+    settings = {
         "seed": seed,
         "model": model,
         "family": family,
@@ -124,10 +124,10 @@ def write_sample(
         "stages": stages,
     }
     if stamp := read_object(folder / STAMP):
-        if differing := [key for key in wanted if stamp.get(key) != wanted[key]]:
+        if differing := [key for key in settings if stamp.get(key) != settings[key]]:
             raise UsageError(
-                f"{folder} holds another sample ({_words(stamp, differing)}); wanted {_words(wanted, differing)}. "
-                "Choose another folder, or remove that one"
+                f"{folder} holds another sample: {_words(stamp, differing)}, requested {_words(settings, differing)}; "
+                f"choose another folder, or remove {folder}"
             )
         return _report(folder, stamp, fresh=False)
     if (folder / STAMP).exists():
@@ -142,7 +142,7 @@ def write_sample(
 
         model_folder = Path(unfinished) / "model"  # first: it may be refused
         write_model(model_folder, model, seed, tokenizer, family=FAMILIES[family], tower_only=tower_only)
-        content = _write(Path(unfinished), seed, num_images, KVASIR_SIZES if sizes else None, stages) | wanted
+        content = _write(Path(unfinished), seed, num_images, KVASIR_SIZES if sizes else None, stages) | settings
         target.mkdir(exist_ok=True)
         for path in Path(unfinished).iterdir():
             os.replace(path, target / path.name)
@@ -212,10 +212,10 @@ def _write_copies(images: Path, scenes: list[tuple[int, Scene]]) -> list[tuple[P
 def _records(path: Path, scene: Scene, stages: bool) -> list[Record]:
     """The records of a frame, each with one question."""
     metadata = {"image_id": path.stem, "source": scene.kind}
-    asked = ask_in_stages(scene) if stages else [(*pair, None) for pair in ask(scene)]
+    questions = ask_in_stages(scene) if stages else [(*pair, None) for pair in ask(scene)]
     return [
         Record((path,), (Turn(question, answer),), metadata=metadata | ({"stage": stage} if stage else {}))
-        for question, answer, stage in asked
+        for question, answer, stage in questions
     ]
 
 

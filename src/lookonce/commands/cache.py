@@ -156,7 +156,7 @@ def cache_build(
     opened = open_run(run, TO_BUILD_BY_PLAN if worker else TO_BUILD)
     report = opened.build(worker, wait=not no_wait, retry_quarantined=retry_quarantined)
     if worker:
-        notify("image keys were taken from the plan; a build without --worker hashes every file again")
+        notify("image keys (hashes of files) were taken from the plan; without --worker, every file is hashed")
     emit(asdict(report), report.text(), as_json)
     sys.exit(1 if len(report.quarantined) > max_quarantined else 0)
 

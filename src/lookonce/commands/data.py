@@ -68,8 +68,8 @@ def audit(
 
     Without --strict, the exit code is 0 whatever the findings in existing files.
 
-    With --tokenizer, also counts the tokens of records, of images, and of an epoch with and without shared prefixes, in
-    packs and steps of the default sizes.
+    With --tokenizer, also counts the tokens of records, of images, and of an epoch: with and without shared prefixes,
+    in packs (training sequences of images with their questions) and steps of the default sizes.
 
     \b
     --json has these keys:
@@ -95,7 +95,9 @@ def audit(
     from lookonce.datasets.audit.report import to_text
 
     if tokenizer is None and (max_pixels or enable_thinking):
-        raise UsageError("counting tokens needs a tokenizer: give a model folder with --tokenizer DIR")
+        raise UsageError(
+            "--max-pixels and --enable-thinking are for counting tokens; add --tokenizer DIR, a model folder"
+        )
     corpus = Corpus.read(records, image_root, decode=decode)
     findings, sections, texts, tokens = [], [], [], {}
     if tokenizer:

@@ -130,8 +130,8 @@ def only_results_on_stdout() -> Iterator[None]:
 
 
 def emit(value: Any, text: str, as_json: bool) -> None:
-    """Print a result to stdout, as JSON or as text."""
-    say(json_text(value, indent=2) if as_json else text)
+    """Print a result to stdout, as JSON or as text whose advice names the run file of this command."""
+    say(json_text(value, indent=2) if as_json else with_run_file(text))
 
 
 def check_launch() -> None:

@@ -21,7 +21,6 @@ from lookonce.commands.options import (
     notify,
     read_run,
     remember_run_file,
-    with_run_file,
 )
 from lookonce.errors import UsageError
 from lookonce.families.lookup import DEFAULT, FAMILIES
@@ -161,8 +160,8 @@ def _ask(options: dict[str, Any], gpu_gb: float | None) -> float | None:
 def _by_key(options: dict[str, Any]) -> dict[str, Any]:
     """The given values by their keys in the run file."""
     keys = {"model": "model.path"} | {name: f"data.{name}" for name in ("train", "val", "test", "image_root")}
-    given = {key: options[name] for name, key in (keys | {"output": "output"}).items() if options[name]}
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
+    values = {key: options[name] for name, key in (keys | {"output": "output"}).items() if options[name]}
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
 
 
 @click.command()
@@ -191,7 +190,7 @@ def check(run_file: Path, assignments: tuple[str, ...], is_all: bool, gpu_gb: fl
 
     remember_run_file(run_file, assignments)
     report = check_run(run_file, assignments, None if is_all else FIRST_RECORDS, gpu_gb)
-    emit(report.to_json(), with_run_file(report.text()), as_json)
+    emit(report.to_json(), report.text(), as_json)
     sys.exit(0 if report.is_ok else 1)
 
 

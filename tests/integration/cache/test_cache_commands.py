@@ -57,7 +57,7 @@ def test_a_cache_is_verified_by_run_file_and_by_folder(run_file, cache):
 def test_damage_is_found_and_repaired(run_file, cache):
     flip(cache / "shards" / "shard-00001.safetensors")
     result = run("cache", "verify", run_file)
-    assert result.exit_code == 1 and "repair it with: lookonce cache repair RUN.yaml" in result.stdout
+    assert result.exit_code == 1 and f"repair it with: lookonce cache repair {run_file}" in result.stdout
     [problem] = json.loads(run("cache", "verify", cache, "--json").stdout)["problems"]
     assert problem["shard"] == "shard-00001" and Path(problem["file"]).exists()
     result = run("cache", "repair", run_file)
@@ -100,7 +100,7 @@ def test_caches_are_listed_and_deleted_by_name(run_file, cache):
 def test_a_cache_is_staged_whole_or_as_far_as_a_run_reads_it(run_file, cache, tmp_path):
     result = run("cache", "stage", run_file, tmp_path / "local", "--json")
     assert result.exit_code == 0 and json.loads(result.stdout)["num_copied"] == 2
-    assert "nothing copied, 2 staged before" in run("cache", "stage", cache, tmp_path / "local", "--verify").stdout
+    assert "2 shards staged before" in run("cache", "stage", cache, tmp_path / "local", "--verify").stdout
     flip(cache / "shards" / "shard-00000.safetensors")
     assert run("cache", "stage", cache, tmp_path / "other").exit_code == 1
 

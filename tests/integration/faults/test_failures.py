@@ -170,7 +170,7 @@ def flip_all(path: Path) -> None:
 @FEW_STEPS_ARE_LOST
 @pytest.mark.parametrize(
     ("damage", "how"),
-    [(Path.unlink, "cannot be read"), (flip_all, "do not have the checksum")],
+    [(Path.unlink, "cannot be read"), (flip_all, "do not match the checksum")],
     ids=["lost", "flipped"],
 )
 def test_a_shard_that_fails_in_the_middle_of_an_epoch_stops_the_training(

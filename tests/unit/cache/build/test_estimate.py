@@ -124,12 +124,12 @@ def test_times_are_those_of_the_pilot_scaled_by_tokens(site, images, monkeypatch
 def test_not_enough_is_printed_exactly_when_a_build_would_refuse(site, images, monkeypatch):
     report = make_estimate(site, images)
     needed = with_margin(report.missing_bytes)
-    for free_bytes, verdict in ((needed - 1, "free there: NOT ENOUGH"), (needed, "free there")):
+    for free_bytes, verdict in ((needed - 1, "free on the disk: NOT ENOUGH"), (needed, "free on the disk")):
         assert replace(report, free_bytes=free_bytes).text().splitlines()[3].endswith(verdict)
         monkeypatch.setattr("shutil.disk_usage", lambda folder, free=free_bytes: Usage(10**13, 0, free))
         with contextlib.nullcontext() if free_bytes == needed else pytest.raises(DiskFull):
             check_room(site.folder(), report.missing_bytes)
-    assert replace(report, missing_bytes=0, free_bytes=0).text().splitlines()[3].endswith("0 B free there")
+    assert replace(report, missing_bytes=0, free_bytes=0).text().splitlines()[3].endswith("0 B free on the disk")
 
 
 def test_the_estimate_of_a_run_has_the_bytes_of_its_build(make_run, sample, built):

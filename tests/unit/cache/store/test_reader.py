@@ -241,7 +241,7 @@ def test_find_cache_names_the_differing_fields_with_both_values(small):
         image_processor=small.fingerprint.image_processor | {"max_pixels": 9999},
     )
     assert refusal(small.folder.parent, wanted) == [
-        f"no cache in {small.folder.parent} fits this model and these pixels; {small.folder.name} differs in",
+        f"no cache in {small.folder.parent} fits this model and these pixels; cache {small.folder.name} differs in",
         "  dtype: this run 'bfloat16', that cache 'float32'",
         "  image_processor.max_pixels: this run 9999, that cache 25600",
         f"Change the run file back, or build a cache for this run with: {BUILD} RUN.yaml",

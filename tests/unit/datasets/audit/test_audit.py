@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.rows import png, run
 
 from lookonce.datasets.audit.corpus import Corpus
-from lookonce.datasets.audit.findings import same_labels
+from lookonce.datasets.audit.findings import normal_labels
 from lookonce.datasets.audit.report import to_text
 from lookonce.datasets.majority import Majority
 from lookonce.datasets.records import read_records
@@ -218,7 +218,7 @@ def test_the_file_named_train_else_the_first_is_trained_on(write):
 def test_order_separators_and_case_leave_labels_the_same(labels, rng):
     shuffled = rng.sample(labels, len(labels))
     written = rng.choice([";", "; ", " ; "]).join(label.upper() if rng.random() < 0.5 else label for label in shuffled)
-    assert same_labels(written) == same_labels("; ".join(labels))
+    assert normal_labels(written) == normal_labels("; ".join(labels))
 
 
 @pytest.mark.parametrize("part", ["a;", "e\u0301"])

@@ -35,7 +35,7 @@ def test_a_known_definition_has_the_name_of_its_file_a_licence_and_a_homepage(na
         ({"name": "x", "rule": []}, "rule: unknown key; did you mean `rules`?"),
         ({"name": "x", "columns": {"imgae": "a"}}, "columns.imgae: unknown key; did you mean `image`?"),
         ({"name": "x", "columns": {"metadata": {"original": "a"}}}, "metadata `original` is written by prepare itself"),
-        ({"name": "x", "images": ["../{image}"]}, "must lead downwards from the source's folder"),
+        ({"name": "x", "images": ["../{image}"]}, "must be a path below the source's folder, without `..`"),
         ({"name": "x", "split": {"shares": {"val": 0.8, "test": 0.3}}}, "val and test are 1.1 together"),
         ({"name": "x", "rules": [{"name": "a", "rule": "drop"}]}, "rules[0]: "),
         (

@@ -33,4 +33,4 @@ def test_a_cut_report_is_named(tmp_path, source):
     assert run("kvasir-vqa", tmp_path / "out", "--source", source).exit_code == 0
     (tmp_path / "out" / "report.json").write_text("")
     result = run("kvasir-vqa", tmp_path / "out", "--source", source)
-    assert result.exit_code == 2 and "report.json is cut, or no report of lookonce data prepare" in result.stderr
+    assert result.exit_code == 2 and "report.json is damaged, or of another program" in result.stderr
