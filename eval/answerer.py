@@ -27,6 +27,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from itertools import count as count_up
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -354,11 +355,7 @@ class Answerer:
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     def results(
-        self,
-        questions: Sequence[Question],
-        images: ImageIndex,
-        answered: Set[int] = frozenset(),
-        notify: Notify = quiet,
+        self, questions: Sequence[Question], images: ImageIndex, done: Set[int] = frozenset(), notify: Notify = quiet
     ) -> Iterator[Results]:
         """Answer questions, batch by batch; a batch whose questions are all `known` is left out.
 
@@ -374,13 +371,11 @@ class Answerer:
         rounds = plan_rounds(
             {first: usable[first] for first in numbers}, lambda key: self._features.num_tokens(images, key)
         )
-        last_round = {
-            key: number for number, members in enumerate(rounds) for member in members for key in usable[member]
-        }
+        last_round = {key: n for n, members in enumerate(rounds) for first in members for key in usable[first]}
         with self._features.in_use():
             for number, members in enumerate(rounds):
                 self._features.drop([key for key in self._features.in_memory if last_round.get(key, -1) < number])
-                if answered >= {number for first in members for number in numbers[first]}:
+                if done >= {number for first in members for number in numbers[first]}:
                     continue
                 keys = dict.fromkeys(key for first in members for key in usable[first])
                 failed = self._features.encode(images, list(keys))
@@ -393,11 +388,10 @@ class Answerer:
                 firsts = list(dialogues)
                 for batch in self._engine.plan(list(dialogues.values())):
                     chosen = {firsts[index]: dialogues[firsts[index]] for index in batch}
-                    if not answered >= {number for first in chosen for number in numbers[first]}:
+                    if not done >= {number for first in chosen for number in numbers[first]}:
                         answers = self._answers(chosen, notify)
-                        yield dict(
-                            pair for first in chosen for pair in zip(numbers[first], answers[first], strict=True)
-                        )
+                        pairs = (zip(numbers[first], answers[first], strict=True) for first in chosen)
+                        yield dict(chain.from_iterable(pairs))
 
     def _dialogue(
         self, questions: Sequence[Question], numbers: Sequence[int], keys: Keys, failed: Mapping[str, ImageError]

@@ -168,9 +168,7 @@ def _rows(answerer: Answerer, questions: Sequence[Question], images: ImageIndex,
     dialogues = (numbers for numbers in dialogue_numbers(questions, turns) if answers.keys() >= {*numbers})
     earlier = turns_before(questions, dialogues, answers, answerer.opened.chat_tokenizer.special_token_ids)
     keys = {number: [images.key_of[path] for path in questions[number][0].images] for number in answers}
-    return [
-        answered(questions[number], earlier[number], turns, keys[number], answer) for number, answer in answers.items()
-    ]
+    return [answered(questions[n], earlier[n], turns, keys[n], answer) for n, answer in answers.items()]
 
 
 def _by_reason(

@@ -98,11 +98,8 @@ def _answered(
                     owner.check()
                     unfinished.add(number, answers)
                     answered[number] = answers
-    return {
-        number: answers
-        for rank_answers in ranks.gather(answered) or [answered]
-        for number, answers in rank_answers.items()
-    }
+    by_rank = ranks.gather(answered) or [answered]
+    return {number: answers for rank_answers in by_rank for number, answers in rank_answers.items()}
 
 
 def evaluate_run(

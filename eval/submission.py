@@ -92,16 +92,13 @@ def why_incomplete(predictions: Sequence[Prediction], challenge: Challenge, reco
 
     `records` are those of the split.
     """
-    pairs = [
-        ((_names(record.images), nfc(turn.question)), record.origin) for record in records for turn in record.turns
-    ]
+    turns = [(record, turn) for record in records for turn in record.turns]
+    pairs = [((_names(record.images), nfc(turn.question)), record.origin) for record, turn in turns]
     origin_of, needed = dict(pairs), Counter(question for question, _ in pairs)
-    answered = Counter((_names(prediction.images), nfc(prediction.question)) for prediction in predictions)
+    answered = Counter((_names(row.images), nfc(row.question)) for row in predictions)
     missing = [*(needed - answered).elements()]
     if missing:
-        named = listed(
-            [f"{quoted(question)} ({origin_of[images, question]})" for images, question in missing], NUM_NAMED
-        )
+        named = listed([f"{quoted(key[1])} ({origin_of[key]})" for key in missing], NUM_NAMED)
         return f"{len(missing):,} of {count(needed.total(), 'question')} of the split are not answered: {named}"
     num_public = RULES[challenge].num_public
     return _other_number(challenge, len(predictions)) if num_public and len(predictions) < num_public else ""

@@ -39,10 +39,8 @@ class Accuracy:
             images = [[opened.key_of(path) for path in record.images] for record in records]
             records = draw(records, images, most, opened.run.train.seed)
         self._questions = questions = Questions.of(opened.changed(records={**opened.records, "val": records}), "val")
-        self._rows = [
-            row_of(*question, prompt.image_keys)
-            for question, prompt in zip(questions.record_turns, questions.examples, strict=True)
-        ]
+        prompts = zip(questions.record_turns, questions.examples, strict=True)
+        self._rows = [row_of(*question, prompt.image_keys) for question, prompt in prompts]
 
     def __call__(self, model: Any) -> dict[str, float]:
         """The numbers of this rank's `right` answers and `questions`."""
@@ -71,9 +69,7 @@ class Accuracy:
     def _gather(self, answers: dict[int, Answer]) -> dict[int, Answer]:
         """The answers of all ranks."""
         gathered = self._ranks.gather(answers) or []
-        return self._ranks.first_decides(
-            lambda: {number: answer for rank_answers in gathered for number, answer in rank_answers.items()}
-        )
+        return self._ranks.first_decides(lambda: dict(pair for answers in gathered for pair in answers.items()))
 
     def _beside_training(self, model: Any) -> OpenRun:
         """The run, on a GPU with batches as large as the memory beside the training, of the rank that has least."""

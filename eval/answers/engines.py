@@ -172,12 +172,10 @@ class Generate:
 def in_turns(dialogues: Sequence[Dialogue], answer: Callable[[list[Example]], list[Answer]]) -> Answers:
     """The answers to dialogues that are answered together: their first questions, then those that follow, and so on."""
     answers: Answers = [[] for _ in dialogues]
-    while unanswered := [
-        number for number, dialogue in enumerate(dialogues) if len(answers[number]) < dialogue.num_questions
-    ]:
-        new_answers = answer([dialogues[number].prompt(answers[number]) for number in unanswered])
-        for number, new_answer in zip(unanswered, new_answers, strict=True):
-            answers[number].append(new_answer)
+    while unanswered := [n for n, dialogue in enumerate(dialogues) if len(answers[n]) < dialogue.num_questions]:
+        new_answers = answer([dialogues[n].prompt(answers[n]) for n in unanswered])
+        for n, new_answer in zip(unanswered, new_answers, strict=True):
+            answers[n].append(new_answer)
     return answers
 
 
@@ -225,9 +223,8 @@ class SharedPrefixes:
         left = deque(batches)
         while left:
             parts = [self._parts(batch) for batch in left]
-            fitting = [
-                [batch[n] for n in part] for batch, batch_parts in zip(left, parts, strict=True) for part in batch_parts
-            ]
+            cut = zip(left, parts, strict=True)
+            fitting = [[batch[n] for n in part] for batch, batch_parts in cut for part in batch_parts]
             answers = self.decoder_of(model).answers(fitting)
             try:
                 for batch_parts in parts:

@@ -131,13 +131,10 @@ def in_context(
     for number in sorted({*answers, *chosen}):
         record, turn = questions[number]
         records[id(record)] = record
-        turns_of.setdefault(id(record), []).append(
-            Turn(record.turns[turn].question, _shown(opened, answers.get(number)))
-        )
-    records_in_context = with_context(
-        [*records.values()], form, opened.images.keys_of, lambda record: turns_of[id(record)]
-    )
-    with_id = dict(zip(records, records_in_context, strict=True))
+        answered = Turn(record.turns[turn].question, _shown(opened, answers.get(number)))
+        turns_of.setdefault(id(record), []).append(answered)
+    changed = with_context([*records.values()], form, opened.images.keys_of, lambda record: turns_of[id(record)])
+    with_id = dict(zip(records, changed, strict=True))
     return [(with_id[id(questions[number][0])], questions[number][1]) for number in chosen]
 
 
@@ -211,14 +208,14 @@ class Questions:
         staged = (staged or run.eval.staged) if run.data.context else "none"
         return cls(opened, split, staged=staged).asking(questions_of(opened, records, staged))
 
-    def asking(self, record_turns: Sequence[Question], stage: int = 0) -> Questions:
+    def asking(self, questions: Sequence[Question], stage: int = 0) -> Questions:
         """The same with other questions, of which the prompts are made."""
-        numbers = dialogue_numbers(record_turns, self.opened.run.eval.turns)
-        examples = self.opened.prompts(without_answers(record_turns, numbers))
+        numbers = dialogue_numbers(questions, self.opened.run.eval.turns)
+        examples = self.opened.prompts(without_answers(questions, numbers))
         chat = self.opened.chat_tokenizer
         dialogues = [Dialogue.of([examples[number] for number in group], chat) for group in numbers]
         return replace(
-            self, record_turns=record_turns, numbers=numbers, examples=examples, dialogues=dialogues, stage=stage
+            self, record_turns=questions, numbers=numbers, examples=examples, dialogues=dialogues, stage=stage
         )
 
     @cached_property
@@ -289,9 +286,7 @@ class Questions:
         special = self.opened.chat_tokenizer.special_token_ids
         earlier = turns_before(self.record_turns, self.numbers, answers, special)
         numbers = range(len(answers))
-        return self.rows(
-            self.record_turns, [earlier[number] for number in numbers], [answers[number] for number in numbers]
-        )
+        return self.rows(self.record_turns, [earlier[n] for n in numbers], [answers[n] for n in numbers])
 
     def predictions_from(self, before: Sequence[Prediction]) -> list[Prediction]:
         """Answers that were given before to these questions, with all else as it is in the records now."""
@@ -302,10 +297,7 @@ class Questions:
         return self.rows(record_turns, [row.earlier for row in before], before)
 
     def rows(
-        self,
-        record_turns: Sequence[Question],
-        earlier: Sequence[tuple[Turn, ...]],
-        answers: Sequence[Answer | Prediction],
+        self, questions: Sequence[Question], earlier: Sequence[tuple[Turn, ...]], answers: Sequence[Answer | Prediction]
     ) -> list[Prediction]:
         """The rows of some questions with their answers, each with the turns before it in its prompt."""
         majority = Majority.of_records(self.opened.records["train"])
@@ -318,9 +310,7 @@ class Questions:
                 context=record.known,
                 context_answers=None if self.staged == "none" or not record.known else self.staged,
             )
-            for (record, turn), before, example, answer in zip(
-                record_turns, earlier, self.examples, answers, strict=True
-            )
+            for (record, turn), before, example, answer in zip(questions, earlier, self.examples, answers, strict=True)
         ]
 
     def save(self, predictions: list[Prediction]) -> Evaluation:
@@ -347,14 +337,12 @@ class Questions:
 
     def _known_baselines(self) -> dict[Baseline, list[str]]:
         """The answers of the baselines to a run's own questions, as far as they are known."""
-        each, folder = (*BASELINES, *IN_CONTEXT), self.opened.folder
-        questions_of_baseline = {
-            baseline: questions_for(self, baseline)
-            for baseline in each
-            if folder.answering(self.name_of(baseline)).exists()
-        }
-        predictions = {baseline: questions.known_predictions() for baseline, questions in questions_of_baseline.items()}
-        return {baseline: [row.predicted for row in rows] for baseline, rows in predictions.items() if rows is not None}
+        known: dict[Baseline, list[str]] = {}
+        for baseline in (*BASELINES, *IN_CONTEXT):
+            if self.opened.folder.answering(self.name_of(baseline)).exists():
+                rows = questions_for(self, baseline).known_predictions()
+                known |= {} if rows is None else {baseline: [row.predicted for row in rows]}
+        return known
 
     def identity(self) -> str:
         """The sha256 over what the answers depend on, but the machine: adapter, model, prompts, settings."""
@@ -416,8 +404,5 @@ def shuffle_images(records: Sequence[Record], images: ImageIndex, seed: int = 0)
     """The records with every image replaced by another one: a model that uses the images must score lower."""
     keys = sorted({images.key_of[image] for record in records for image in record.images})
     random.Random(seed).shuffle(keys)
-    replacement = {key: images.path_of[after] for key, after in zip(keys, keys[1:] + keys[:1], strict=True)}
-    return [
-        replace(record, images=tuple(replacement[images.key_of[image]] for image in record.images))
-        for record in records
-    ]
+    other = {key: images.path_of[after] for key, after in zip(keys, keys[1:] + keys[:1], strict=True)}
+    return [replace(record, images=tuple(other[images.key_of[path]] for path in record.images)) for record in records]

@@ -101,15 +101,11 @@ def word_overlap(answer: str, references: Sequence[str]) -> Overlap:
 
 def overlap(answer: Iterable[str], reference: Iterable[str]) -> Overlap:
     """Precision, recall and F1 of common items; without any items, 1 if both have none and else 0."""
-    answer_counts, reference_counts = Counter(answer), Counter(reference)
-    if not answer_counts or not reference_counts:
-        return Overlap(*[float(answer_counts == reference_counts)] * 3)
-    common = (answer_counts & reference_counts).total()
-    return Overlap(
-        2 * common / (answer_counts.total() + reference_counts.total()),
-        common / answer_counts.total(),
-        common / reference_counts.total(),
-    )
+    counts, right = Counter(answer), Counter(reference)
+    if not counts or not right:
+        return Overlap(*[float(counts == right)] * 3)
+    common = (counts & right).total()
+    return Overlap(2 * common / (counts.total() + right.total()), common / counts.total(), common / right.total())
 
 
 def lenient(answer: str, references: Sequence[str]) -> bool:
@@ -241,9 +237,8 @@ class TextMetrics:
         """The score of a set of answers by each metric."""
         pairs = Counter(zip(answers, self._references, strict=True))
         scored = [(self._scores_of_one(*pair), number) for pair, number in pairs.items()]
-        means = {
-            name: sum(values[name] * number for values, number in scored) / len(answers) for name in (*ROUGES, "meteor")
-        }
+        names = (*ROUGES, "meteor")
+        means = {name: sum(values[name] * number for values, number in scored) / len(answers) for name in names}
         return {
             "bleu": float(min(self._bleu.corpus_score(answers, None).score / 100, 1)),
             **means,

@@ -341,12 +341,12 @@ def find_scores(folder: RunFolder, first: str) -> dict[str, Score]:
 
 def find_unfinished(folder: RunFolder, records: Mapping[str, Sequence[Record]]) -> dict[str, tuple[int, int]]:
     """The questions answered so far, of all, of each evaluation of these records that has no result."""
-    num_questions = {split: sum(len(record.turns) for record in of_split) for split, of_split in records.items()}
-    num_answered = unfinished(folder.folder / "predictions")
+    totals = {split: sum(len(record.turns) for record in of_split) for split, of_split in records.items()}
+    answered = unfinished(folder.folder / "predictions")
     return {
-        name: (number, num_questions[split])
-        for name, number in num_answered.items()
-        if (split := name.partition("-")[0]) in num_questions
+        name: (number, totals[split])
+        for name, number in answered.items()
+        if (split := name.partition("-")[0]) in totals
     }
 
 

@@ -127,10 +127,7 @@ class StepReport:
         return self.measured[0].ms_per_sample / measurement.ms_per_sample
 
     def text(self) -> str:
-        lines = [
-            f"{measurement.variant}: {measurement.description} ({count(measurement.num_steps, 'step')})"
-            for measurement in self.measured
-        ]
+        lines = [f"{each.variant}: {each.description} ({count(each.num_steps, 'step')})" for each in self.measured]
         lines += [f"not measured: {', '.join(self.missing)}"] if self.missing else []
         lines += [f"matmul rate: {self.tflops:.0f} TFLOP/s, measured in large products"] if self.tflops else []
         samples = count(self.samples_per_epoch, "training sample")
@@ -139,9 +136,7 @@ class StepReport:
             lines.append("pack: a training sequence of several samples, without padding")
         lines.append(f"epoch: the {samples} of this run; before: compilation and first steps")
         lines.append(f"{self.samples_per_step} samples per step{shared}")
-        return "\n".join(
-            [table(HEADER, [self._row(measurement) for measurement in self.measured]), *(f"  {line}" for line in lines)]
-        )
+        return "\n".join([table(HEADER, list(map(self._row, self.measured))), *(f"  {line}" for line in lines)])
 
     def _row(self, measurement: Measured) -> tuple[str, ...]:
         return (

@@ -120,9 +120,8 @@ def evaluate(
         notify(f"predictions: {path}")
         folder = RunFolder(path.parent.parent)
         beside = {key: read_metrics(folder, f"{path.stem}-{key}") for key in evaluation.baselines}
-        emit(
-            evaluation.to_json(), evaluation.text({key: metrics for key, metrics in beside.items() if metrics}), as_json
-        )
+        known = {key: metrics for key, metrics in beside.items() if metrics}
+        emit(evaluation.to_json(), evaluation.text(known), as_json)
 
 
 @click.command()

@@ -105,12 +105,8 @@ def run(study_file: Path, num_parallel: int | None, again: bool, as_json: bool) 
         from lookonce.study.state import StudyStatus
 
         outcome = run_study(study_file, again, num_parallel, notify)
-        study_status = StudyStatus.read(study_file)
-    emit(
-        asdict(outcome) | study_status.to_json(),
-        "\n".join(filter(None, [study_status.text(), outcome.text()])),
-        as_json,
-    )
+        state = StudyStatus.read(study_file)
+    emit(asdict(outcome) | state.to_json(), "\n".join(filter(None, [state.text(), outcome.text()])), as_json)
     sys.exit(outcome.exit_code)
 
 

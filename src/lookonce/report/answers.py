@@ -131,9 +131,7 @@ def confusions(runs: Sequence[ReportedRun]) -> tuple[list[dict[str, Any]], int]:
     of_question: Counter[str] = Counter()
     for (question, _, _), times in total.items():
         of_question[question] += times
-    ranked: dict[str, list[tuple[str, str, str]]] = {
-        question: [] for question, _ in of_question.most_common(NUM_QUESTIONS)
-    }
+    ranked: dict[str, list[tuple[str, str, str]]] = {text: [] for text, _ in of_question.most_common(NUM_QUESTIONS)}
     for key, _ in total.most_common():
         if key[0] in ranked:
             ranked[key[0]].append(key)

@@ -93,6 +93,7 @@ class Report:
         scored = [run for run in json["verdict"]["runs"] if "baselines" in run]
         metrics = json["metrics"] or {}
         counts = [values["counts"] or {} for values in metrics.values()]
+        libraries = [values["text_metrics"] or "" for values in metrics.values()]
         conditions = [(run, key) for run, values in metrics.items() for key in values["baselines"]]
         values = {
             "title": f"Report of {listed(names)}",
@@ -105,17 +106,9 @@ class Report:
             "said": merged(_record_sentences(self.runs, json["data"] or {}), len(names)),
             "conditions": conditions,
             "beside": [NAMES[key] + (f", {run}" if len(metrics) > 1 else "") for run, key in conditions],
-            "metric_names": {
-                key: figure for run in reversed(metrics.values()) for key, figure in run["metrics"].items()
-            },
-            "not_installed": next(
-                (text for values in metrics.values() if "pip" in (text := values["text_metrics"] or "")), ""
-            ),
-            "counted": {
-                key: name
-                for key, name in COUNTS.items()
-                if any(run_counts.get(key) is not None for run_counts in counts)
-            },
+            "metric_names": {key: name for run in reversed(metrics.values()) for key, name in run["metrics"].items()},
+            "not_installed": next(filter(lambda text: "pip" in text, libraries), ""),
+            "counted": {key: name for key, name in COUNTS.items() if any(run.get(key) is not None for run in counts)},
             "curves": [plots.to_svg(plot, f"{name} of {listed(names)}") for name, plot in self.plots().items()],
             "contexts": [(scores, context_cells(scores)) for scores in self.contexts],
             "contexts_header": CONTEXTS_HEADER,
@@ -187,10 +180,7 @@ def merged(sentences: Iterable[tuple[str, str]], num_runs: int) -> list[str]:
         names.setdefault(sentence, []).append(name)
     if num_runs == 1:
         return [f"{text[0].upper()}{text[1:]}" for text in names]
-    return [
-        f"{'All runs' if len(run_names) == num_runs else ', '.join(run_names)}: {text}"
-        for text, run_names in names.items()
-    ]
+    return [f"{'All runs' if len(runs) == num_runs else ', '.join(runs)}: {text}" for text, runs in names.items()]
 
 
 def _verdict(run: ReportedRun) -> dict[str, Any]:
@@ -250,9 +240,8 @@ def comparison(runs: Sequence[ReportedRun], with_first_only: bool) -> dict[str, 
     result = compare(answered, with_first_only=with_first_only)
     if not result.is_exact_match_poor:
         return to_json(result)
-    return to_json(result) | {
-        "token_f1": to_json(compare(answered, with_first_only=with_first_only, metric="token_f1"))
-    }
+    in_words = compare(answered, with_first_only=with_first_only, metric="token_f1")
+    return to_json(result) | {"token_f1": to_json(in_words)}
 
 
 def _groups(run: ReportedRun) -> dict[str, Any]:

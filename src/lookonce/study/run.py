@@ -73,9 +73,7 @@ def read_contents(runs: Iterable[StudyRun]) -> dict[str, Content]:
             selected = named + data.model_dump_json(include=SELECTION) + (str(run.seed) if data.where else "")
             if selected not in contents:
                 records = for_training(run.settings, files[named])
-                images = frozenset(
-                    path for split_records in records.values() for record in split_records for path in record.images
-                )
+                images = frozenset(path for rows in records.values() for record in rows for path in record.images)
                 contents[selected] = Content(len(records["train"]), images)
             content_of[run.name] = contents[selected]
     return content_of
@@ -261,15 +259,13 @@ def find_missing(path: Path) -> list[Job]:
 
 def _has_report(study: StudyFile, runs: Runs) -> bool:
     """Whether there are variants to compare, and questions."""
-    return len(study.compared()) > 1 and all(
-        getattr(run.settings.data, run.settings.eval.split) for run in runs.values()
-    )
+    settings = [run.settings for run in runs.values()]
+    return len(study.compared()) > 1 and all(getattr(run.data, run.eval.split) for run in settings)
 
 
 def _is_reported(study: StudyFile, runs: Runs) -> bool:
     """Whether the page is newer than all scores."""
     page = study.output / PAGE
-    scores = [
-        path for run in runs.values() for path in run.folder.metrics(run.settings.eval.split).parent.glob("*.json")
-    ]
+    folders = [run.folder.metrics(run.settings.eval.split).parent for run in runs.values()]
+    scores = [path for folder in folders for path in folder.glob("*.json")]
     return page.exists() and all(path.stat().st_mtime <= page.stat().st_mtime for path in scores)

@@ -242,19 +242,13 @@ class StudyStatus:
 
     def text(self) -> str:
         runs = [_row(name, state, name in self.outdated) for name, state in self.states.items()]
-        routed = [
-            (routed_run.name, "routed", "", *_figures(self._score(routed_run))) for routed_run in self.routed.values()
-        ]
+        routed = [(name, "routed", "", *_figures(self._score(run))) for name, run in self.routed.items()]
         lines = [table(HEADER, [*runs, *routed])]
         lines += [f"{name} is outdated: {reason}" for name, reason in self.outdated.items()]
-        absent = {
-            name: state.not_asked for name, state in self.states.items() if state.not_asked and self.is_current(name)
-        }
-        missing_kinds = {name: " and ".join(WORDS[kind] for kind in kinds) for name, kinds in absent.items()}
-        lines += [
-            f"{name} is not evaluated with {whose} answers to earlier questions yet"
-            for name, whose in missing_kinds.items()
-        ]
+        for name, state in self.states.items():
+            if state.not_asked and self.is_current(name):
+                kinds = " and ".join(WORDS[kind] for kind in state.not_asked)
+                lines.append(f"{name} is not evaluated with {kinds} answers to earlier questions yet")
         return "\n".join([*lines, "", f"{self.num_complete} of {count(len(self.runs), 'run')} complete"])
 
 
