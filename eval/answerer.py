@@ -54,7 +54,7 @@ from lookonce.eval.answers.questions import Question, dialogue_numbers, without_
 from lookonce.eval.decoding.dialogue import Answer, Dialogue
 from lookonce.files import files_below, hash_file
 from lookonce.run.folder import RECORD
-from lookonce.run.open import TO_ANSWER, OpenRun, open_run, without_run
+from lookonce.run.open import TO_ANSWER, OpenRun, open_run, run_for_model
 from lookonce.text import Notify, count, quiet
 from lookonce.train.data.batches import CPU
 from lookonce.train.model.frozen import model_settings
@@ -276,7 +276,7 @@ class Answerer:
         if untuned:
             needs = replace(TO_ANSWER, adapter=False)
             is_run = path.is_file() or (path / RECORD).exists()
-            return cls(open_run(path if is_run else without_run(path), needs), None)
+            return cls(open_run(path if is_run else run_for_model(path), needs), None)
         opened = open_run(path, TO_ANSWER)
         opened.folder.check_inputs(opened.model_identity() | {"cache": opened.fingerprint.sha256})
         return cls(opened, opened.folder.adapter)

@@ -159,7 +159,7 @@ def _training_of(folder: RunFolder) -> tuple[str, int | None]:
         if start and adapter_hash(start) == inputs.get("start"):  # it may be gone, or trained again
             inputs["start"] = _training_of(start)[0]
     if run.data.context and "answers" in inputs:
-        inputs["answers"] = list(map(_origin, run.data.context.given, inputs["answers"]))
+        inputs["answers"] = list(map(_origin, run.data.context.prediction_files, inputs["answers"]))
     return json.dumps([settings, inputs], sort_keys=True), run.train.seed
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from lookonce.train.model.packs import pack_loss as pack_loss
     from lookonce.train.model.packs import packed_attention as packed_attention
 
-_HOME = {
+_NAMES = {
     "adapter.save": "save_run",
     "cache.store.reader": "VisionCache",
     "datasets.images": "image_key",
@@ -58,11 +58,11 @@ _HOME = {
     "train.model.packs": "average_gradients pack_loss packed_attention",
 }
 """The names in each module."""
-__all__ = sorted(["__version__", *" ".join(_HOME.values()).split()])
+__all__ = sorted(["__version__", *" ".join(_NAMES.values()).split()])
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _HOME.items():
+    for module, names in _NAMES.items():
         if name in names.split():
             return getattr(importlib.import_module(f"lookonce.{module}"), name)
     raise AttributeError(f"module 'lookonce' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Claim files: a living process says by one that it uses a shard or a folder, and other processes keep away.
+"""Claim files: a running process reserves a shard or a folder with one, and other processes keep away.
 
 Design: a claim file is created exclusively, so only one of several processes gets it. Its holder rewrites it every few
 seconds (the heartbeat). A claim without a heartbeat for `expiry_s` seconds is dead, and so is one whose process has
@@ -62,8 +62,8 @@ class Process:
 
     @classmethod
     def this(cls, name: str = "") -> Process:
-        pid = os.getpid()
-        return cls(name or f"{socket.gethostname()}:{pid}", socket.gethostname(), pid, machine(), _born(pid), _job())
+        pid, host = os.getpid(), socket.gethostname()
+        return cls(name or f"{host}:{pid}", host, pid, machine(), _start_time(pid), _job())
 
     def is_gone(self) -> bool:
         """Whether the process has ended: its own machine knows, and this job if Slurm has started it again since."""
@@ -73,7 +73,7 @@ class Process:
             return False
         try:
             is_zombie = psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE
-            return bool(is_zombie or abs(_born(self.pid) - self.born) > 1)
+            return bool(is_zombie or abs(_start_time(self.pid) - self.born) > 1)
         except psutil.NoSuchProcess:
             return True
 
@@ -193,7 +193,9 @@ def holder(path: Path, expiry_s: float) -> str:
     text = f"`{content.get('command', 'lookonce')}`: process {process.pid} on {process.host}{job}, since {since}"
     if process.machine == machine():
         return text
-    return f"{text} (its heartbeat is {silent_s:.0f} s old; if it was killed, its claim ends after {expiry_s:g} s)"
+    return (
+        f"{text} (last sign of life {silent_s:.0f} s ago; if it was killed, others may take over after {expiry_s:g} s)"
+    )
 
 
 def remove_if_dead(path: Path, expiry_s: float) -> bool:
@@ -246,10 +248,10 @@ def age(path: Path) -> float:
     pulse = temporary_name(path.parent / "pulse")
     try:
         pulse.touch()
-        found = pulse.stat().st_mtime - path.stat().st_mtime
-        if found < -TICK_S:
+        seconds = pulse.stat().st_mtime - path.stat().st_mtime
+        if seconds < -TICK_S:
             os.utime(path)
-        return max(found, 0.0)
+        return max(seconds, 0.0)
     except FileNotFoundError:
         raise
     except OSError:  # a read-only folder or a full disk
@@ -259,7 +261,7 @@ def age(path: Path) -> float:
             pulse.unlink()
 
 
-def _born(pid: int) -> float:
+def _start_time(pid: int) -> float:
     boot_time = psutil.boot_time()
     return float(psutil.Process(pid).create_time() - boot_time)
 

@@ -11,9 +11,9 @@ Difference = tuple[str, Any, Any]
 
 def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[Difference]:
     """The keys whose values differ, sorted by name."""
-    one, other = flatten(mine), flatten(theirs)
-    names = sorted(one.keys() | other.keys())
-    return [(name, one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)]
+    mine, theirs = flatten(mine), flatten(theirs)
+    names = sorted(mine.keys() | theirs.keys())
+    return [(name, mine.get(name), theirs.get(name)) for name in names if mine.get(name) != theirs.get(name)]
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

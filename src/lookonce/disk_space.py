@@ -32,18 +32,18 @@ def with_margin(num_bytes: int) -> int:
     return num_bytes + max(int(num_bytes * MARGIN), MIN_MARGIN_BYTES)
 
 
-def check_room(folder: Path, num_bytes: int, what: str = "", advice: str = CACHE_ADVICE) -> None:
-    """Check that `num_bytes` more fit on the disk of a folder, with a margin; `what` and `advice` go into the message.
+def check_room(folder: Path, num_bytes: int, content: str = "", advice: str = CACHE_ADVICE) -> None:
+    """Check that `num_bytes` more fit on the disk of a folder, with a margin; the message has `content` and `advice`.
 
     Raises:
         DiskFull: they do not fit; says how many bytes are missing.
     """
     if num_bytes and free_bytes(folder) < with_margin(num_bytes):
-        raise disk_full(folder, num_bytes, what=what, advice=advice)
+        raise disk_full(folder, num_bytes, content=content, advice=advice)
 
 
 def disk_full(
-    folder: Path, num_bytes: int, error: OSError | None = None, what: str = "", advice: str = CACHE_ADVICE
+    folder: Path, num_bytes: int, error: OSError | None = None, content: str = "", advice: str = CACHE_ADVICE
 ) -> DiskFull:
     """The error for `num_bytes` more that do not fit; `error` is the system's, if it refused to write."""
     needed, free = with_margin(num_bytes), free_bytes(folder)
@@ -52,13 +52,13 @@ def disk_full(
         missing = (
             f"{size(free)} are free but were refused ({error and error.strerror}; `quota -s` and `ulimit -f` say why)"
         )
-    what = what or f"the rest of {folder}"
-    return DiskFull(f"no room for {what}: {size(needed)} are needed with a margin, {missing}. {advice}")
+    content = content or f"the rest of {folder}"
+    return DiskFull(f"no room for {content}: {size(needed)} are needed with a margin, {missing}. {advice}")
 
 
 @contextlib.contextmanager
-def full_disk_named(folder: Path, num_bytes: int, what: str, advice: Callable[[], str]) -> Iterator[None]:
-    """Within the block, a full disk is an error that says how many bytes are missing for `what`, and the `advice`.
+def full_disk_named(folder: Path, num_bytes: int, content: str, advice: Callable[[], str]) -> Iterator[None]:
+    """Within the block, a full disk is an error that says how many bytes are missing for `content`, and the `advice`.
 
     Libraries raise their own errors: torch.save a RuntimeError, safetensors a SafetensorError, without the system's
     reason. So after any error but ours, the disk is asked whether it takes `num_bytes` in `folder`.
@@ -74,7 +74,7 @@ def full_disk_named(folder: Path, num_bytes: int, what: str, advice: Callable[[]
         refused = error if isinstance(error, OSError) and is_full(error) else _refusal(folder, num_bytes)
         if refused is None:
             raise
-        raise disk_full(folder, num_bytes, refused, what, advice()) from error
+        raise disk_full(folder, num_bytes, refused, content, advice()) from error
 
 
 def _refusal(folder: Path, num_bytes: int) -> OSError | None:

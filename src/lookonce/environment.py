@@ -78,8 +78,8 @@ def local_rank() -> int:
 def _from_variable(name: str, default: int) -> int:
     value = os.environ.get(name, str(default))
     if not re.fullmatch("[1-9][0-9]{0,8}" if name in ("WORLD_SIZE", *MPI) else "[0-9]{1,9}", value):
-        what = "the number of processes" if name == "WORLD_SIZE" else "a number of a process"
-        raise UsageError(f"{name}={value!r} in the environment is not {what}; run: unset {name}")
+        meaning = "the number of processes" if name == "WORLD_SIZE" else "a number of a process"
+        raise UsageError(f"{name}={value!r} in the environment is not {meaning}; run: unset {name}")
     return int(value)
 
 
@@ -92,20 +92,20 @@ def launch_note() -> str:
     Raises:
         UsageError: some are set and others are not, or their values do not fit together; says how to unset them.
     """
-    found = {name: os.environ[name] for name in (*LAUNCH, *MPI) if name in os.environ}
-    numbers = {name: _from_variable(name, 0) for name in found if name != "MASTER_ADDR"}
-    missing = [name for name in LAUNCH if name not in found]
+    variables = {name: os.environ[name] for name in (*LAUNCH, *MPI) if name in os.environ}
+    numbers = {name: _from_variable(name, 0) for name in variables if name != "MASTER_ADDR"}
+    missing = [name for name in LAUNCH if name not in variables]
     size = numbers.get("WORLD_SIZE", max((numbers[name] for name in MPI if name in numbers), default=1))
-    named = f"{', '.join(f'{name}={value}' for name, value in found.items())} in the environment"
-    alone = f"to run as one process without it: unset {' '.join(found)}"
+    named = f"{', '.join(f'{name}={value}' for name, value in variables.items())} in the environment"
+    alone = f"to run as one process without it: unset {' '.join(variables)}"
     together = "to use several GPUs: torchrun --nproc-per-node NUMBER -m lookonce ..."
-    if missing and (size > 1 or "LOCAL_RANK" in found or numbers.get("RANK")):
+    if missing and (size > 1 or "LOCAL_RANK" in variables or numbers.get("RANK")):
         raise UsageError(
             f"{named}, as torchrun sets it for each of several processes, but without {', '.join(missing)}: left by a "
             f"container, a job system or another program; {alone}; {together}"
         )
     if missing:
-        if any(name in found for name in LAUNCH):
+        if any(name in variables for name in LAUNCH):
             return f"{named} has no effect, because torchrun did not start this process; {alone}"
         tasks = os.environ.get("SLURM_NTASKS", "1")
         if tasks == "1" or "SLURM_STEP_ID" in os.environ:
@@ -160,8 +160,8 @@ def limit_cpu_threads(model_folder: Path) -> None:
 
 def program() -> str:
     """The command that calls this program again: its name, or its path if the name is not on the PATH."""
-    found, mine = shutil.which("lookonce"), Path(sys.argv[0])
-    if mine.name != "lookonce" or (found and mine.resolve() == Path(found).resolve()):
+    on_path, mine = shutil.which("lookonce"), Path(sys.argv[0])
+    if mine.name != "lookonce" or (on_path and mine.resolve() == Path(on_path).resolve()):
         return "lookonce"
     return shorten(str(mine.absolute()))
 

@@ -148,8 +148,8 @@ def system_code(error: BaseException) -> int | None:
     """The number of the system's error, also of one that a library wraps; None if it is of another kind."""
     if isinstance(error, OSError):
         return error.errno
-    found = CODE_IN_TEXT.search(str(error))
-    return int(found[1]) if found else None
+    match = CODE_IN_TEXT.search(str(error))
+    return int(match[1]) if match else None
 
 
 def full_disk_code(error: BaseException) -> int | None:
@@ -165,9 +165,9 @@ def explain_system_error(error: BaseException) -> str | None:
     """
     if full_disk_code(error) is not None:
         return _no_room(error)
-    said = "; ".join(filter(None, [str(error), *getattr(error, "__notes__", [])]))
-    if isinstance(error, MemoryError) or NO_MEMORY.search(said):
-        return _no_memory(said.strip().partition("\n")[0] or "a request was refused")
+    message = "; ".join(filter(None, [str(error), *getattr(error, "__notes__", [])]))
+    if isinstance(error, MemoryError) or NO_MEMORY.search(message):
+        return _no_memory(message.strip().partition("\n")[0] or "a request was refused")
     return explain_os_error(error) if isinstance(error, OSError) else None
 
 
@@ -198,8 +198,8 @@ def _no_room(error: BaseException) -> str:
     assert code is not None
     path = target_of(error) if isinstance(error, OSError) else None
     needed = f"{error.needed} are needed, " if isinstance(error, NoRoom) and error.needed else ""
-    places = [path if path.is_dir() else path.parent] if path else [Path.cwd(), Path(tempfile.gettempdir())]
-    free = ", ".join(f"{size(shutil.disk_usage(existing(place)).free)} are free in {place}" for place in places)
+    folders = [path if path.is_dir() else path.parent] if path else [Path.cwd(), Path(tempfile.gettempdir())]
+    free = ", ".join(f"{size(shutil.disk_usage(existing(folder)).free)} are free in {folder}" for folder in folders)
     return (
         f"no room{f' for {path}' if path else ''}: {os.strerror(code)}{WHY_FULL.get(code, '')} ({needed}{free}); make "
         "room, or name a folder on another disk, and run the same command again"

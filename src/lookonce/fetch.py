@@ -47,7 +47,7 @@ class Split:
 
     def text(self) -> str:
         gone = f", {len(self.missing):,} of them missing" if self.missing else ""
-        return f"{count(self.num_records, 'record')} about {count(self.num_images, 'image file')}{gone}"
+        return f"{count(self.num_records, 'record')} with {count(self.num_images, 'image file')}{gone}"
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,11 @@ class FetchReport:
             ("files", f"{files}; {new}; {verified}" if self.commit else files),
             ("folder", str(self.folder)),
             *([("starts from", self.start)] if self.start else []),
-            *((split, found.text()) for split, found in self.data.items()),
+            *((split, facts.text()) for split, facts in self.data.items()),
         ]
         problems = [f"Not ready: {problem}" for problem in self.problems]
         exports = "\n".join(f"  export {name}={shell(value)}" for name, value in self.environment.items())
-        return "\n\n".join([rows(lines), *problems, f"In jobs without internet:\n{exports}"])
+        return "\n\n".join([rows(lines), *problems, f"For jobs without internet, set:\n{exports}"])
 
 
 def fetch(run: RunFile) -> FetchReport:
@@ -104,7 +104,7 @@ def fetch(run: RunFile) -> FetchReport:
         ModelError: the model cannot be downloaded, is not what the Hub states, or is incomplete.
     """
     is_folder = Path(run.model.path).expanduser().is_dir() or not is_hub_name(run.model.path)
-    found = None if is_folder else download_model(run.model.path, run.model.revision)
+    download = None if is_folder else download_model(run.model.path, run.model.revision)
     model_folder = ModelFolder.open(run.model.path, run.model.revision, is_local=True)
     ImageProcessor(model_folder.folder, run.cache.backend, run.cache.min_pixels, run.cache.max_pixels)
     ChatTokenizer(model_folder.folder, model_folder.config, enable_thinking=run.data.enable_thinking)
@@ -116,16 +116,16 @@ def fetch(run: RunFile) -> FetchReport:
     here = [path for path in model_folder.folder.iterdir() if path.is_file()]
     return FetchReport(
         model=run.model.path,
-        revision=run.model.revision if found else None,
-        commit=found.commit if found else None,
-        is_pinned=found is None or is_commit(run.model.revision),
-        license=found.license if found else None,
+        revision=run.model.revision if download else None,
+        commit=download.commit if download else None,
+        is_pinned=download is None or is_commit(run.model.revision),
+        license=download.license if download else None,
         folder=model_folder.folder,
         num_files=len(here),
         size_bytes=sum(path.stat().st_size for path in here),
-        downloaded_bytes=found.downloaded_bytes if found else 0,
-        is_verified=found.is_verified if found else None,
-        refusal=found.refusal if found else "",
+        downloaded_bytes=download.downloaded_bytes if download else 0,
+        is_verified=download.is_verified if download else None,
+        refusal=download.refusal if download else "",
         data=data,
         problems=problems,
         environment=job_environment(),
@@ -154,16 +154,16 @@ def _check_data(run: RunFile) -> tuple[dict[str, Split], list[str]]:
     problems = []
     for split in SPLITS:
         try:
-            found = _check_split(run, split)
+            facts = _check_split(run, split)
         except LookonceError as error:
             problems.append(f"{error}; for a known dataset: {PREPARE}")
             continue
-        if found.num_records:
-            data[split] = found
-        if found.missing:
-            number, total = f"{len(found.missing):,}", count(found.num_images, "image file")
+        if facts.num_records:
+            data[split] = facts
+        if facts.missing:
+            number, total = f"{len(facts.missing):,}", count(facts.num_images, "image file")
             problems.append(
-                f"{number} of {total} of data.{split} are missing, the first is {found.missing[0]}; check "
+                f"{number} of {total} of data.{split} are missing, the first is {facts.missing[0]}; check "
                 f"`data.image_root`, or for a known dataset: {PREPARE}"
             )
     return data, problems
@@ -193,15 +193,15 @@ def pin(run_file: Path, section: str, key: str, value: str) -> bool:
     """
     text = run_file.read_text(encoding="utf-8")
     values = yaml.safe_load(text)
-    wanted = {**values, section: {**(values.get(section) or {}), key: value}}
-    if values == wanted:
+    new_values = {**values, section: {**(values.get(section) or {}), key: value}}
+    if values == new_values:
         return False
     try:
         pinned = _with_value(text, section, key, value)
-        is_as_wanted = yaml.safe_load(pinned) == wanted
+        is_correct = yaml.safe_load(pinned) == new_values
     except (LookupError, ValueError, yaml.YAMLError):  # a section that is merged from elsewhere, absent or there twice
-        is_as_wanted = False
-    if not is_as_wanted:
+        is_correct = False
+    if not is_correct:
         raise UsageError(f'cannot edit {run_file}; set in its section `{section}` by hand: {key}: "{value}"')
     write_text(run_file, pinned)
     return True
@@ -209,14 +209,14 @@ def pin(run_file: Path, section: str, key: str, value: str) -> bool:
 
 def _with_value(text: str, section: str, key: str, value: str) -> str:
     root: Any = yaml.compose(text)
-    [found] = [one for name, one in root.value if name.value == section]
-    nodes = {name.value: one for name, one in found.value}
+    [section_node] = [node for name, node in root.value if name.value == section]
+    nodes = {name.value: node for name, node in section_node.value}
     if key in nodes:
         start, end = nodes[key].start_mark.index, nodes[key].end_mark.index
         return f'{text[:start]}{" " if start == end else ""}"{value}"{text[end:]}'  # an empty value stands at the colon
-    first, its_value = found.value[0]
+    first, its_value = section_node.value[0]
     end = its_value.end_mark.index
-    if found.flow_style:
+    if section_node.flow_style:
         return f'{text[:end]}, {key}: "{value}"{text[end:]}'
     end = text.find("\n", end) if "\n" in text[end:] else len(text)  # after a comment on the line
     return f'{text[:end]}\n{" " * first.start_mark.column}{key}: "{value}"{text[end:]}'

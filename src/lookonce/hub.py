@@ -119,7 +119,7 @@ def verify(kind: str, name: str, folder: Path, notify: Notify = quiet) -> bool:
     links = [path for path in folder.rglob("*") if path.is_symlink() and path.is_dir()]
     paths = [*links, *(path for path in folder.rglob("*") if path.is_file())]
     stats = {path.relative_to(folder).as_posix(): path.stat() for path in paths}
-    stamps = {name: [one.st_size, one.st_mtime_ns, one.st_ctime_ns] for name, one in stats.items()}
+    stamps = {name: [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns] for name, stat in stats.items()}
     digest = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
     note = Path(constants.HF_ASSETS_CACHE, *NOTES, f"{digest}.json")
     verified = {"folder": str(folder.resolve()), "files": stamps}
@@ -129,19 +129,19 @@ def verify(kind: str, name: str, folder: Path, notify: Notify = quiet) -> bool:
     try:
         # First a request that is made once: without the Hub, a listing would be asked for again for half a minute.
         HfApi().repo_info(name, timeout=TIMEOUT_S, **where)
-        found = HfApi().verify_repo_checksums(name, local_dir=folder, **where)
+        comparison = HfApi().verify_repo_checksums(name, local_dir=folder, **where)
     except Exception as error:  # from httpx, from huggingface_hub
         notify(first_line(error))
         return False
     changed = {
-        one["path"]: f"{one['path']} ({one['algorithm']} {one['actual']}, the Hub states {one['expected']})"
-        for one in found.mismatches
+        file["path"]: f"{file['path']} ({file['algorithm']} {file['actual']}, the Hub states {file['expected']})"
+        for file in comparison.mismatches
     }
-    names = {*found.extra_paths, *(path.relative_to(folder).as_posix() for path in links)}
+    names = {*comparison.extra_paths, *(path.relative_to(folder).as_posix() for path in links)}
     added = sorted(one_line(name) for name in names if not re.search(r"(^|/)\.", name))
     if changed or added:
-        wrong = [*changed.values(), *(f"{one} (which the Hub does not list)" for one in added)]
-        paths = [*((folder / one).resolve() for one in changed), *(folder.absolute() / one for one in added)]
+        wrong = [*changed.values(), *(f"{path} (which the Hub does not list)" for path in added)]
+        paths = [*((folder / path).resolve() for path in changed), *(folder.absolute() / path for path in added)]
         raise ERRORS[kind](
             f"{kind} {name!r} differs from what the Hub states at commit {folder.name}: {listed(wrong)}\n"
             f"Remove these files, or move them away, and download again: {shell('rm', *paths)} && {AGAIN[kind]}"
@@ -196,9 +196,9 @@ def find_adapter(name: str, revision: str | None, *, is_local: bool = False) -> 
 
 
 def _find(kind: str, name: str, revision: str | None, patterns: Sequence[str], is_local: bool) -> Path:
-    wanted: dict[str, Any] = {"revision": revision, "allow_patterns": list(patterns), "tqdm_class": Progress}
+    arguments: dict[str, Any] = {"revision": revision, "allow_patterns": list(patterns), "tqdm_class": Progress}
     try:
-        folder = Path(snapshot_download(name, local_files_only=is_local, **wanted))
+        folder = Path(snapshot_download(name, local_files_only=is_local, **arguments))
     except (OSError, ValueError) as error:  # those of huggingface_hub and httpx among them
         raise _refusal(kind, name, revision, error) from None
     if not is_local:
@@ -212,18 +212,18 @@ def download_model(name: str, revision: str | None) -> Download:
     Raises:
         ModelError: it is not available, is not what the Hub states, or the disk is too full.
     """
-    wanted: Any = {"repo_id": name, "revision": revision, "allow_patterns": [*FILES, CARD], "tqdm_class": Progress}
+    arguments: Any = {"repo_id": name, "revision": revision, "allow_patterns": [*FILES, CARD], "tqdm_class": Progress}
     num_bytes = 0
     try:
-        files: Any = snapshot_download(**wanted, dry_run=True)
+        files: Any = snapshot_download(**arguments, dry_run=True)
         num_bytes = sum(file.file_size for file in files if file.will_download)
-        place = Path(constants.HF_HUB_CACHE)
+        hub_cache = Path(constants.HF_HUB_CACHE)
         advice = "Make room, or set HF_HOME to a folder on another disk"
-        check_room(place, num_bytes, f"model {name!r} in {place}", advice)
-        folder = Path(snapshot_download(**wanted))
+        check_room(hub_cache, num_bytes, f"model {name!r} in {hub_cache}", advice)
+        folder = Path(snapshot_download(**arguments))
     except (DryRunError, LocalEntryNotFoundError) as error:  # the Hub cannot be reached
         try:
-            folder = Path(snapshot_download(**wanted, local_files_only=True))
+            folder = Path(snapshot_download(**arguments, local_files_only=True))
         except LocalEntryNotFoundError:
             raise _refusal("model", name, revision, error) from None
     except (OSError, ValueError) as error:
@@ -236,7 +236,7 @@ def download_model(name: str, revision: str | None) -> Download:
 def _refusal(kind: str, name: str, revision: str | None, error: BaseException) -> ModelError:
     """What is wrong with a model or an adapter, and what to do about it; raises NoRoom if the disk is full."""
     check_disk(error)
-    what, reason, log_in = f"{kind} {name!r}", error.__cause__, "hf auth login"
+    subject, reason, log_in = f"{kind} {name!r}", error.__cause__, "hf auth login"
     here = f" (and no folder {Path(name).absolute()})" if kind == "model" else ""
     if isinstance(reason, RepositoryNotFoundError):
         error = reason
@@ -244,18 +244,18 @@ def _refusal(kind: str, name: str, revision: str | None, error: BaseException) -
         at = f"revision {revision}" if revision else "its newest revision"
         why = f", and the Hub cannot be reached ({first_line(reason)})" if reason else ""
         return ModelError(
-            f"there is no complete download of {what} at {at} on this machine{here}{why}; with internet access run: "
-            f"{FETCH_COMMAND}"
+            f"there is no complete download of {subject} at {at} on this machine{here}{why}; with internet access "
+            f"run: {FETCH_COMMAND}"
         )
     if isinstance(error, GatedRepoError):
-        wrong = f"{what} requires accepting its licence: do so at https://huggingface.co/{name}, then: {log_in}"
+        wrong = f"{subject} requires accepting its licence: do so at https://huggingface.co/{name}, then: {log_in}"
     elif isinstance(error, RevisionNotFoundError):
-        wrong = f"{what} has no revision {revision!r}; name a branch, a tag or a commit of it in {KEYS[kind]}"
+        wrong = f"{subject} has no revision {revision!r}; name a branch, a tag or a commit of it in {KEYS[kind]}"
     elif isinstance(error, RepositoryNotFoundError):
-        wrong = f"the Hub has no {what} that you may access{here}; check {KEYS[kind]}, or if it is private: {log_in}"
+        wrong = f"the Hub has no {subject} that you may access{here}; check {KEYS[kind]}, or if it is private: {log_in}"
     else:
         wrong = (
-            f"{what} is not available from the Hub ({first_line(error)}); check {KEYS[kind]}, or where there is "
+            f"{subject} is not available from the Hub ({first_line(error)}); check {KEYS[kind]}, or where there is "
             f"internet run: {FETCH_COMMAND}"
         )
     return ModelError(wrong)

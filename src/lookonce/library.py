@@ -149,22 +149,22 @@ def replace_tower(model: Any) -> Any:
     Raises:
         UsageError: `model` is not a model of transformers, or the adapter has weights in the tower.
     """
-    found = load.base_model(model)
-    if not isinstance(found, torch.nn.Module) or not hasattr(found, "config") or not hasattr(found, "model"):
+    base = load.base_model(model)
+    if not isinstance(base, torch.nn.Module) or not hasattr(base, "config") or not hasattr(base, "model"):
         raise UsageError(
             f"{type(model).__name__} is not a model of transformers; load one with: "
             "AutoModelForImageTextToText.from_pretrained(...), or lookonce.load_without_tower(...)"
         )
-    name = family_of(found.config).tower
-    trained = [one for one, weight in getattr(found.model, name).named_parameters() if weight.requires_grad]
-    if trained and found is not model:  # an adapter was added, which left what it does not train frozen
+    tower = getattr(base.model, family_of(base.config).tower)
+    trained = [name for name, weight in tower.named_parameters() if weight.requires_grad]
+    if trained and base is not model:  # an adapter was added, which left what it does not train frozen
         raise UsageError(
             f"the vision tower has trained weights, such as {trained[0]}, which cached features would leave out; give "
             "LoRA targets in the language model alone, and freeze the tower"
         )
-    dtype: Any = found.dtype
-    load.replace_tower(found, dtype)
-    _weighting_whole_steps(found)
+    dtype: Any = base.dtype
+    load.replace_tower(base, dtype)
+    _weighting_whole_steps(base)
     return model
 
 

@@ -106,14 +106,14 @@ class Proposal:
 
 def propose(facts: Facts) -> list[Proposal]:
     """All proposals, in the order of the run file."""
-    found = []
+    proposals = []
     if facts.thinks:
         reason = "else the chat template lets the model think before it answers, and training refuses all records"
-        found.append(Proposal("data.enable_thinking", False, f"{reason}; docs/models.md#thinking"))
+        proposals.append(Proposal("data.enable_thinking", False, f"{reason}; docs/models.md#thinking"))
     if facts.has_linear_attention:
         reason = "the default targets name none of the matrices of linear attention; docs/models.md"
-        found.append(Proposal("lora.targets", "all-linear", reason))
-    return [*found, _samples_per_step(facts), *_memory(facts)]
+        proposals.append(Proposal("lora.targets", "all-linear", reason))
+    return [*proposals, _samples_per_step(facts), *_memory(facts)]
 
 
 def _memory(facts: Facts) -> Iterator[Proposal]:
@@ -123,15 +123,21 @@ def _memory(facts: Facts) -> Iterator[Proposal]:
         yield Proposal(key, default, f"the default: no GPU is on this machine and --gpu-memory was not given; {MEMORY}")
         return
     if name is None:
-        yield Proposal(key, default, f"the default: the memory of this model was not measured; {MEMORY} has others")
+        yield Proposal(
+            key, default, f"the default: the memory of this model was not measured; {MEMORY} lists the models that were"
+        )
         return
-    fit = next((one for one in fits(name, gpu_gb) if one.num_tokens >= LEAST_TOKENS), None)
+    fit = next((fit for fit in fits(name, gpu_gb) if fit.num_tokens >= LEAST_TOKENS), None)
     if fit:
         value = min(fit.num_tokens, MOST_TOKENS)
-        most = f", and the benchmarks have {value:,}" if fit.num_tokens > value else ""
+        most = f", and the benchmarks use {value:,}" if fit.num_tokens > value else ""
         how = f" with {keys}" if (keys := fit.text(UNQUANTISED, False)) else ""
-        yield Proposal(key, value, f"{name}{how} fits {fit.num_tokens:,} in {gpu_gb:.0f} GB ({MEMORY}){most}")
-        yield from _sparing(fit, f"without it, {name} fits no packs of {LEAST_TOKENS:,} in {gpu_gb:.0f} GB; {MEMORY}")
+        yield Proposal(
+            key, value, f"{name}{how} fits packs of {fit.num_tokens:,} tokens in {gpu_gb:.0f} GB ({MEMORY}){most}"
+        )
+        yield from _sparing(
+            fit, f"without it, {name} fits no packs of {LEAST_TOKENS:,} tokens in {gpu_gb:.0f} GB; {MEMORY}"
+        )
         return
     fit = Fit("nf4", True, LEAST_TOKENS)
     need = f"{name} needs about {peak_gb(name, fit.num_tokens, fit.checkpointing, fit.frozen):.0f} GB and some to spare"
@@ -155,7 +161,7 @@ def _samples_per_step(facts: Facts) -> Proposal:
         value, reason = SHARED_STEP, f"with {shown}, steps larger than usual; {STEPS}"
     while value > LEAST_STEP and facts.num_records < value * MIN_STEPS:
         value //= 2
-        reason = f"more, and an epoch of {facts.num_records:,} records would have less than {MIN_STEPS} steps"
+        reason = f"with more, an epoch of {facts.num_records:,} records would have fewer than {MIN_STEPS} steps"
     return Proposal(key, value, reason)
 
 
@@ -165,23 +171,27 @@ NO_VAL = (
 )
 
 
-def run_file_text(given: Mapping[str, Any], facts: Facts, proposals: Sequence[Proposal]) -> str:
-    """The run file. `given` are the user's values by key ("data.train"), without those that are None."""
+def run_file_text(chosen: Mapping[str, Any], facts: Facts, proposals: Sequence[Proposal]) -> str:
+    """The run file. `chosen` are the user's values by key ("data.train"), without those that are None."""
     machine = f"a GPU of {facts.gpu_gb:.0f} GB" if facts.gpu_gb else "a machine without a GPU"
-    records = f"{count(facts.num_records, 'training record')} about {count(facts.num_images, 'image')}"
+    records = f"{count(facts.num_records, 'training record')} with {count(facts.num_images, 'image')}"
     lines = [
         "# Written by `lookonce init`. Check it with `lookonce check`; docs/run-file.md has all keys.",
         *_comment(f"Proposed from {records} ({facts.samples_per_image:.1f} each), for {machine}."),
     ]
     for section in ("model", "data", "cache", "lora", "batch", "train"):
-        lines += _comment(f"data.val is not set: {NO_VAL}") if section == "data" and "data.val" not in given else []
+        lines += (
+            _comment(f"data.val is not set, so there are {NO_VAL}")
+            if section == "data" and "data.val" not in chosen
+            else []
+        )
         here = f"{section}."
-        keys = [f"{key.removeprefix(here)}: {in_yaml(value)}" for key, value in given.items() if key.startswith(here)]
-        for one in (one for one in proposals if one.key.startswith(here)):
-            name = one.key.removeprefix(here)
-            keys += [*_comment(f"{name}: {one.reason}"), f"{name}: {in_yaml(one.value)}"]
+        keys = [f"{key.removeprefix(here)}: {in_yaml(value)}" for key, value in chosen.items() if key.startswith(here)]
+        for proposal in (proposal for proposal in proposals if proposal.key.startswith(here)):
+            name = proposal.key.removeprefix(here)
+            keys += [*_comment(f"{name}: {proposal.reason}"), f"{name}: {in_yaml(proposal.value)}"]
         lines += [f"{section}:", *(f"  {line}" for line in keys)] if keys else []
-    return "\n".join([*lines, f"output: {in_yaml(given['output'])}", ""])
+    return "\n".join([*lines, f"output: {in_yaml(chosen['output'])}", ""])
 
 
 def _comment(text: str) -> list[str]:
@@ -204,25 +214,25 @@ class Written:
     proposals: list[Proposal]
 
     def to_json(self) -> dict[str, Any]:
-        proposals = [asdict(one) for one in self.proposals]
+        proposals = [asdict(proposal) for proposal in self.proposals]
         return {"run_file": str(self.path), "facts": asdict(self.facts), "proposals": proposals}
 
     def text(self) -> str:
-        proposed = rows([(one.key, in_yaml(one.value)) for one in self.proposals])
+        proposed = rows([(proposal.key, in_yaml(proposal.value)) for proposal in self.proposals])
         wrote = f"wrote {self.path}; its comments say why each value was proposed"
         return f"{wrote}\n{proposed}\n\nnext: {shell('lookonce', 'check', self.path)}"
 
 
-def init(path: Path, given: Mapping[str, Any], gpu_memory_gb: float | None = None, *, force: bool = False) -> Written:
-    """Write a run file to `path`. `given` are values by key: "model.path", "data.train", ..., "output".
+def init(path: Path, chosen: Mapping[str, Any], gpu_memory_gb: float | None = None, *, force: bool = False) -> Written:
+    """Write a run file to `path`. `chosen` are values by key: "model.path", "data.train", ..., "output".
 
     Raises:
         UsageError: the file exists and `force` is not set, or a given value is not allowed.
         RecordsError: the training records cannot be read.
     """
-    facts = find_facts(_run(given), gpu_memory_gb)
+    facts = find_facts(_run(chosen), gpu_memory_gb)
     proposals = propose(facts)
-    text = run_file_text(given, facts, proposals)
+    text = run_file_text(chosen, facts, proposals)
     RunFile.model_validate(yaml.safe_load(text))  # our own invariant: what is written is a run file
     if force:
         write_text(path, text)
@@ -241,10 +251,10 @@ def refuse_existing(path: Path, force: bool) -> None:
         raise UsageError(f"{path} exists; name another file, or replace it with --force")
 
 
-def _run(given: Mapping[str, Any]) -> RunFile:
+def _run(chosen: Mapping[str, Any]) -> RunFile:
     """The run of the given values alone."""
     values: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in chosen.items():
         section, _, key = name.rpartition(".")
         (values.setdefault(section, {}) if section else values)[key] = value
     return checked(values, RunFile, "the run of the given values")

@@ -59,7 +59,7 @@ class Section(BaseModel):
         """
         if not isinstance(values, dict):
             return values
-        found, wrong = {}, list[InitErrorDetails]()
+        read, wrong = {}, list[InitErrorDetails]()
         for name, value in values.items():
             if field := cls.model_fields.get(name):
                 if value is None and type(None) not in get_args(field.annotation):
@@ -69,10 +69,10 @@ class Section(BaseModel):
                 if problem := _wrong_kind(value, field.annotation):
                     error = PydanticCustomError("kind", problem)
                     wrong.append({"type": error, "loc": (name,), "input": values[name]})
-            found[name] = value
+            read[name] = value
         if wrong:
             raise ValidationError.from_exception_data(cls.__name__, wrong)
-        return found
+        return read
 
 
 def _wrong_kind(value: Any, annotation: Any) -> LiteralString | None:
@@ -94,15 +94,15 @@ def as_list(value: Any) -> Any:
     return [value] if isinstance(value, SCALARS) else value
 
 
-def read_settings(path: Path, kind: type[Settings], called: str, hint: str, expected: str) -> Settings:
+def read_settings(path: Path, kind: type[Settings], called: str, hint: str, form: str) -> Settings:
     """Read a YAML file.
 
-    In messages, `called` names the file, `hint` follows if it cannot be read, and `expected` says what it must contain.
+    In messages, `called` names the file, `hint` follows if it cannot be read, and `form` says what it must contain.
 
     Raises:
         UsageError: the file is missing or not YAML, or a key or value is wrong.
     """
-    return checked(load_values(path, called, hint, expected), kind, called)
+    return checked(load_values(path, called, hint, form), kind, called)
 
 
 def checked(values: dict[str, Any], kind: type[Settings], called: str) -> Settings:
@@ -122,7 +122,7 @@ MAX_SEED = 2**32 - 1
 """The largest seed that numpy takes."""
 MAX_COUNT = 1_000_000_000
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
-MAX_GIVEN = 200
+MAX_VALUE_CHARS = 200
 """Characters of a wrong value in a message."""
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The loader with libyaml is ten times as fast; not every build of PyYAML has it."""
@@ -181,7 +181,7 @@ def _check_size(text: str) -> None:
             raise ValueError(f"it has more than {MAX_VALUES:,} values, each alias counted as what it stands for")
 
 
-def load_values(path: Path, called: str, hint: str, expected: str) -> dict[str, Any]:
+def load_values(path: Path, called: str, hint: str, form: str) -> dict[str, Any]:
     """The values in a YAML file, before they are checked; the other arguments are those of `read_settings`.
 
     Raises:
@@ -198,7 +198,7 @@ def load_values(path: Path, called: str, hint: str, expected: str) -> dict[str, 
     except ValueError as error:
         raise UsageError(f"{called} is not YAML: {error}") from None
     if not isinstance(values, dict):
-        raise UsageError(f"{called} must be {expected}")
+        raise UsageError(f"{called} must be {form}")
     return values
 
 
@@ -247,8 +247,8 @@ def explain(problem: Any, kind: type[BaseModel]) -> str:
     if problem["type"] == "missing":
         return f"{name}: is missing"
     message = problem["msg"].removeprefix("Value error, ")
-    given = problem["input"]
-    got = "" if isinstance(given, dict) and given else f" (got {_repr(given)})"
+    value = problem["input"]
+    got = "" if isinstance(value, dict) and value else f" (got {_repr(value)})"
     where = f"{name}: " if name else ""  # mistakes of the whole file have no name
     return f"{where}{message}{got}"
 
@@ -258,14 +258,14 @@ def _alternatives(annotation: Any) -> list[Any]:
     if get_origin(annotation) is Annotated:
         return _alternatives(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
-        return [found for one in get_args(annotation) for found in _alternatives(one)]
+        return [alternative for argument in get_args(annotation) for alternative in _alternatives(argument)]
     return [annotation]
 
 
-def _repr(given: Any) -> str:
+def _repr(value: Any) -> str:
     """A value for a message, cut if long; Python refuses to write integers of thousands of digits."""
     try:
-        return shown(repr(given), MAX_GIVEN)
+        return shown(repr(value), MAX_VALUE_CHARS)
     except ValueError:
         return "an integer of thousands of digits"
 

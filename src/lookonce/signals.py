@@ -23,12 +23,12 @@ Handler = Callable[[int, FrameType | None], None]
 
 
 @contextlib.contextmanager
-def handle_signals(handler: Handler, *others: signal.Signals) -> Iterator[None]:
-    """Call `handler` for these signals, and for `others`, within the block.
+def handle_signals(handler: Handler, *more_signals: signal.Signals) -> Iterator[None]:
+    """Call `handler` for these signals, and for `more_signals`, within the block.
 
     Does nothing outside the main thread, as Python requires.
     """
-    handled = {*SIGNALS, *others} if threading.current_thread() is threading.main_thread() else set()
+    handled = {*SIGNALS, *more_signals} if threading.current_thread() is threading.main_thread() else set()
     for number in (signal.SIGHUP, signal.SIGINT):  # ignored by nohup and by a script's `&`: stays so
         handled -= {number} if signal.getsignal(number) is signal.SIG_IGN else set()
     before = {number: signal.signal(number, handler) for number in handled}

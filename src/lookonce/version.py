@@ -28,9 +28,9 @@ TIMEOUT_S = 20
 def commit() -> str | None:
     """The git commit of the code that runs, with `-dirty` if there were changes; None if it is not known."""
     origin = _origin()
-    if isinstance(found := origin.get("vcs_info"), dict):
-        return found.get("commit_id")
-    if isinstance(found := origin.get("dir_info"), dict) and found.get("editable"):
+    if isinstance(info := origin.get("vcs_info"), dict):
+        return info.get("commit_id")
+    if isinstance(info := origin.get("dir_info"), dict) and info.get("editable"):
         return _commit_of(Path(unquote(urlsplit(str(origin.get("url"))).path)))
     return None
 

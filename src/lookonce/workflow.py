@@ -63,8 +63,8 @@ def train(
             )
             return Summary.read(opened.folder) if training.ranks.is_first else None
         training.begin(restart=restart)
-        what, folder = f"the files of {run.output}", opened.folder
-        small_files = full_disk_named(run.output, OTHER_BYTES, what, lambda: kept(folder))
+        content, folder = f"the files of {run.output}", opened.folder
+        small_files = full_disk_named(run.output, OTHER_BYTES, content, lambda: kept(folder))
         with training.heartbeat() as heartbeat, small_files:
             model = training.run(heartbeat, _accuracy(training))
             if not training.ranks.is_first:

@@ -20,6 +20,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.reader import VisionCache
+from lookonce.checks.inputs import check_model
 from lookonce.datasets import images
 from lookonce.datasets.sample.write import write_sample
 from lookonce.run.config import RunFile
@@ -129,6 +130,24 @@ def one_tower(sample: Path) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OpenRun, "load_tower", load_once)
+        yield
+
+
+@pytest.fixture(scope="module")
+def one_model_check(sample: Path) -> Iterator[None]:
+    """The sample's model is checked once for each of the settings that count; that is most of the time of a check."""
+    results: dict[str, Any] = {}
+
+    def check_once(run: RunFile) -> Any:
+        cache = run.cache.model_dump(include={"backend", "min_pixels", "max_pixels"})
+        sections = (run.model, run.data.enable_thinking, run.lora, run.batch.mode, run.eval.engine, run.train.seed)
+        settings = str((cache, *sections))
+        if run.model.path != str(sample / "model") or settings not in results:
+            results[settings] = check_model(run)
+        return results[settings]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lookonce.checks.inputs.check_model", check_once)
         yield
 
 

@@ -222,8 +222,8 @@ def test_one_value_is_a_list_of_one_in_other_files_too(tmp_path):
 @pytest.mark.parametrize(
     ("assignment", "said"),
     [
-        ("lora.targets=q_proj, v_proj", "lora.targets: several names are a list: [q_proj, v_proj]"),
-        ("lora.modules_to_save=a b", "lora.modules_to_save[0]: several names are a list: [a, b]"),
+        ("lora.targets=q_proj, v_proj", "lora.targets: write several names as a list: [q_proj, v_proj]"),
+        ("lora.modules_to_save=a b", "lora.modules_to_save[0]: write several names as a list: [a, b]"),
         ("train.track={tensorboard: true}", "train.track: Input should be a valid list"),
         ("data.context={by: stage, order: 1}", "data.context.order: Value should have at least 2 items"),
     ],

@@ -51,10 +51,10 @@ def test_a_template_that_thinks_is_told_not_to():
 def test_what_makes_a_model_fit_is_said():
     found = proposed(gpu_gb=16.0)
     assert found["batch.tokens_per_pack"].reason == (
-        "Qwen3-VL-8B with train.frozen=nf4 and train.gradient_checkpointing=selective fits 2,176 in 16 GB "
-        "(docs/training.md#memory)"
+        "Qwen3-VL-8B with train.frozen=nf4 and train.gradient_checkpointing=selective fits packs of 2,176 tokens in "
+        "16 GB (docs/training.md#memory)"
     )
-    assert "without it, Qwen3-VL-8B fits no packs of 2,048 in 16 GB" in found["train.frozen"].reason
+    assert "without it, Qwen3-VL-8B fits no packs of 2,048 tokens in 16 GB" in found["train.frozen"].reason
     assert "pip install 'lookonce[qlora]'" in found["train.frozen"].reason
 
 

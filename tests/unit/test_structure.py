@@ -123,7 +123,9 @@ def test_datasets_is_not_a_package(root):
 def test_all_names_of_the_public_api_import():
     assert all(getattr(lookonce, name) for name in lookonce.__all__)
     imported = names_imported_by(Path(lookonce.__file__)) - {"lookonce.version.__version__"}  # for type checkers
-    assert imported == {f"lookonce.{home}.{name}" for home, names in lookonce._HOME.items() for name in names.split()}
+    assert imported == {
+        f"lookonce.{module}.{name}" for module, names in lookonce._NAMES.items() for name in names.split()
+    }
 
 
 def test_imports_run_one_way(root):

@@ -52,26 +52,28 @@ class BaseModel:
     """The licence that its card on this machine names; None if there is none."""
 
 
-def find_base_model(model: ModelSection, given: str | None = None) -> BaseModel:
-    """The base model of a run; `given` is its name on the Hub, which may have a commit: owner/name@COMMIT.
+def find_base_model(model: ModelSection, hub_name: str | None = None) -> BaseModel:
+    """The base model of a run; `hub_name` is its name on the Hub, which may have a commit: owner/name@COMMIT.
 
     Raises:
         UsageError: the run names a folder and the name is not given, or it is malformed.
     """
     folder = Path(model.path).expanduser()
-    if given is not None:
-        name, _, commit = given.partition("@")
+    if hub_name is not None:
+        name, _, commit = hub_name.partition("@")
         if not is_hub_name(name) or (commit and not is_commit(commit)):
-            raise UsageError(f"--base-model {given!r} is not a model on the Hub; write OWNER/NAME or OWNER/NAME@COMMIT")
+            raise UsageError(
+                f"--base-model {hub_name!r} is not a model on the Hub; write OWNER/NAME or OWNER/NAME@COMMIT"
+            )
         return BaseModel(name, commit or None, license_in(folder))
     if folder.is_dir():
-        found = DOWNLOADED.search(folder.resolve().as_posix())
-        if found is None:
+        match = DOWNLOADED.search(folder.resolve().as_posix())
+        if match is None:
             raise UsageError(
                 f"the base model of the run is a folder, {folder}, and its name on the Hub is not known; "
                 "name it: --base-model OWNER/NAME"
             )
-        return BaseModel(f"{found['owner']}/{found['name']}", found["commit"], license_in(folder))
+        return BaseModel(f"{match['owner']}/{match['name']}", match["commit"], license_in(folder))
     if not is_hub_name(model.path):
         raise UsageError(
             f"the base model of the run, {model.path}, is neither a folder any more nor a name on the Hub; "
@@ -150,9 +152,13 @@ def facts_of(folder: RunFolder, base: BaseModel, dataset: str | None = None) -> 
         run=run,
         base=base,
         dataset=find_dataset(dataset, reported.data.prepared),
-        scores={split: {key: one[key] for key in one if key in SHARED} for split, one in known.items() if one},
+        scores={
+            split: {key: metrics[key] for key in metrics if key in SHARED}
+            for split, metrics in known.items()
+            if metrics
+        },
         splits=reported.data.splits,
-        systems=_systems(run),
+        systems=_system_texts(run),
         trained=reported.trained,
         libraries={name: version for name, version in libraries.items() if version},
         commit=commit if isinstance(commit, str) and COMMIT.fullmatch(commit) else None,
@@ -174,7 +180,7 @@ def find_dataset(name: str | None, prepared: Mapping[str, Any]) -> Dataset:
     )
 
 
-def _systems(run: RunFile) -> list[str] | None:
+def _system_texts(run: RunFile) -> list[str] | None:
     try:
         return list(dict.fromkeys(record.system for record in read_split(run, "train") if record.system))
     except (LookonceError, OSError):
@@ -194,7 +200,7 @@ def card(
     facts: CardFacts, repository: str, *, is_merged: bool, licence: str | None = None, revision: str | None = None
 ) -> str:
     """The card, as Markdown below a block of YAML; `licence` is a licence's identifier on the Hub, such as mit."""
-    uploaded = _in_python(repository, revision)
+    uploaded = _python_arguments(repository, revision)
     figures = [
         (split, figure)
         for split, scores in facts.scores.items()
@@ -212,7 +218,7 @@ def card(
         licence=licence,
         figures=figures,
         uploaded=uploaded,
-        loaded=uploaded if is_merged else _in_python(facts.base.name, facts.base.commit),
+        loaded=uploaded if is_merged else _python_arguments(facts.base.name, facts.base.commit),
         dtype=DTYPES[facts.run.train.precision],
         count=count,
         duration=duration,
@@ -222,7 +228,7 @@ def card(
     return f"{str(written).strip()}\n"
 
 
-def _in_python(name: str, revision: str | None) -> str:
+def _python_arguments(name: str, revision: str | None) -> str:
     """A repository as arguments of `from_pretrained`."""
     return json.dumps(name) + (f", revision={json.dumps(revision)}" if revision else "")
 
@@ -232,7 +238,7 @@ def _metadata(facts: CardFacts, repository: str, is_merged: bool, licence: str |
     return ModelCardData(
         base_model=facts.base.name,
         datasets=[facts.dataset.hub_id] if facts.dataset.hub_id else None,
-        eval_results=[one for split in facts.scores for one in _results(facts, split)] or None,
+        eval_results=[result for split in facts.scores for result in _results(facts, split)] or None,
         library_name="transformers" if is_merged else "peft",
         license=licence,
         model_name=repository.partition("/")[2],
@@ -247,9 +253,9 @@ def _results(facts: CardFacts, split: str) -> Iterator[EvalResult]:
     scores, dataset = facts.scores[split], facts.dataset
     interval = {"confidence_interval_95": scores.get("exact_match_interval")}
     measured = [("exact match", scores["overall"]["exact_match"], interval)]
-    for key, one in scores.get("baselines", {}).items():
-        higher = {"model_is_higher_by": one["difference"], "confidence_interval_95_of_that": one["interval"]}
-        measured.append((f"exact match of the baseline: {NAMES.get(key, key)}", one["exact_match"], higher))
+    for key, baseline in scores.get("baselines", {}).items():
+        higher = {"model_is_higher_by": baseline["difference"], "confidence_interval_95_of_that": baseline["interval"]}
+        measured.append((f"exact match of the baseline: {NAMES.get(key, key)}", baseline["exact_match"], higher))
     for name, value, more in measured:
         yield EvalResult(
             task_type=TASK,

@@ -100,7 +100,7 @@ def other_files(folder: Path) -> tuple[list[Path], list[Path]]:
     """The files of a model beside its weights, and those that are left out; paths relative to the folder."""
     weights = {INDEX, *(path.name for path in weight_files(folder))}
     copied, left_out = [], []
-    for path in sorted(one.relative_to(folder) for one in folder.rglob("*") if one.is_file()):
+    for path in sorted(file.relative_to(folder) for file in folder.rglob("*") if file.is_file()):
         if NOT_OF_MODEL & {*path.parts}:
             left_out += [path] if path.parts[0] == "original" else []
         elif path.name.endswith(OTHER_WEIGHTS):
@@ -110,7 +110,7 @@ def other_files(folder: Path) -> tuple[list[Path], list[Path]]:
     return copied, left_out
 
 
-def copy_others(source: Path, folder: Path, plan: Plan, dtype: str | None) -> None:
+def copy_other_files(source: Path, folder: Path, plan: Plan, dtype: str | None) -> None:
     """Copy what is beside the weights of a model; with `dtype`, the configuration gets this type."""
     changed = {CONFIG: _configured(_read_json(source / CONFIG), dtype, is_untied=plan.is_untied)}
     if (source / INDEX).exists():
@@ -152,7 +152,7 @@ def _configured(config: dict[str, Any], dtype: str | None, *, is_untied: bool) -
 
 def _indexed(index: dict[str, Any], plan: Plan) -> dict[str, Any]:
     """The index of the result, in the order of the model's own."""
-    file_of = {one.stored.name: file for file, tensors in plan.files.items() for one in tensors}
+    file_of = {tensor.stored.name: file for file, tensors in plan.files.items() for tensor in tensors}
     names = [name for name in dict.fromkeys((*index["weight_map"], *sorted(file_of))) if name in file_of]
     metadata = {**(index.get("metadata") or {}), "total_size": plan.num_bytes}
     return index | {"metadata": metadata, "weight_map": {name: file_of[name] for name in names}}
@@ -193,7 +193,7 @@ class Merged:
         )
 
 
-def merge(place: Path, target: Path, dtype: Dtype = "bf16", *, onto_unquantised: bool = False) -> Merged:
+def merge(run_path: Path, target: Path, dtype: Dtype = "bf16", *, onto_unquantised: bool = False) -> Merged:
     """Merge the adapter of a trained run, by its folder or run file, into a new model folder.
 
     Raises:
@@ -202,8 +202,8 @@ def merge(place: Path, target: Path, dtype: Dtype = "bf16", *, onto_unquantised:
     check_target(target)
     command = shell(*COMMAND)
     needs = Needs(command, adapter=True, recorded=True, model="open")
-    with claimed_around(target, command), open_run(place, needs) as opened:
-        check_frozen(opened.run, shell(*COMMAND, place, target), allows_unquantised=onto_unquantised)
+    with claimed_around(target, command), open_run(run_path, needs) as opened:
+        check_frozen(opened.run, shell(*COMMAND, run_path, target), allows_unquantised=onto_unquantised)
         return _merge(opened, target, dtype)
 
 
@@ -224,12 +224,12 @@ def _merge(opened: OpenRun, target: Path, dtype: Dtype) -> Merged:
         "adapter_config": hashes["adapter_config.json"],
         "dtype": dtype,
     }
-    parent, (others, left_out) = target.absolute().parent, other_files(model)
+    parent, (copied, left_out) = target.absolute().parent, other_files(model)
     parent.mkdir(parents=True, exist_ok=True)
     for left in scratch_folders(parent):
         if left.name.startswith(SCRATCH + PURPOSE):
             shutil.rmtree(left)
-    cost, other_bytes = Cost(), sum((model / path).stat().st_size for path in others)
+    cost, other_bytes = Cost(), sum((model / path).stat().st_size for path in copied)
     check_room(parent, plan.num_bytes + other_bytes, f"{target}", ADVICE)
     with scratch_folder(parent, PURPOSE) as scratch:
         folder = scratch / target.name
@@ -237,7 +237,7 @@ def _merge(opened: OpenRun, target: Path, dtype: Dtype) -> Merged:
         with tqdm(total=plan.num_bytes, desc="merge", unit="B", unit_scale=True, leave=False, disable=None) as bar:
             for file, planned in plan.files.items():
                 write_file(model / file, folder / file, planned, cost, bar.update)
-        copy_others(model, folder, plan, "float32" if dtype == "fp32" else None)
+        copy_other_files(model, folder, plan, "float32" if dtype == "fp32" else None)
         write_json(folder / RECORD, {"made_from": made_from})
         flush_files(folder)
         check_target(target)

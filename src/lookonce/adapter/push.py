@@ -30,7 +30,7 @@ from lookonce.adapter.card import UNKNOWN, BaseModel, CardFacts, card, facts_of,
 from lookonce.errors import UploadError, UsageError
 from lookonce.files import read_json, read_object
 from lookonce.hub import CARD, is_hub_name
-from lookonce.run.config import RunFile, changed
+from lookonce.run.config import RunFile, with_changes
 from lookonce.run.folder import RECORD, RunFolder
 from lookonce.text import count, first_line, rows, shell, size, table
 
@@ -42,7 +42,7 @@ TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{30,}\b")
 
 def reduced_run(run: RunFile, base: BaseModel) -> RunFile:
     """The run with the name of its base model on the Hub, and each path as its last part."""
-    return changed(run, lambda path: Path(path.name), {"path": base.name, "revision": base.commit})
+    return with_changes(run, lambda path: Path(path.name), {"path": base.name, "revision": base.commit})
 
 
 def without_folders(value: Any) -> Any:
@@ -61,12 +61,14 @@ def check_files(texts: Mapping[str, str], folders: Iterable[Path]) -> None:
         UsageError: one does; names the file.
     """
     private = [str(path) for path in folders if len(path.parts) > 2] + [str(Path.home())]
-    patterns = {one: re.compile(rf"(?<![\w.-]){re.escape(one)}(?![\w.-])") for one in private if one != os.sep}
+    patterns = {path: re.compile(rf"(?<![\w.-]){re.escape(path)}(?![\w.-])") for path in private if path != os.sep}
     for name, text in texts.items():
-        if found := next((one for one, pattern in patterns.items() if pattern.search(text)), ""):
-            raise UsageError(f"{name} names a folder of this machine, {found}; remove it there, then push again")
+        if folder := next((path for path, pattern in patterns.items() if pattern.search(text)), ""):
+            raise UsageError(
+                f"{name} names a folder of this machine, {folder}; remove it from that file, then push again"
+            )
         if TOKEN.search(text):
-            raise UsageError(f"{name} has an access token of the Hub; remove it there, then push again")
+            raise UsageError(f"{name} has an access token of the Hub; remove it from that file, then push again")
 
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -202,7 +204,7 @@ class Upload:
     def sizes(self) -> dict[str, int]:
         """The bytes of each file."""
         files = self.files.items()
-        return {name: len(one) if isinstance(one, bytes) else one.stat().st_size for name, one in files}
+        return {name: len(content) if isinstance(content, bytes) else content.stat().st_size for name, content in files}
 
     @property
     def notes(self) -> list[str]:

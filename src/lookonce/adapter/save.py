@@ -79,17 +79,17 @@ def save_run(adapter: Path | str, run: RunFile | Path | str) -> Path:
         folder, model = opened.folder, opened.model_folder
         if folder.trained.exists() or folder.log.exists() or folder.checkpoints.exists():
             raise RunFolderError(f"{folder.folder} holds a run already; choose another `output`, or move it away")
-        shapes = {name: one.shape for name, one in tensors.items() if not name.endswith(".base_layer.weight")}
-        own = _own_config(run.lora, model)
-        _check_options(adapter, config, own)
-        _check_shapes(adapter, shapes, own, model)
+        shapes = {name: tensor.shape for name, tensor in tensors.items() if not name.endswith(".base_layer.weight")}
+        saved_config = _saved_config(run.lora, model)
+        _check_options(adapter, config, saved_config)
+        _check_shapes(adapter, shapes, saved_config, model)
         _check_model(adapter, config, opened)
         identity = opened.identity() | start_identity(run, {})
         opened.owner.check()
         folder.claim(run, identity)
         (folder.folder / "environment.json").unlink()  # of this process, which has trained nothing
         note_use(opened.cache_folder, folder.folder)
-        _write(adapter, own, folder)
+        _write(adapter, saved_config, folder)
     return folder.folder
 
 
@@ -132,42 +132,46 @@ def _in_order(value: Any) -> Any:
     return sorted(map(str, value)) if isinstance(value, list | set | tuple) else value
 
 
-def _own_config(section: LoraSection, model: ModelFolder) -> LoraConfig:
+def _saved_config(section: LoraSection, model: ModelFolder) -> LoraConfig:
     """The options with which `lookonce train` saves such an adapter; its targets are in the language model alone."""
-    own, in_tower = lora_config(section), tower_module_names(model)
-    own.target_parameters = expert_tensors(section, model.family)
+    config, in_tower = lora_config(section), tower_module_names(model)
+    config.target_parameters = expert_tensors(section, model.family)
     in_text = [name for name, _ in empty_model(model.config).named_modules() if name not in in_tower]
-    own.target_modules = of_language_model(section.targets, in_text, in_tower)
-    refuse_tower_targets(in_tower, own)
-    own.base_model_name_or_path, own.inference_mode = str(model.folder.absolute()), True
-    return own
+    config.target_modules = of_language_model(section.targets, in_text, in_tower)
+    refuse_tower_targets(in_tower, config)
+    config.base_model_name_or_path, config.inference_mode = str(model.folder.absolute()), True
+    return config
 
 
-def _check_options(adapter: Path, config: LoraConfig, own: LoraConfig) -> None:
+def _check_options(adapter: Path, config: LoraConfig, saved_config: LoraConfig) -> None:
     # Lists have no order, and an empty value is none.
-    theirs, mine = ({name: _in_order(one) or None for name, one in asdict(each).items()} for each in (config, own))
+    theirs, mine = (
+        {name: _in_order(value) or None for name, value in asdict(options).items()}
+        for options in (config, saved_config)
+    )
     theirs["target_modules"] = mine["target_modules"]  # of which a run's are made; shapes show that they are the same
     unknown = [name for name in theirs if name not in WITHOUT_EFFECT and theirs[name] != mine.get(name)]
     unknown += ["init_lora_weights"] if config.init_lora_weights not in NEW_WEIGHTS else []
     if unknown:
         named = listed([f"{name}={shown(repr(getattr(config, name, theirs[name])), 60)}" for name in unknown])
-        raise _refusal(adapter, f"a run has no {named}")
+        raise _refusal(adapter, f"a run file cannot express {named}")
 
 
-def _check_shapes(adapter: Path, shapes: Mapping[str, Shape], own: LoraConfig, model: ModelFolder) -> None:
-    wanted: dict[str, Shape] = {}
+def _check_shapes(adapter: Path, shapes: Mapping[str, Shape], saved_config: LoraConfig, model: ModelFolder) -> None:
+    model_shapes: dict[str, Shape] = {}
     with warnings.catch_warnings(), contextlib.suppress(ValueError):  # none are wanted if it has no such modules
         warnings.simplefilter("ignore")  # on tied embeddings
-        wrapped = get_peft_model(empty_model(model.config), deepcopy(own), low_cpu_mem_usage=True)
+        wrapped = get_peft_model(empty_model(model.config), deepcopy(saved_config), low_cpu_mem_usage=True)
         weights = get_peft_model_state_dict(wrapped, save_embedding_layers=False)
-        wanted = {name: tuple(weight.shape) for name, weight in weights.items()}
-    wrong = sorted(name for name in shapes.keys() | wanted.keys() if shapes.get(name) != wanted.get(name))
+        model_shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
+    wrong = sorted(name for name in shapes.keys() | model_shapes.keys() if shapes.get(name) != model_shapes.get(name))
     if wrong:
-        found, needed = ([*one[wrong[0]]] if wrong[0] in one else "none" for one in (shapes, wanted))
+        name = wrong[0]
+        actual, required = ([*by_name[name]] if name in by_name else "none" for by_name in (shapes, model_shapes))
         raise _refusal(
             adapter,
-            f"the shapes of {count(len(wrong), 'tensor')} are not those on {model.folder}, first of all {wrong[0]}: "
-            f"{found} in the adapter, {needed} on this model (`model.path`)",
+            f"{count(len(wrong), 'tensor')} would have another shape on {model.folder} (`model.path`), the first being "
+            f"{name}: {actual} in the adapter, {required} on this model",
         )
 
 
@@ -176,7 +180,10 @@ def _check_model(adapter: Path, config: LoraConfig, opened: OpenRun) -> None:
     named, mine, caches = str(config.base_model_name_or_path or ""), opened.run.model.path, opened.run.cache.dir
     if not named or named == mine:
         return
-    why = f"it was trained on {shown(named)}, which is not here, so it cannot be compared with `model.path`, {mine}"
+    why = (
+        f"it was trained on {shown(named)}, which is not on this machine, so it cannot be compared with `model.path`, "
+        f"{mine}"
+    )
     with contextlib.suppress(ModelError):
         folder = locate(named, config.revision, is_local=True)
         if folder.resolve() == opened.model_folder.folder.resolve():
@@ -188,12 +195,12 @@ def _check_model(adapter: Path, config: LoraConfig, opened: OpenRun) -> None:
     raise _refusal(adapter, f"{why} (base_model_name_or_path in {ADAPTER_FILES[1]} names it)")
 
 
-def _write(adapter: Path, own: LoraConfig, folder: RunFolder) -> None:
+def _write(adapter: Path, saved_config: LoraConfig, folder: RunFolder) -> None:
     """Write the adapter as a training does, and then trained.json, which says that it is there."""
     weights = adapter / WEIGHTS
     room = weights.stat().st_size, str(folder.adapter)
     with full_disk_named(folder.folder, *room, lambda: "Make room, then call lookonce.save_run again"):
-        own.save_pretrained(str(folder.adapter))
+        saved_config.save_pretrained(str(folder.adapter))
         shutil.copyfile(weights, folder.adapter / WEIGHTS)
     follow_umask(folder.adapter)
     flush_files(folder.adapter)

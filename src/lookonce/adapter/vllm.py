@@ -66,7 +66,7 @@ class Check:
     def text(self) -> str:
         """For people."""
         width = max(len(rule.name) for rule in self.rules)
-        lines = [f"{self.adapter} and vLLM, by the code of the releases and commits named here:"]
+        lines = [f"vLLM's rules for {self.adapter}, each with the code of the release or commit that it was read in:"]
         for rule in self.rules:
             mark = "pass" if rule.passed else "FAIL"
             lines += [f"  {mark}  {rule.name:<{width}}  {rule.found}", f"        {rule.source}"]
@@ -77,7 +77,7 @@ class Check:
         return "\n".join([*lines, *self.notes, *ways])
 
 
-def check_for_vllm(place: Path) -> Check:
+def check_for_vllm(run_path: Path) -> Check:
     """Compare the adapter of a trained run with vLLM's rules.
 
     Raises:
@@ -87,7 +87,7 @@ def check_for_vllm(place: Path) -> Check:
     from lookonce.families.lookup import family_in
     from lookonce.hub import locate
 
-    opened = open_run(place, Needs("lookonce adapter check", adapter=True, recorded=True))
+    opened = open_run(run_path, Needs("lookonce adapter check", adapter=True, recorded=True))
     run, adapter = opened.run, opened.folder.adapter
     config, header = read_json(adapter / "adapter_config.json"), read_header(adapter / "adapter_model.safetensors")[0]
     names, model = sorted(header.keys() - {"__metadata__"}), locate(run.model.path, run.model.revision, is_local=True)
@@ -110,15 +110,15 @@ def rules_for(config: Mapping[str, Any], names: Sequence[str], family: Family) -
         Rule("model", bool(family.vllm_lora), family.name, family.vllm_lora or VLLM_LORA),
         Rule("modules trained as a whole", not saved, listed(saved) or "none", WHOLE_MODULES),
         Rule("rank", rank <= RANKS[-1], f"{rank} (at most {RANKS[-1]})", LORA_CONFIG),
-        Rule("names of tensors", not strange, listed(strange, 2) or f"{len(names)} tensors of LoRA", LORA_UTILS),
+        Rule("names of tensors", not strange, listed(strange, 2) or f"{len(names)} LoRA tensors", LORA_UTILS),
         Rule("modules", not unknown, listed(unknown or sorted(modules), 8) or "none", LORA_UTILS),
     ]
 
 
 def serve_command(run: RunFile, adapter: Path, rank: int, size: Mapping[str, int] | None = None) -> str:
     """The command that serves the adapter beside its model; `size` are the limits of the run's images."""
-    most = next((one for one in RANKS if one >= rank), RANKS[-1])
-    words = ["vllm", "serve", run.model.path, "--enable-lora", "--max-lora-rank", str(most)]
+    limit = next((max_rank for max_rank in RANKS if max_rank >= rank), RANKS[-1])
+    words = ["vllm", "serve", run.model.path, "--enable-lora", "--max-lora-rank", str(limit)]
     words += ["--revision", run.model.revision] if run.model.revision else []
     words += ["--lora-modules", f"{adapter.absolute().parent.name}={adapter}"]
     words += ["--mm-processor-kwargs", json.dumps({"size": size})] if size else []
@@ -133,13 +133,13 @@ def _notes(names: Sequence[str], family: Family, run: RunFile) -> list[str]:
     if any(EXPERTS in name for name in names):
         ignored["the LoRA weights of experts"] = EXPERT_WEIGHTS
     notes = [
-        f"warning: vLLM was reported to ignore {what}, without a message ({source}); compare some answers with those "
-        "of `lookonce predict`, or merge the adapter"
-        for what, source in ignored.items()
+        f"warning: vLLM was reported to ignore {weights}, without a message ({source}); compare some answers with "
+        "those of `lookonce predict`, or merge the adapter"
+        for weights, source in ignored.items()
     ]
     if run.train.frozen in ("int8", "nf4"):
         notes.append(
-            f"note: it was trained on weights quantised to {run.train.frozen}; on the unquantised weights it gives "
-            "other answers"
+            f"note: the adapter was trained on weights quantised to {run.train.frozen}; on the unquantised weights it "
+            "gives other answers"
         )
     return notes

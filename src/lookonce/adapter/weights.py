@@ -92,20 +92,20 @@ class TensorFile:
         try:
             header, start = read_header(path)
             self.metadata: dict[str, str] = header.pop(METADATA, {})
-            found = [_stored(name, about, start) for name, about in header.items()]
+            tensors = [_stored(name, about, start) for name, about in header.items()]
             size = path.stat().st_size
         except PermissionError as error:
             raise ModelError(explain_os_error(error)) from None
         except (OSError, *PARSE_ERRORS) as error:
             raise ModelError(f"cannot read {path}: {error!r}; copy or download it again") from None
-        if size != (expected := max((one.offset + one.num_bytes for one in found), default=start)):
-            raise ModelError(f"{path} has {size:,} of {expected:,} bytes; copy or download it again")
-        self.tensors = {one.name: one for one in sorted(found, key=lambda one: one.offset)}
+        if size != (whole_size := max((tensor.offset + tensor.num_bytes for tensor in tensors), default=start)):
+            raise ModelError(f"{path} has {size:,} of {whole_size:,} bytes; copy or download it again")
+        self.tensors = {tensor.name: tensor for tensor in sorted(tensors, key=lambda tensor: tensor.offset)}
         """In the order of their bytes."""
 
-    def read(self, one: Stored, start: int, num_bytes: int) -> torch.Tensor:
+    def read(self, tensor: Stored, start: int, num_bytes: int) -> torch.Tensor:
         """Some bytes of a tensor, uint8; raises ModelError if the file has become shorter."""
-        content = np.fromfile(self.path, np.uint8, num_bytes, offset=one.offset + start)
+        content = np.fromfile(self.path, np.uint8, num_bytes, offset=tensor.offset + start)
         if len(content) != num_bytes:
             raise ModelError(f"{self.path} became shorter while it was read; run the same command again")
         return torch.from_numpy(content)
@@ -123,21 +123,21 @@ def write_tensors(
     content: Callable[[Stored], Iterable[torch.Tensor]],
 ) -> None:
     """Write a safetensors file atomically; `content` gives the values of a tensor in blocks."""
-    tensors = sorted(tensors, key=lambda one: -one.value_bytes)
+    tensors = sorted(tensors, key=lambda tensor: -tensor.value_bytes)
     with atomic_write(path) as temporary, temporary.open("wb") as file:
         file.write(_header(tensors, metadata))
-        for one in tensors:
-            written = sum(file.write(raw_bytes(block)) for block in content(one))
-            assert written == one.num_bytes, one.name
+        for tensor in tensors:
+            written = sum(file.write(raw_bytes(block)) for block in content(tensor))
+            assert written == tensor.num_bytes, tensor.name
 
 
 def _header(tensors: Iterable[Stored], metadata: Mapping[str, str]) -> bytes:
     """The length of the JSON, then the JSON, padded with blanks to a multiple of 8 bytes."""
     header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     end = 0
-    for one in tensors:
-        offsets = [end, end := end + one.num_bytes]
-        header[one.name] = {"dtype": one.code, "shape": list(one.shape), "data_offsets": offsets}
+    for tensor in tensors:
+        offsets = [end, end := end + tensor.num_bytes]
+        header[tensor.name] = {"dtype": tensor.code, "shape": list(tensor.shape), "data_offsets": offsets}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text = text.ljust(-(-len(text) // 8) * 8)
     return len(text).to_bytes(8, "little") + text
@@ -170,7 +170,7 @@ def matrices(shape: Shape) -> tuple[int, int, int]:
     return num_matrices, num_rows, math.prod(columns)
 
 
-def placed(change: Change, name: str, shape: Shape, parameter: str, whole: Shape) -> Change:
+def tensor_change(change: Change, name: str, shape: Shape, parameter: str, whole: Shape) -> Change:
     """The change of a checkpoint's tensor, given that of the model's parameter, whose shape is `whole`.
 
     Raises:
@@ -178,8 +178,8 @@ def placed(change: Change, name: str, shape: Shape, parameter: str, whole: Shape
     """
     if shape == whole:
         return change
-    if (found := EXPERT.search(name)) and len(whole) == 3:
-        expert, part = int(found[1]), found[2]
+    if (match := EXPERT.search(name)) and len(whole) == 3:
+        expert, part = int(match[1]), match[2]
         num_rows = whole[1] if part == "down_proj" else whole[1] // 2
         first = num_rows if part == "up_proj" else 0
         if expert < whole[0] and shape == (num_rows, whole[2]):
@@ -219,9 +219,9 @@ def read_changes(model: Any, adapter: Path) -> dict[str, Change]:
     for name, module in wrapped.named_modules():
         plain = name.removeprefix("base_model.model.").replace(".base_layer", "")
         if isinstance(module, ModulesToSaveWrapper):
-            for own, _ in module.modules_to_save[ADAPTER].named_parameters():
-                trained = take(f"{name}.{own}")
-                changes[f"{plain}.{own}"] = Change(trained.reshape(matrices(tuple(trained.shape))))
+            for parameter, _ in module.modules_to_save[ADAPTER].named_parameters():
+                trained = take(f"{name}.{parameter}")
+                changes[f"{plain}.{parameter}"] = Change(trained.reshape(matrices(tuple(trained.shape))))
         elif isinstance(module, lora.Embedding | lora.ParamWrapper | lora.Linear):
             pattern = "lora_embedding_{}" if isinstance(module, lora.Embedding) else "lora_{}.weight"
             factors = _factors(module, *(take(f"{name}.{pattern.format(part)}") for part in "AB"))
@@ -295,7 +295,7 @@ class Plan:
     @property
     def num_bytes(self) -> int:
         """The bytes of all tensors."""
-        return sum(one.stored.num_bytes for planned in self.files.values() for one in planned)
+        return sum(tensor.stored.num_bytes for tensors in self.files.values() for tensor in tensors)
 
 
 def empty_model(config: Any) -> Any:
@@ -313,13 +313,13 @@ def plan_merge(config: Any, files: Sequence[Path], adapter: Path, dtype: torch.d
             that cannot be merged into.
     """
     model = empty_model(config)
-    shapes = {name: tuple(one.shape) for name, one in model.named_parameters(remove_duplicate=False)}
-    tied = {own: other for own, other in model.all_tied_weights_keys.items() if own != other}
+    shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters(remove_duplicate=False)}
+    tied = {name: other_name for name, other_name in model.all_tied_weights_keys.items() if name != other_name}
     tensors = {path.name: TensorFile(path).tensors for path in files}
-    parameters = _parameter_names(model, [name for some in tensors.values() for name in some])
+    parameters = _parameter_names(model, [name for file_tensors in tensors.values() for name in file_tensors])
     changes = read_changes(model, adapter)
-    differ = {own: other for own, other in tied.items() if {own, other} & changes.keys()}
-    untied = {other: own for own, other in differ.items() if own not in parameters.values()}
+    differ = {name: other_name for name, other_name in tied.items() if {name, other_name} & changes.keys()}
+    untied = {other_name: name for name, other_name in differ.items() if name not in parameters.values()}
     code = CODES[dtype]
 
     def planned(source: Stored, name: str, parameter: str) -> Planned:
@@ -332,14 +332,14 @@ def plan_merge(config: Any, files: Sequence[Path], adapter: Path, dtype: torch.d
                 "vLLM"
             )
         stored = Stored(name, code, source.shape, math.prod(source.shape) * dtype.itemsize)
-        return Planned(stored, source, placed(change, source.name, source.shape, parameter, shapes[parameter]))
+        return Planned(stored, source, tensor_change(change, source.name, source.shape, parameter, shapes[parameter]))
 
     plan: dict[str, list[Planned]] = {file: [] for file in tensors}
-    for file, some in tensors.items():
-        for name, source in some.items():
+    for file, file_tensors in tensors.items():
+        for name, source in file_tensors.items():
             plan[file].append(planned(source, name, parameters[name]))
-            if own := untied.get(parameters[name]):
-                plan[file].append(planned(source, own, own))
+            if untied_name := untied.get(parameters[name]):
+                plan[file].append(planned(source, untied_name, untied_name))
     if absent := sorted(changes.keys() - {*parameters.values(), *untied.values()}):
         raise ModelError(
             f"the model's files have no tensor for {listed(absent, 3)}, which the adapter changes; copy or "
@@ -357,36 +357,37 @@ def _parameter_names(model: Any, names: Iterable[str]) -> dict[str, str]:
     return {name: rename_source_key(name, renamings, converters, model.base_model_prefix, known)[0] for name in names}
 
 
-def write_file(source: Path, target: Path, planned: Sequence[Planned], cost: Cost, progress: Progress) -> None:
+def write_file(source: Path, target: Path, tensors: Sequence[Planned], cost: Cost, progress: Progress) -> None:
     """Write one file of the merged model; adds to `cost`.
 
     Raises:
         ModelError: the source is broken, or a result is no finite number.
     """
-    if all(one.change is None and one.stored == one.source for one in planned):
+    if all(tensor.change is None and tensor.stored == tensor.source for tensor in tensors):
         with atomic_write(target) as temporary:
             shutil.copyfile(source, temporary)
-        progress(sum(one.stored.num_bytes for one in planned))
+        progress(sum(tensor.stored.num_bytes for tensor in tensors))
         return
-    file, by_name = TensorFile(source), {one.stored.name: one for one in planned}
+    file, by_name = TensorFile(source), {tensor.stored.name: tensor for tensor in tensors}
 
     def content(stored: Stored) -> Iterator[torch.Tensor]:
-        one = by_name[stored.name]
-        for block in _copied(file, one.source) if one.change is None else _changed(file, one, one.change, cost):
+        planned = by_name[stored.name]
+        change = planned.change
+        for block in _copied(file, planned.source) if change is None else _changed(file, planned, change, cost):
             yield block
             progress(block.nbytes)
 
-    write_tensors(target, [one.stored for one in planned], file.metadata, content)
+    write_tensors(target, [tensor.stored for tensor in tensors], file.metadata, content)
 
 
-def _copied(file: TensorFile, one: Stored) -> Iterator[torch.Tensor]:
-    for start in range(0, one.num_bytes, BLOCK_BYTES):
-        yield file.read(one, start, min(BLOCK_BYTES, one.num_bytes - start))
+def _copied(file: TensorFile, tensor: Stored) -> Iterator[torch.Tensor]:
+    for start in range(0, tensor.num_bytes, BLOCK_BYTES):
+        yield file.read(tensor, start, min(BLOCK_BYTES, tensor.num_bytes - start))
 
 
-def _changed(file: TensorFile, one: Planned, change: Change, cost: Cost) -> Iterator[torch.Tensor]:
+def _changed(file: TensorFile, planned: Planned, change: Change, cost: Cost) -> Iterator[torch.Tensor]:
     """The new values of a tensor, some rows at a time, rounded; `cost` is added to."""
-    source, dtype = one.source, FLOATING[one.stored.code]
+    source, dtype = planned.source, FLOATING[planned.stored.code]
     num_matrices, num_rows, num_columns = matrices(source.shape)
     row_bytes = num_columns * source.value_bytes
     step = max(BLOCK_VALUES // max(num_columns, 1), 1)
@@ -401,7 +402,8 @@ def _changed(file: TensorFile, one: Planned, change: Change, cost: Cost) -> Iter
             cost.rounding += float((rounded.float() - new).square_().sum())
             if not math.isfinite(cost.change + cost.rounding):
                 raise ModelError(
-                    f"{one.stored.name} would get values that are no finite numbers; the adapter or the model is broken"
+                    f"{planned.stored.name} would get values that are no finite numbers; the adapter or the model is "
+                    "broken"
                 )
             yield rounded
     cost.num_tensors += 1

@@ -98,24 +98,24 @@ PLAIN_TRAINING = {
 
 def check_settings(run: RunFile) -> list[Result]:
     """Errors and warnings about settings that the schema allows."""
-    wrong = []
+    problems = []
     try:
         if note := launch_note():
-            wrong.append(Result("warning", "environment", note))
+            problems.append(Result("warning", "environment", note))
     except LookonceError as error:
-        wrong.append(Result("error", "environment", str(error)))
-    wrong += [*_packages(run), *_training(run)]
+        problems.append(Result("error", "environment", str(error)))
+    problems += [*_packages(run), *_training(run)]
     if run.train.precision == "fp16" and gpu_gb() is None:
         lacking = "train.precision: fp16 needs a GPU, and this machine has none"
-        wrong.append(Result("warning", "training", lacking, "use bf16"))
+        problems.append(Result("warning", "training", lacking, "use bf16"))
     options = run.train
     usual = f"{options.optimizer}, {options.scheduler}, {run.batch.samples_per_step} samples a step"
-    found = wrong or [Result("ok", "training", usual)]
+    results = problems or [Result("ok", "training", usual)]
     split = run.eval.split
     if not getattr(run.data, split):
         nothing = f"eval.split is {split}, and data.{split} names no records: nothing is evaluated"
-        found.append(Result("warning", "evaluation", nothing, f"set data.{split}, or eval.split"))
-    return found
+        results.append(Result("warning", "evaluation", nothing, f"set data.{split}, or eval.split"))
+    return results
 
 
 @contextlib.contextmanager
@@ -162,11 +162,12 @@ def _training(run: RunFile) -> Iterator[Result]:
         except LookonceError as error:
             yield Result("error", "training", str(error), "correct the section `train`")
         except (ImportError, ValueError) as error:  # by transformers, of an optimizer whose package is missing
-            what = f"train.optimizer: {run.train.optimizer}: {first_line(error)}"
-            yield Result("error", "packages", what, "install it, or change the key")
+            problem = f"train.optimizer: {run.train.optimizer}: {first_line(error)}"
+            yield Result("error", "packages", problem, "install it, or change the key")
 
 
 PAGE = "docs/training.md#memory"
+LONGEST = "the longest pack (images with their questions)"
 USUAL_TOKENS = 2048
 """Shorter packs hold a few images, and their steps are slow."""
 
@@ -177,25 +178,29 @@ def check_memory(run: RunFile, model: CheckedModel, gpu_gb: float | None) -> lis
     name, checkpointing = measured_name(run.model.path, config), run.train.gradient_checkpointing
     frozen = run.train.frozen
     if name is None or not run.batch.has_packs:
-        what = "such a model" if name is None else f"batch.mode: {run.batch.mode}"
-        return [Result("ok", "GPU memory", f"not measured for {what}; training tries the longest pack first")]
+        unmeasured = "this model" if name is None else f"batch.mode: {run.batch.mode}"
+        return [Result("ok", "GPU memory", f"not measured for {unmeasured}; training tries {LONGEST} first")]
     tokens = run.batch.tokens_per_pack
     needed = peak_gb(name, tokens, checkpointing, frozen)
     basis = "" if BYTES[frozen] == BYTES[UNQUANTISED] else f", computed for {frozen} weights and not measured"
     need = f"{name}, packs of {tokens:,} tokens: about {needed:.0f} GB"
     if gpu_gb is None:
-        return [Result("ok", "GPU memory", f"{need}{basis}; this machine has no GPU (--gpu-memory names one)")]
-    found = f"{need} of {gpu_gb:.0f} GB{basis}"
+        return [
+            Result(
+                "ok", "GPU memory", f"{need}{basis}; this machine has no GPU; --gpu-memory GB checks for another one"
+            )
+        ]
+    comparison = f"{need} of {gpu_gb:.0f} GB{basis}"
     if needed <= usable_gb(gpu_gb):
-        return [Result("ok", "GPU memory", found)]
-    return [Result("error" if needed > gpu_gb else "warning", "GPU memory", found, _advice(name, gpu_gb, run))]
+        return [Result("ok", "GPU memory", comparison)]
+    return [Result("error" if needed > gpu_gb else "warning", "GPU memory", comparison, _advice(name, gpu_gb, run))]
 
 
 def _advice(name: str, gpu_gb: float, run: RunFile) -> str:
     """The keys to change: the fastest steps with packs of a usual length, or the longest packs."""
     frozen, checkpointing = run.train.frozen, run.train.gradient_checkpointing
-    found = fits(name, gpu_gb, checkpointing, frozen)
-    usual = [fit for fit in found if fit.num_tokens >= USUAL_TOKENS] or found
+    fitting = fits(name, gpu_gb, checkpointing, frozen)
+    usual = [fit for fit in fitting if fit.num_tokens >= USUAL_TOKENS] or fitting
     if not usual:
         return f"a smaller model, a larger GPU or train.fsdp on several ({PAGE})"
     changes = []
@@ -213,9 +218,9 @@ STATE_BYTES, ADAPTER_BYTES = 3 * 4, 4
 def check_disk(run: RunFile, model: CheckedModel, images: CheckedImages, is_complete: bool) -> list[Result]:
     """Whether what the run will write fits; two folders on one disk count together."""
     needs: dict[int, list[tuple[str, Path, int]]] = defaultdict(list)
-    for what, folder, num_bytes in _needs(run, model, images):
-        needs[os.stat(existing(folder)).st_dev].append((what, folder, num_bytes))
-    return [_compare(those, is_complete) for those in needs.values()]
+    for content, folder, num_bytes in _needs(run, model, images):
+        needs[os.stat(existing(folder)).st_dev].append((content, folder, num_bytes))
+    return [_compare(disk_needs, is_complete) for disk_needs in needs.values()]
 
 
 def _needs(run: RunFile, model: CheckedModel, images: CheckedImages) -> Iterator[tuple[str, Path, int]]:
@@ -230,7 +235,7 @@ def _needs(run: RunFile, model: CheckedModel, images: CheckedImages) -> Iterator
 
 def _compare(needs: list[tuple[str, Path, int]], is_complete: bool) -> Result:
     free, total = free_bytes(needs[0][1]), sum(num_bytes for _, _, num_bytes in needs)
-    parts = ", ".join(f"{size(num_bytes)} {what} in {folder}" for what, folder, num_bytes in needs)
+    parts = ", ".join(f"{size(num_bytes)} {content} in {folder}" for content, folder, num_bytes in needs)
     least = "" if is_complete else "at least "
     if free >= with_margin(total):
         return Result("ok", "disk", f"{least}{parts}; {size(free)} free")
@@ -248,19 +253,19 @@ def check_start(run: RunFile) -> Iterator[Result]:
         yield Result("error", "start", str(error), "train that run, or correct `train.start_from`")
         return
     if start:
-        yield Result("ok", "start", f"the adapter of {start.folder}")
+        yield Result("ok", "start", f"from the adapter of {start.folder}")
 
 
 def check_output(run: RunFile, images: CheckedImages) -> Iterator[Result]:
     """The run folder, and the folder of caches if features are to be written."""
     folders = {"output": run.output} | ({"cache.dir": run.cache.dir} if images.to_encode else {})
     for key, path in folders.items():
-        place = existing(path)
-        if not place.is_dir():
-            yield Result("error", "output", f"`{key}`: {place} is a file", f"choose another `{key}`")
-        elif not os.access(place, os.W_OK | os.X_OK):
-            what = f"`{key}`: {place} may not be written to"
-            yield Result("error", "output", what, f"chmod u+w, or another `{key}`")
+        nearest = existing(path)
+        if not nearest.is_dir():
+            yield Result("error", "output", f"`{key}`: {nearest} is a file", f"choose another `{key}`")
+        elif not os.access(nearest, os.W_OK | os.X_OK):
+            problem = f"`{key}`: {nearest} is not writable"
+            yield Result("error", "output", problem, f"chmod u+w, or another `{key}`")
     folder = RunFolder(run.output)
     if is_living(run.output / CLAIM, run.cache.claim_s):
         used_by = holder(run.output / CLAIM, run.cache.claim_s)
@@ -289,9 +294,12 @@ FIRST_RECORDS = 1000
 
 
 def check(
-    path: Path, assignments: Sequence[str] = (), most: int | None = FIRST_RECORDS, gpu_memory_gb: float | None = None
+    path: Path,
+    assignments: Sequence[str] = (),
+    max_records: int | None = FIRST_RECORDS,
+    gpu_memory_gb: float | None = None,
 ) -> CheckReport:
-    """Check the run file at `path`; reads at most `most` records of each file, or all of them for None.
+    """Check the run file at `path`; reads at most `max_records` records of each file, or all of them for None.
 
     `gpu_memory_gb` is the memory of the GPU that will train; by default that of this machine.
     """
@@ -308,7 +316,7 @@ def check(
         count_records,
     )
 
-    records, of_records = check_records(run, most)
+    records, of_records = check_records(run, max_records)
     model, of_model = check_model(run)
     images, of_images = check_images(run, records, model)
     results += [*check_settings(run), *count_records(records, images.keys), *of_records, *of_model, *of_images]

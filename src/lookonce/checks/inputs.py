@@ -70,10 +70,10 @@ def without_thinking(folder: Path, counter: TokenCounter) -> TokenCounter | None
     if refusal(counter) is None:
         return None
     try:
-        told = TokenCounter(folder, enable_thinking=False)
+        non_thinking = TokenCounter(folder, enable_thinking=False)
     except ModelError:  # the template does not know the variable
         return None
-    return None if refusal(told) else told
+    return None if refusal(non_thinking) else non_thinking
 
 
 @dataclass
@@ -95,24 +95,24 @@ class CheckedRecords:
 
     def images(self) -> dict[Path, str]:
         """Each image with the origin of the first record that shows it."""
-        found: dict[Path, str] = {}
+        origin_of: dict[Path, str] = {}
         for record in self.all():
             for path in record.images:
-                found.setdefault(path, record.origin)
-        return found
+                origin_of.setdefault(path, record.origin)
+        return origin_of
 
 
-def check_records(run: RunFile, most: int | None) -> tuple[CheckedRecords, list[Result]]:
-    """Read the records of all splits, at most `most` of each file; None for all."""
+def check_records(run: RunFile, max_records: int | None) -> tuple[CheckedRecords, list[Result]]:
+    """Read the records of all splits, at most `max_records` of each file; None for all."""
     records = CheckedRecords()
     results: list[Result] = []
     data = run.data
     is_selective = bool(data.stage_map or data.where or data.held_out or data.context or run.batch.stage_order)
-    most = None if is_selective else most
+    max_records = None if is_selective else max_records
     for split in SPLITS:
         problems: list[Result] = []
         for path in getattr(data, split):
-            problems += _read(run, path, split, records, most, results)
+            problems += _read(run, path, split, records, max_records, results)
         results += problems
         if records.by_split[split] and not problems:
             records.readable[split] = records.by_split[split]
@@ -141,21 +141,23 @@ def _change(records: CheckedRecords, change: Callable[[Notify], dict[str, list[R
 
 def count_records(records: CheckedRecords, keys: Mapping[Path, str]) -> Iterator[Result]:
     """The number of records of each split without mistakes, and of images, by their `keys` where these are known."""
-    for split, found in records.readable.items():
-        num_images = len({keys.get(path, str(path)) for record in found for path in record.images})
-        yield Result("ok", "records", f"{split}: {count(len(found), 'record')} about {count(num_images, 'image')}")
+    for split, split_records in records.readable.items():
+        num_images = len({keys.get(path, str(path)) for record in split_records for path in record.images})
+        yield Result(
+            "ok", "records", f"{split}: {count(len(split_records), 'record')} with {count(num_images, 'image')}"
+        )
 
 
 def _read(
-    run: RunFile, path: Path, split: str, records: CheckedRecords, most: int | None, notes: list[Result]
+    run: RunFile, path: Path, split: str, records: CheckedRecords, max_records: int | None, notes: list[Result]
 ) -> list[Result]:
     """Read a file; returns what is wrong with it, and adds what is left out to `notes`."""
     broken: list[str] = []
     file = RecordsFile(path, run.data.image_root, broken=lambda origin, error: broken.append(str(error)))
     try:
-        found = iter(file)
-        records.by_split[split] += islice(found, most)
-        records.is_complete &= most is None or next(found, None) is None
+        readable = iter(file)
+        records.by_split[split] += islice(readable, max_records)
+        records.is_complete &= max_records is None or next(readable, None) is None
     except RecordsError as error:
         broken.append(str(error))
     notes += [Result("ok", "records", note)] if (note := file.note()) else []
@@ -221,8 +223,8 @@ def _tokenizer(run: RunFile, model: CheckedModel) -> Iterator[Result]:
     except LookonceError as error:
         yield Result("error", "tokenizer", str(error), FETCH)
         return
-    if told := without_thinking(model.folder, model.counter):
-        model.counter = told  # the lengths of records are those with the key that is advised
+    if non_thinking := without_thinking(model.folder, model.counter):
+        model.counter = non_thinking  # the lengths of records are those with the key that is advised
         thinks = "training refuses every record: the chat template lets the model think before it answers"
         yield Result("error", "template", thinks, "set `data.enable_thinking: false`; docs/models.md#thinking")
     elif refused := refusal(model.counter):
@@ -272,34 +274,34 @@ class CheckedImages:
 
     def distinct(self, paths: Iterable[Path]) -> list[Path]:
         """One path for each content: a parquet file may have an image in many rows."""
-        found: dict[str, Path] = {}
+        path_of: dict[str, Path] = {}
         for path in paths:
-            found.setdefault(self.keys.get(path, str(path)), path)
-        return list(found.values())
+            path_of.setdefault(self.keys.get(path, str(path)), path)
+        return list(path_of.values())
 
 
 def check_images(run: RunFile, records: CheckedRecords, model: CheckedModel) -> tuple[CheckedImages, list[Result]]:
     """Find every image of the records in the cache, or on disk."""
-    found, results = CheckedImages(), []
+    images, results = CheckedImages(), []
     origin_of, unusable = records.images(), dict[Path, str]()
-    cache, state = _open_cache(run, model, found)
+    cache, state = _open_cache(run, model, images)
     if cache:
-        found.keys |= index_from_plan(read_plan(cache.folder), list(origin_of), without_files=True).key_of
+        images.keys |= index_from_plan(read_plan(cache.folder), list(origin_of), without_files=True).key_of
 
     def is_known(path: Path) -> bool:
         """Whether the cache has an image, or knows that it cannot be encoded; notes what it knows."""
-        key = found.keys.get(path, "")
+        key = images.keys.get(path, "")
         if cache and key in cache:
-            found.tokens[path] = cache.entry(key)[1].num_tokens
+            images.tokens[path] = cache.entry(key)[1].num_tokens
         elif cache and key in cache.failed and not cache.failed[key].retry:
             unusable[path] = f"{path} is quarantined: {cache.failed[key].reason}"
-        return path in found.tokens or path in unusable
+        return path in images.tokens or path in unusable
 
     rest = [path for path in origin_of if not is_known(path)]  # the cache may know them by another name
     inspected, to_encode = inspect_images(rest), []
     for path in rest:
         image = inspected[path]
-        found.keys |= {path: image.key} if image.key else {}
+        images.keys |= {path: image.key} if image.key else {}
         if image.key and is_known(path):
             continue
         if problem := image.problem or _wrong_size(model.processor, image):
@@ -307,50 +309,50 @@ def check_images(run: RunFile, records: CheckedRecords, model: CheckedModel) -> 
             continue
         to_encode.append(path)
         if model.processor and (num_tokens := planned_tokens(model.processor, image.size)):
-            found.tokens[path] = num_tokens
-    found.to_encode = found.distinct(to_encode)
+            images.tokens[path] = num_tokens
+    images.to_encode = images.distinct(to_encode)
     if cache is None and state.level == "error":
         results.append(state)
-    elif found.to_encode:
-        missing = f"{count(len(found.to_encode), 'image')} to encode; {state.value}"
+    elif images.to_encode:
+        missing = f"{count(len(images.to_encode), 'image')} to encode; {state.value}"
         results.append(Result("warning", "cache", missing, BUILD_COMMAND))
     elif origin_of:
         results.append(state)
     if unusable:
-        results.append(_unusable(records, found, unusable, origin_of))
+        results.append(_unusable(records, images, unusable, origin_of))
     elif origin_of:
-        number = count(len(found.distinct(origin_of)), "image")
+        number = count(len(images.distinct(origin_of)), "image")
         results.append(Result("ok", "images", f"{number}: in the cache, or can be read"))
-    return found, results
+    return images, results
 
 
 def _unusable(
-    records: CheckedRecords, found: CheckedImages, unusable: dict[Path, str], origin_of: dict[Path, str]
+    records: CheckedRecords, images: CheckedImages, unusable: dict[Path, str], origin_of: dict[Path, str]
 ) -> Result:
-    paths = found.distinct(unusable)
+    paths = images.distinct(unusable)
     named = [f"{first_line(ImageError(unusable[path]))} (used by {origin_of[path]})" for path in paths]
     num_records = sum(any(path in unusable for path in record.images) for record in records.all())
     number = f"{count(len(paths), 'image')} of {count(num_records, 'record')}"
-    what = f"{number} cannot be used: {listed(named, NUM_NAMED)}"
+    problem = f"{number} cannot be used: {listed(named, NUM_NAMED)}"
     if len(unusable) == len(origin_of):
         set_root = "set `data.image_root`; image paths are relative to it, and without it to the records file"
-        return Result("error", "images", what, set_root)
+        return Result("error", "images", problem, set_root)
     advice = "repair them, or remove their records, which this lists: lookonce data audit RECORDS --decode"
-    return Result("error", "images", what, advice)
+    return Result("error", "images", problem, advice)
 
 
-def _open_cache(run: RunFile, model: CheckedModel, found: CheckedImages) -> tuple[VisionCache | None, Result]:
+def _open_cache(run: RunFile, model: CheckedModel, images: CheckedImages) -> tuple[VisionCache | None, Result]:
     """The cache of the run if there is one, and what is to be said of it; notes the fingerprint if it is known."""
     root = run.cache.dir
     if not any(root.glob(f"*/{MANIFEST}")):
-        return None, Result("ok", "cache", f"there is none yet in {located(root)}")
+        return None, Result("ok", "cache", f"no cache yet in {located(root)}")
     if model.model_folder is None or model.processor is None:
-        return None, Result("ok", "cache", "not checked")
+        return None, Result("ok", "cache", "not checked, because the model cannot be opened")
     try:
-        found.fingerprint = fingerprint_of(source_of(run, is_local=True), root)
-        cache = find_cache(root, found.fingerprint)
+        images.fingerprint = fingerprint_of(source_of(run, is_local=True), root)
+        cache = find_cache(root, images.fingerprint)
     except LookonceError as error:
-        if found.fingerprint and not (root / found.fingerprint.folder_name / MANIFEST).exists():
+        if images.fingerprint and not (root / images.fingerprint.folder_name / MANIFEST).exists():
             head, *differences = str(error).splitlines()  # the last line is advice
             return None, Result("ok", "cache", " ".join([head, *(line.strip() for line in differences[:-1])]))
         return None, Result("error", "cache", str(error), REPAIR_COMMAND)
@@ -377,8 +379,8 @@ def check_tokens(run: RunFile, records: CheckedRecords, model: CheckedModel, ima
         return []
     results = []
     for split in TRAINED:
-        if found := records.by_split[split]:
-            results += _check_split(run, split, found, model.counter, images)
+        if split_records := records.by_split[split]:
+            results += _check_split(run, split, split_records, model.counter, images)
     return results
 
 
@@ -397,30 +399,31 @@ def _check_split(
             refused.append(str(error))
     results = [_too_long(run.batch, split, lengths)] if lengths else []
     if refused:
-        what = f"{split}: training stops at {count(len(refused), 'record')}: {listed(refused, NUM_NAMED)}"
-        results.append(Result("error", "lengths", what, "correct or remove these records"))
+        problem = f"{split}: training stops at {count(len(refused), 'record')}: {listed(refused, NUM_NAMED)}"
+        results.append(Result("error", "lengths", problem, "correct or remove these records"))
     return results
 
 
 def _too_long(batch: BatchSection, split: str, lengths: list[tuple[int, str]]) -> Result:
     limit, key = batch.longest_record, batch.limiting_key
     long = [(number, origin) for number, origin in lengths if number > limit]
-    found = Distribution.of(Counter(number for number, _ in lengths))
+    distribution = Distribution.of(Counter(number for number, _ in lengths))
     if not long:
-        what = f"{split}: {found.median:,} tokens in the median, {found.max:,} at most; {limit:,} fit ({key})"
-        return Result("ok", "lengths", what)
+        usual = f"{distribution.median:,} tokens in the median, {distribution.max:,} at most"
+        summary = f"{split}: {usual}; the limit is {limit:,} ({key})"
+        return Result("ok", "lengths", summary)
     named = [f"{origin} with {number:,}" for number, origin in long]
-    what = (
+    problem = (
         f"{split}: {len(long):,} of {count(len(lengths), 'record')} left out, longer than {limit:,} tokens "
         f"({key}): {listed(named, NUM_NAMED)}"
     )
     limits = {"batch.max_tokens": batch.max_tokens} | (
         {"batch.tokens_per_pack": batch.tokens_per_pack} if batch.has_packs else {}
     )
-    raised = " and ".join(f"`{name}`" for name, value in limits.items() if value < found.max)
+    raised = " and ".join(f"`{name}`" for name, value in limits.items() if value < distribution.max)
     return Result(
         "error" if len(long) == len(lengths) else "warning",
         "lengths",
-        what,
-        f"raise {raised} to {found.max:,}, or lower `cache.max_pixels`",
+        problem,
+        f"raise {raised} to {distribution.max:,}, or lower `cache.max_pixels`",
     )

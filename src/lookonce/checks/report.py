@@ -27,8 +27,8 @@ class Result:
 
     def text(self) -> str:
         """The result as a line, and what to do below it; neither is wrapped, so that a command can be copied."""
-        found = f"{self.level:<{LEVEL_WIDTH}}{self.what:<{WHAT_WIDTH}}{self.value}"
-        return "\n".join([found, *([f"{'':{LEVEL_WIDTH + WHAT_WIDTH}}-> {self.do}"] if self.do else [])])
+        line = f"{self.level:<{LEVEL_WIDTH}}{self.what:<{WHAT_WIDTH}}{self.value}"
+        return "\n".join([line, *([f"{'':{LEVEL_WIDTH + WHAT_WIDTH}}-> {self.do}"] if self.do else [])])
 
 
 @dataclass(frozen=True)
@@ -57,5 +57,5 @@ class CheckReport:
     def text(self) -> str:
         table = [result.text() for result in self.results]
         read = count(self.num_records, "record") + ("" if self.is_complete else ", not all: --all reads the rest")
-        found = f"{count(self.number('error'), 'error')}, {count(self.number('warning'), 'warning')}"
-        return "\n".join([*table, "", f"{found}; {read}; {duration(self.seconds)}"])
+        numbers = f"{count(self.number('error'), 'error')}, {count(self.number('warning'), 'warning')}"
+        return "\n".join([*table, "", f"{numbers}; {read}; {duration(self.seconds)}"])

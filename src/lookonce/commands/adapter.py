@@ -42,7 +42,7 @@ def adapter() -> None:
 )
 @JSON
 def check(run_dir: Path, program: str, as_json: bool) -> None:
-    """Compare a run's adapter with the rules of a program that serves adapters, and print the command that does.
+    """Compare a run's adapter with the rules of a program that serves adapters, and print the command for it.
 
     RUN is the folder of a trained run, or its run file. Each rule is printed with its source in vLLM's published code;
     vLLM need not be installed. The exit code is 1 if the adapter breaks a rule. A warning means that vLLM was reported

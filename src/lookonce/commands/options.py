@@ -50,7 +50,9 @@ VERIFY_IMAGES = click.option(
     "--verify-images", is_flag=True, help="Read all image files and compare them with the cache, which takes a while."
 )
 SPLIT = click.option(
-    "--split", type=click.Choice(["train", "val", "test", "held_out"]), help="By default `eval.split` of the run file."
+    "--split",
+    type=click.Choice(["train", "val", "test", "held_out"]),
+    help="Split of the records; by default `eval.split` of the run file.",
 )
 META = "lookonce.run_file"
 """The key of click's context under which a command notes its run file, with the keys that it replaces."""
@@ -96,30 +98,30 @@ def read_existing(path: Path, assignments: tuple[str, ...]) -> RunFile:
 def remember_run_file(path: Path, assignments: tuple[str, ...] = ()) -> None:
     """Note the run file of this command, if the path is one, and the keys that it replaces, for `with_run_file`."""
     if path.is_file() and (context := click.get_current_context(silent=True)):
-        context.meta[META] = shell(path, *(word for one in assignments for word in ("--set", one)))
+        context.meta[META] = shell(path, *(word for assignment in assignments for word in ("--set", assignment)))
 
 
 def with_run_file(message: str) -> str:
     """Name the run file of this command, with its --set, in advice such as "lookonce cache build RUN.yaml"."""
     context = click.get_current_context(silent=True)
-    return PLACEHOLDER.sub(lambda found: context.meta.get(META, found[0]) if context else found[0], message)
+    return PLACEHOLDER.sub(lambda match: context.meta.get(META, match[0]) if context else match[0], message)
 
 
-def cache_folder(place: Path, assignments: tuple[str, ...]) -> Path:
+def cache_folder(path: Path, assignments: tuple[str, ...]) -> Path:
     """The cache folder itself, or that of a run file, which need not exist. Hashes no image."""
-    if place.is_dir():
+    if path.is_dir():
         if assignments:
-            raise nothing_to_set(place)
-        return place
-    run = read_run(place, assignments, RUN_OR_CACHE)
+            raise nothing_to_set(path)
+        return path
+    run = read_run(path, assignments, RUN_OR_CACHE)
     from lookonce.run.open import Needs, open_run
 
     return open_run(run, Needs("lookonce cache", model="fingerprint")).cache_folder
 
 
-def nothing_to_set(place: Path) -> UsageError:
+def nothing_to_set(path: Path) -> UsageError:
     """The error for --set without a run file."""
-    return UsageError(f"--set replaces keys of a run file, and {place} is a folder; leave it out or name a run file")
+    return UsageError(f"--set replaces keys of a run file, and {path} is a folder; leave it out or name a run file")
 
 
 @contextlib.contextmanager

@@ -86,9 +86,10 @@ def train(
 def status(path: Path, assignments: tuple[str, ...], missing: bool, as_json: bool) -> None:
     """Show how far a run is: plan, cache, training, evaluation.
 
-    RUN is a run file or a run folder. Workers are listed with their Slurm job. A shard is one file of a cache. A worker
-    is slow if it has taken three times as long for its shard as others took, and dead if it gave no heartbeat for
-    `cache.claim_s` seconds. The last line is the command to run next. `watch -n 10 lookonce status RUN` repeats it.
+    RUN is a run file or a run folder. Workers are listed with their Slurm job. A shard is one file of a cache; the plan
+    lists the images of each. A worker is slow if it has taken three times as long for its shard as others took, and
+    dead if it gave no heartbeat for `cache.claim_s` seconds. The last line is the command to run next. `watch -n 10
+    lookonce status RUN` repeats it.
 
     --missing prints, in this order: `plan` if no plan covers the run's images, `cache N` with the number of planned
     shards that are not finished (just `cache` without such a plan), `train`, `eval`. Nothing is missing from a finished
@@ -147,11 +148,11 @@ def _read(path: Path, assignments: tuple[str, ...]) -> tuple[Path, RunFile]:
 def selftest(context: click.Context, as_json: bool) -> None:
     """Test that packs are exact on this machine.
 
-    Compares packs with the rows of stock training, on this GPU with these libraries: masks, attention forward and
-    backward, and loss and gradients of a small model, in float32 and in bfloat16, compiled or not, launched or replayed
-    as CUDA graphs, with FlexAttention and with dense masks. Each difference may be a few times the spread, which is the
-    difference between exact computations of rows, measured in the same run. Takes a minute or two on a GPU. Without
-    one, small packs are compared with dense masks.
+    A pack is a training sequence of images with their questions. Compares packs with the rows of stock training, on
+    this GPU with these libraries: masks, attention forward and backward, and loss and gradients of a small model, in
+    float32 and in bfloat16, compiled or not, launched or replayed as CUDA graphs, with FlexAttention and with dense
+    masks. Each difference may be a few times the spread, which is the difference between exact computations of rows,
+    measured in the same run. Takes a minute or two on a GPU. Without one, small packs are compared with dense masks.
 
     Exits with 1 if anything differs by more, and prints the fastest settings that are exact. Each training on a GPU
     checks its own first pack; LOOKONCE_SELFTEST=off in the environment skips that.
@@ -238,8 +239,9 @@ def bench_step(
       shared  packs, questions share their image, from the cache (the default of `lookonce train`)
       fp8     `shared` with train.frozen: fp8
 
-    --model writes a model of 4 to 18 GB and a run file to --place, and keeps them for the next time. If interrupted, or
-    stopped by a signal (exit code 75), it still reports the finished variants.
+    A pack is a training sequence of images with their questions. --model writes a model of 4 to 18 GB and a run
+    file to --place, and keeps them for the next time. If interrupted, or stopped by a signal (exit code 75), it still
+    reports the finished variants.
 
     \b
     Examples:

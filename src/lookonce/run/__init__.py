@@ -7,5 +7,5 @@ open         open a run: claim what a command changes, then read once what it ne
 start_adapter  the adapter of another run with which a training starts
 folder       the run folder: what a run writes, the check that it belongs to this run, and the claim of one process
 log_file     log.jsonl as curves of the losses and the learning rate; progress.json
-startup      what a training does before its first step, each piece of work timed and said
+startup      what a training does before its first step, each piece of work timed and reported
 """

@@ -83,7 +83,7 @@ class RunFile(Section):
         return values
 
     @model_validator(mode="after")
-    def _starts_elsewhere_and_measures_what_it_needs(self) -> RunFile:
+    def _start_and_best_are_consistent(self) -> RunFile:
         start = self.train.start_from
         if isinstance(start, Path) and start.absolute() == self.output.absolute():
             raise ValueError(f"train.start_from is the run's own output, {self.output}; name another run")
@@ -132,16 +132,16 @@ class RunFile(Section):
 @cache
 def keys(section: type[BaseModel] = RunFile, prefix: str = "") -> dict[str, OnResume]:
     """What each key says of a resumed training, by its name: {"model.path": ..., "train.epochs": ...}."""
-    found: dict[str, OnResume] = {}
+    on_resume: dict[str, OnResume] = {}
     for name, field in section.model_fields.items():
-        stated = [one for one in field.metadata if isinstance(one, OnResume)]
+        stated = [note for note in field.metadata if isinstance(note, OnResume)]
         if stated:
-            [found[prefix + name]] = stated
+            [on_resume[prefix + name]] = stated
             continue
         kinds = (kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type))
         [inner] = (kind for kind in kinds if issubclass(kind, Section))
-        found |= keys(inner, f"{prefix}{name}.")
-    return found
+        on_resume |= keys(inner, f"{prefix}{name}.")
+    return on_resume
 
 
 def read_run_file(path: Path, assignments: Iterable[str] = ()) -> RunFile:
@@ -150,8 +150,8 @@ def read_run_file(path: Path, assignments: Iterable[str] = ()) -> RunFile:
     Raises:
         UsageError: the file is missing or not YAML, or keys or values are wrong; all mistakes are named at once.
     """
-    expected = f"a mapping of sections ({', '.join(RunFile.model_fields)})"
-    values = load_values(path, f"run file {path}", "try experiments/sample.yaml", expected)
+    form = f"a mapping of sections ({', '.join(RunFile.model_fields)})"
+    values = load_values(path, f"run file {path}", "lookonce init writes one", form)
     for assignment in assignments:
         set_key(values, assignment)
     return checked(values, RunFile, f"run file {path}")
@@ -160,10 +160,10 @@ def read_run_file(path: Path, assignments: Iterable[str] = ()) -> RunFile:
 def with_absolute_paths(run: RunFile) -> RunFile:
     """The same run, with paths that do not depend on the working directory."""
     model = {"path": str(Path(run.model.path).absolute())} if Path(run.model.path).is_dir() else {}
-    return changed(run, lambda path: path if VARIABLE.search(str(path)) else path.absolute(), model)
+    return with_changes(run, lambda path: path if VARIABLE.search(str(path)) else path.absolute(), model)
 
 
-def changed(run: RunFile, change: Callable[[Path], Path], model: dict[str, Any]) -> RunFile:
+def with_changes(run: RunFile, change: Callable[[Path], Path], model: dict[str, Any]) -> RunFile:
     """The run with each path changed, and with other values in its section `model`."""
 
     def inside(value: Any) -> Any:

@@ -148,8 +148,8 @@ class RunFolder:
 
     def complete_checkpoints(self) -> list[Path]:
         """The checkpoints that were written completely, the newest first; their checksums are not compared."""
-        found = [path for path in self.checkpoints.glob("checkpoint-*") if step_of(path) >= 0 and is_complete(path)]
-        return sorted(found, key=step_of, reverse=True)
+        complete = [path for path in self.checkpoints.glob("checkpoint-*") if step_of(path) >= 0 and is_complete(path)]
+        return sorted(complete, key=step_of, reverse=True)
 
     def check(self, run: RunFile, identity: dict[str, Any]) -> None:
         """Check that the folder is free or already belongs to this run; a run without any step does not count.
@@ -164,8 +164,8 @@ class RunFolder:
         if self.adapter.is_file():
             raise RunFolderError(f"{self.adapter} is a file, where the folder of the adapter belongs; move it away")
         if self.holds_work and self._record.exists():
-            if found := self.differences(run, identity):
-                lines = [f"  {name}: this run {a!r}, that one {b!r}" for name, a, b in found]
+            if differing := self.differences(run, identity):
+                lines = [f"  {name}: this run {a!r}, that one {b!r}" for name, a, b in differing]
                 raise RunFolderError(
                     "\n".join([f"{self.folder} holds another run, which differs in", *lines])
                     + "\nChoose another `output`, or move that run away and start again with --restart"
@@ -185,8 +185,8 @@ class RunFolder:
             ignored |= {f"run.{name}" for name in keys() if name.startswith("lora.")}
         recorded: dict[str, Any] = {"inputs": {name: self.recorded_inputs().get(name) for name in identity}}
         recorded["run"] = self.read_run().model_dump(mode="json")  # with defaults for newer keys
-        found = differences(_identity(run, identity), recorded)
-        return [difference for difference in found if difference[0] not in ignored]
+        differing = differences(_identity(run, identity), recorded)
+        return [difference for difference in differing if difference[0] not in ignored]
 
     def claim(self, run: RunFile, identity: dict[str, Any]) -> None:
         """Claim the folder for this run.
@@ -210,8 +210,8 @@ class RunFolder:
         if not self.trained.exists():
             train = shell("lookonce", "train", self.folder / "run.yaml", "--resume")
             raise RunFolderError(f"{self.folder} holds no trained adapter; finish the training with: {train}")
-        recorded, found = self.read_trained().adapter, adapter_hashes(self.adapter)
-        changed = [name for name in ADAPTER_FILES if found.get(name) != recorded.get(name, "")]
+        recorded, actual = self.read_trained().adapter, adapter_hashes(self.adapter)
+        changed = [name for name in ADAPTER_FILES if actual.get(name) != recorded.get(name, "")]
         if changed:
             again = "save it into another `output` with lookonce.save_run" if self.was_trained_elsewhere else AGAIN
             raise RunFolderError(
@@ -230,10 +230,10 @@ class RunFolder:
             RunFolderError: they have changed.
         """
         recorded = self.recorded_inputs()
-        found = [name for name, _, _ in differences(identity, {name: recorded.get(name) for name in identity})]
-        if found:
+        changed = [name for name, _, _ in differences(identity, {name: recorded.get(name) for name in identity})]
+        if changed:
             raise RunFolderError(
-                f"inputs of {self.folder} have changed since training ({', '.join(found)}), so its adapter does not "
+                f"inputs of {self.folder} have changed since training ({', '.join(changed)}), so its adapter does not "
                 "fit; restore them, or train again with: lookonce train RUN.yaml --restart"
             )
 
@@ -280,7 +280,8 @@ class RunFolder:
 def _no_run(folder: Path) -> str:
     """What a folder is that holds no run."""
     if inside := sorted(path.parent.name for path in folder.glob(f"*/{RECORD}")):
-        return f"{folder} is not a run folder; name one of those in it: {listed([f'{folder}/{one}' for one in inside])}"
+        runs = listed([f"{folder}/{name}" for name in inside])
+        return f"{folder} is not a run folder; name one of those in it: {runs}"
     if (folder / ADAPTER_FILES[1]).exists():
         return (
             f"{folder} holds an adapter and no run; make a run of it with: lookonce.save_run({str(folder)!r}, "
@@ -304,21 +305,21 @@ def read_form(path: Path, form: type[Form], advice: str) -> Form:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
         reason = "it is missing" if first["type"] == "missing" else first["msg"]
-        what = f"`{name}`: {reason}" if name else reason
+        problem = f"`{name}`: {reason}" if name else reason
     except FileNotFoundError:
-        what = "it is missing"
+        problem = "it is missing"
     except ValueError as error:
-        what = f"it is not JSON ({shown(str(error))})" if path.stat().st_size else "it is empty"
-    raise RunFolderError(f"{path} is broken: {what}; {advice}")
+        problem = f"it is not JSON ({shown(str(error))})" if path.stat().st_size else "it is empty"
+    raise RunFolderError(f"{path} is broken: {problem}; {advice}")
 
 
 def adapter_hashes(folder: Path) -> dict[str, str]:
     """The xxh3 of each file of an adapter that can be read, by name."""
-    found = {}
+    hashes = {}
     for name in ADAPTER_FILES:
         with contextlib.suppress(OSError, ValueError):
-            found[name] = hash_file(folder / name)
-    return found
+            hashes[name] = hash_file(folder / name)
+    return hashes
 
 
 def step_of(checkpoint: Path) -> int:

@@ -62,12 +62,12 @@ def smoothed(curve: Curve) -> Curve:
     """The mean over a 25th of the points, half of them before a point; of few points, the points themselves."""
     values, widest = list(curve.values()), len(curve) // 50
     sums = [0.0, *accumulate(values)]
-    found: Curve = {}
+    means: Curve = {}
     for index, step in enumerate(curve):
         before = min(widest, index)
         after = min(before, len(values) - 1 - index)
-        found[step] = (sums[index + after + 1] - sums[index - before]) / (before + after + 1)
-    return found
+        means[step] = (sums[index + after + 1] - sums[index - before]) / (before + after + 1)
+    return means
 
 
 def read_curves(path: Path) -> Curves:

@@ -200,13 +200,13 @@ class OpenRun:
 
         batch = self.run.batch
         order = batch.stage_order if split == "train" else None
-        found = self.chat_tokenizer, self.records[split], self.key_of, self.cache.grid_thw
-        return make_examples(*found, batch.longest_record, split, batch.limiting_key, order)
+        inputs = self.chat_tokenizer, self.records[split], self.key_of, self.cache.grid_thw
+        return make_examples(*inputs, batch.longest_record, split, batch.limiting_key, order)
 
-    def prompts(self, asked: Sequence[tuple[Record, int]]) -> list[Example]:
+    def prompts(self, questions: Sequence[tuple[Record, int]]) -> list[Example]:
         """The prompts of some turns of records, without their answers."""
         prompts = []
-        for record, turn in asked:
+        for record, turn in questions:
             keys = [self.key_of(path) for path in record.images]
             grids = [self.cache.grid_thw(key) for key in keys]
             prompts.append(self.chat_tokenizer.question(record, turn, keys, grids))
@@ -265,8 +265,8 @@ class OpenRun:
 
         with using(self.cache_folder, "lookonce cache plan", self.run.cache.claim_s):
             ensure_manifest(self.cache_folder, self.fingerprint, self._provenance())
-            wanted = planned_images(self.images, self.processor)
-            ensure_plan(self.cache_folder, wanted, self.fingerprint, self.shard_bytes)
+            planned = planned_images(self.images, self.processor)
+            ensure_plan(self.cache_folder, planned, self.fingerprint, self.shard_bytes)
         self.source.write_note(self.run.cache.dir, self.fingerprint)  # its folder may not have existed before
 
     def load_tower(self, *, fast: bool | None = None) -> Tower:
@@ -300,7 +300,7 @@ class OpenRun:
 
 
 def open_run(
-    place: Path | RunFile,
+    run_or_path: Path | RunFile,
     needs: Needs,
     assignments: Sequence[str] = (),
     *,
@@ -310,19 +310,19 @@ def open_run(
 ) -> OpenRun:
     """Claim what a command changes of a run, then read what it needs.
 
-    `place` is a run folder, a run file, or one that is read already; `assignments` such as "eval.max_new_tokens=8"
-    replace its values. `once` calls a function on the first rank and returns its result on all. `timed` times a part of
-    the work, by its name.
+    `run_or_path` is a run folder, a run file, or one that is read already; `assignments` such as
+    "eval.max_new_tokens=8" replace its values. `once` calls a function on the first rank and returns its result on all.
+    `timed` times a part of the work, by its name.
 
     Raises:
         LookonceError: the run folder is in use or holds another run, or a part is missing or broken.
     """
-    folder, run = once(lambda: find_run(place, assignments, needs))
+    folder, run = once(lambda: find_run(run_or_path, assignments, needs))
     opened = OpenRun(run, folder, RunClaim(folder.folder, needs.command, run.cache.claim_s), needs, notify)
     try:
         if needs.writes:
             once(opened.owner.take)
-            opened.folder, opened.run = once(lambda: find_run(place, assignments, needs))  # as it is now
+            opened.folder, opened.run = once(lambda: find_run(run_or_path, assignments, needs))  # as it is now
         if needs.adapter:
             once(opened.folder.check_adapter)
         _read(opened, once, timed)
@@ -368,7 +368,7 @@ def _read(opened: OpenRun, once: Once, timed: Timed) -> None:
 # Which run a command means.
 
 
-def find_run(place: Path | RunFile, assignments: Sequence[str], needs: Needs) -> tuple[RunFolder, RunFile]:
+def find_run(run_or_path: Path | RunFile, assignments: Sequence[str], needs: Needs) -> tuple[RunFolder, RunFile]:
     """The folder and the run file; if no adapter is needed, the folder of a run file need not hold a run.
 
     With "output=runs/b" in `assignments` a run file that does not lie in a run folder stands for the run in that
@@ -378,11 +378,11 @@ def find_run(place: Path | RunFile, assignments: Sequence[str], needs: Needs) ->
         LookonceError: the folder holds no run that can be read, or another one than the run file describes; or
             `assignments` name another folder.
     """
-    if isinstance(place, RunFile):
-        return RunFolder(place.output), place
-    place = RunFolder.find(place).folder if needs.recorded else place
-    if not place.is_file():
-        folder = RunFolder(place)
+    if isinstance(run_or_path, RunFile):
+        return RunFolder(run_or_path.output), run_or_path
+    run_or_path = RunFolder.find(run_or_path).folder if needs.recorded else run_or_path
+    if not run_or_path.is_file():
+        folder = RunFolder(run_or_path)
         run = folder.read_run()
         if not assignments:
             return folder, run
@@ -391,21 +391,21 @@ def find_run(place: Path | RunFile, assignments: Sequence[str], needs: Needs) ->
             set_key(values, assignment)
         run = checked(values, RunFile, f"the run of {folder.folder} with --set")
     else:
-        run = read_run_file(place, assignments)
-        folder = RunFolder(place.parent if (place.parent / RECORD).exists() else run.output)
+        run = read_run_file(run_or_path, assignments)
+        folder = RunFolder(run_or_path.parent if (run_or_path.parent / RECORD).exists() else run.output)
         if needs.adapter:
             folder.read_run()
     sets_output = any(assignment.partition("=")[0].strip() == "output" for assignment in assignments)
     if sets_output and run.output.resolve() != folder.folder.resolve():
         raise UsageError(
-            f"--set output={run.output} cannot be used here: {place} stands for the run in {folder.folder}; leave "
-            f"it out, or name the other run: {shell('lookonce', 'eval', run.output)}"
+            f"--set output={run.output} cannot be used here: {run_or_path} stands for the run in {folder.folder}; "
+            f"leave it out, or name the other run: {shell('lookonce', 'eval', run.output)}"
         )
     folder.check(run, {})
     return folder, run
 
 
-def without_run(model: Path) -> RunFile:
+def run_for_model(model: Path) -> RunFile:
     """A run file for a model folder, or a model of the Hub, of which nothing but the model is used."""
     no_data = DataSection.model_construct(train=[])  # a run file must name records, and none are read
     return RunFile(model=ModelSection(path=str(model)), data=no_data, output=Path("runs"))
@@ -456,17 +456,17 @@ def records_identity(
 ) -> dict[str, Any]:
     """The entries that do not need the model; every image must have a key."""
     order, context, train, val = run.batch.stage_order, run.data.context, records["train"], records["val"]
-    found: dict[str, Any] = {
+    identity: dict[str, Any] = {
         "cache": fingerprint.sha256,
         "records": {"train": hash_records(train, key_of), "val": hash_records(val, key_of)},
     }
     if order:
         stages = repr([order.stage_of(record) for record in train])
-        found["stages"] = hashlib.sha256(stages.encode()).hexdigest()
+        identity["stages"] = hashlib.sha256(stages.encode()).hexdigest()
     if context:
         stages = repr([context.stage_of(record) for record in [*train, *val]])
-        found["context"] = hashlib.sha256(stages.encode()).hexdigest()
-    return found | answers_identity(context)
+        identity["context"] = hashlib.sha256(stages.encode()).hexdigest()
+    return identity | answers_identity(context)
 
 
 def hash_records(records: Iterable[Record], key_of: Callable[[Path], str]) -> str:
@@ -480,5 +480,5 @@ def hash_records(records: Iterable[Record], key_of: Callable[[Path], str]) -> st
 
 def answers_identity(context: ContextSection | None) -> dict[str, list[str] | None]:
     """The recorded input of the predictions that contexts have: the hash of each file that exists; None without any."""
-    files = context.given if context else []
+    files = context.prediction_files if context else []
     return {"answers": [hash_file(path) for path in files if path.exists()] or None}

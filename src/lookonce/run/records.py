@@ -79,8 +79,8 @@ def without_fold(
     used, left_out = hold_out(records["train"], run.data.held_out, run.train.seed, images.keys_of)
     num_images = len({key for record in left_out for key in images.keys_of(record)})
     notify(
-        f"`data.held_out` leaves out {len(left_out):,} of {count(len(records['train']), 'train record')}, which are "
-        f"about {count(num_images, 'image')}"
+        f"`data.held_out` leaves out {len(left_out):,} of {count(len(records['train']), 'train record')} "
+        f"({count(num_images, 'image')})"
     )
     return records | {"train": used, HELD_OUT: left_out}
 
@@ -144,12 +144,12 @@ def cached_images(
     _refuse([path for path in unknown if is_gone(path)], everything, folder, GONE_ADVICE)
     images = index_images(everything, known)
     keys = {key for key, _ in plan.files().values()}
-    others = [path for path in unknown if images.key_of.get(path) not in keys | {None}]
-    _refuse(others, everything, folder, f"run: {BUILD_COMMAND}")
+    unplanned = [path for path in unknown if images.key_of.get(path) not in keys | {None}]
+    _refuse(unplanned, everything, folder, f"run: {BUILD_COMMAND}")
     if unknown:
         notify(
-            f"{count(len(unknown), 'image')} hashed, because the cache's plan does not name the files or they have "
-            f"changed since; to record them, run: {BUILD_COMMAND}"
+            f"{count(len(unknown), 'image')} hashed, because the cache's plan, which lists its images, lacks them or "
+            f"they have changed since; to record them, run: {BUILD_COMMAND}"
         )
     return images
 
@@ -163,8 +163,8 @@ def _refuse(unknown: list[Path], records: list[Record], folder: Path, advice: st
         if reason := read_quarantine(folder).get(str(path)):
             advice = f"the last build could not read it ({reason}); {UNUSABLE_ADVICE}"
         raise FeaturesMissing(
-            f"the plan of {folder} does not know {len(unknown)} of {num_images} images, the first being {path} "
-            f"({origin}); {advice}"
+            f"the plan of {folder}, which lists its images, does not know {len(unknown)} of {num_images} images, "
+            f"the first being {path} ({origin}); {advice}"
         )
 
 
@@ -180,17 +180,18 @@ def with_contexts(
     if form is None:
         return records
     form.check(chain.from_iterable(records.values()))
-    found = with_given({split: records[split] for split in ("train", "val")}, form, form.given, images.keys_of)
-    for split, some in found.items():
-        if some:
-            notify(counted(some, split))
-    for path in form.given:
-        if note := trained_on(path, found["train"], images):
+    trained = {split: records[split] for split in ("train", "val")}
+    trained = with_given(trained, form, form.prediction_files, images.keys_of)
+    for split, of_split in trained.items():
+        if of_split:
+            notify(counted(of_split, split))
+    for path in form.prediction_files:
+        if note := overlap_note(path, trained["train"], images):
             notify(note)
-    return records | found
+    return records | trained
 
 
-def trained_on(path: Path, records: Iterable[Record], images: ImageIndex) -> str:
+def overlap_note(path: Path, records: Iterable[Record], images: ImageIndex) -> str:
     """How many images whose answers a predictions file has for these records its model was trained on, as text.
 
     Empty if it has no answers for them.
@@ -213,7 +214,7 @@ def trained_on(path: Path, records: Iterable[Record], images: ImageIndex) -> str
     if both := shown & seen:
         return (
             f"{path}: its model was trained on {len(both):,} of {count(len(shown), 'image')} for which training "
-            "prompts have its answers; these are better than in an evaluation, so cross-fit them "
+            "prompts have its answers; about these images it answers better than in an evaluation, so cross-fit them "
             "(docs/training.md#cross-fitting)"
         )
     return f"{path}: its model was trained on none of {count(len(shown), 'image')} for which prompts have its answers"

@@ -70,8 +70,10 @@ def expand(path: str) -> str:
         ValueError: there is no such user, or a variable is a secret.
     """
     if secret := next((name for name in map(_name, VARIABLE.finditer(path)) if SECRET.search(name)), None):
-        raise ValueError(f"the environment variable {secret} is a secret, which messages about the path would show")
-    expanded = os.path.expanduser(VARIABLE.sub(lambda found: os.environ.get(_name(found)) or found[0], path))
+        raise ValueError(
+            f"the environment variable {secret} is a secret, which messages about the path would show; use another name"
+        )
+    expanded = os.path.expanduser(VARIABLE.sub(lambda variable: os.environ.get(_name(variable)) or variable[0], path))
     if expanded.startswith("~"):
         raise ValueError(f"there is no home folder of {expanded.partition('/')[0]}; write the path in full")
     return expanded
@@ -86,9 +88,9 @@ def _expand_all(path: str, info: ValidationInfo) -> str:
     return expand(path)
 
 
-def _name(found: re.Match[str]) -> str:
+def _name(match: re.Match[str]) -> str:
     """The name of a variable that was found in a path."""
-    return found[1] or found[2]
+    return match[1] or match[2]
 
 
 UserPath = Annotated[Path, AfterValidator(lambda path, info: Path(_expand_all(str(path), info)))]
@@ -117,16 +119,16 @@ FORMER = {"own": "predicted", "true": "reference", True: "reference"}
 """What earlier versions called the answers in prompts, as YAML reads it."""
 
 
-def _as_called_now(value: Any, info: ValidationInfo) -> Any:
+def _current_name(value: Any, info: ValidationInfo) -> Any:
     """A former name in a recorded run as it is called now; elsewhere it is refused."""
     if not isinstance(value, str | bool) or value not in FORMER:
         return value
     if info.context != RECORDED:
-        raise ValueError(f"{str(value).lower()} is called {FORMER[value]} now")
+        raise ValueError(f"`{str(value).lower()}` is now called `{FORMER[value]}`")
     return FORMER[value]
 
 
-CALLED_NOW = BeforeValidator(_as_called_now)
+FORMER_NAMES = BeforeValidator(_current_name)
 
 
 def _kind_of_answers(value: Any) -> str:
@@ -134,7 +136,7 @@ def _kind_of_answers(value: Any) -> str:
 
 
 Answers = Annotated[
-    Annotated[Literal["reference"], BeforeValidator(_as_called_now), Tag("reference")] | Annotated[Paths, Tag("files")],
+    Annotated[Literal["reference"], BeforeValidator(_current_name), Tag("reference")] | Annotated[Paths, Tag("files")],
     Discriminator(_kind_of_answers),
 ]
 
@@ -147,7 +149,7 @@ class ContextSection(ContextForm):
     predictions files, one path or a list, with a model's answers to the same questions."""
 
     @property
-    def given(self) -> list[Path]:
+    def prediction_files(self) -> list[Path]:
         """The predictions files; none if the answers are those of the records."""
         return [] if self.answers == "reference" else self.answers
 
@@ -156,8 +158,7 @@ class DataSection(Section):
     """The records and images of the run."""
 
     train: ByContent[Annotated[Paths, Field(min_length=1)]]
-    """Records files to train on: one path or a list, in any record format; its first record
-    tells which."""
+    """Records files to train on: one path or a list, in any record format; the first record tells which."""
     val: ByContent[Paths] = []
     """Records files for the validation loss, the exact match while training (`eval.every`), and the evaluation at the
     end of training if `eval.split` is val."""
@@ -190,9 +191,8 @@ class DataSection(Section):
     enable_thinking: Same[bool | None] = None
     """Passed to the chat template, in training and for all answers. With `false` the template of Qwen3.5 writes an
     empty block `<think></think>` before each answer, which belongs to the prompt; without it, training refuses this
-    template, because its prompts end inside the block. By default the template decides. One that does not know the
-    variable
-    is an error."""
+    template, because its prompts end inside the block. By default the template decides. If the template does not know
+    the variable, the run is refused."""
 
     @model_validator(mode="after")
     def _replays_what_is_left_out(self) -> DataSection:
@@ -218,8 +218,8 @@ class CacheSection(Section):
     32 x 32 pixels (28 x 28 in Qwen2-VL and Qwen2.5-VL), so a lower limit means fewer tokens, a smaller cache and faster
     training."""
     shard_mb: Free[Annotated[int, Field(ge=1, le=1_000_000)]] = 2048
-    """Planned size of a shard in megabytes. A killed worker loses at most its unfinished shard and up to two tower
-    batches of the next one."""
+    """Planned size of a shard, a file of features, in megabytes. A killed worker loses at most its unfinished shard and
+    up to two tower batches of the next one."""
     stage: Free[StagePath | None] = None
     """Folder into which `lookonce cache stage` copied the cache, for example $SLURM_TMPDIR. Training reads the copy if
     it is complete, and the original otherwise. Only here, a variable may be unset: then there is no copy."""
@@ -234,7 +234,7 @@ SEVERAL_NAMES = re.compile(rf"{NAME.pattern}(\s*[\s,;]\s*{NAME.pattern})+")
 
 def _is_one_name(value: Any) -> Any:
     if isinstance(value, str) and SEVERAL_NAMES.fullmatch(value.strip()):
-        raise ValueError(f"several names are a list: [{', '.join(NAME.findall(value))}]")
+        raise ValueError(f"write several names as a list: [{', '.join(NAME.findall(value))}]")
     return value
 
 
@@ -299,8 +299,8 @@ class BatchSection(Section):
     samples_per_step: Same[Annotated[int, Field(ge=1, le=1_000_000)]] = 16
     """Records (questions) per optimizer step: the effective batch size, over all forward passes and all GPUs."""
     tokens_per_pack: Same[NumTokens] = 8192
-    """Tokens of the longest pack in `shared` and `packed` mode, limited by GPU memory. Longer records are left out;
-    otherwise loss and gradients do not depend on it."""
+    """Tokens of the longest pack, which is a sequence of images with their questions, in `shared` and `packed` mode;
+    limited by GPU memory. Longer records are left out; otherwise loss and gradients do not depend on it."""
     questions_per_image: Same[Count | None] = None
     """At most this many questions about an image stay together when the order is shuffled. By default all of them; 1 is
     the usual random order."""
@@ -359,11 +359,11 @@ class HubAdapter(NamedTuple):
 
 def hub_adapter(start: Path | str | None) -> HubAdapter | None:
     """The adapter on the Hub that a value of `train.start_from` names; None for a path."""
-    found = FORM.fullmatch(start) if isinstance(start, str) else None
-    return HubAdapter(found["name"], found["revision"]) if found else None
+    match = FORM.fullmatch(start) if isinstance(start, str) else None
+    return HubAdapter(match["name"], match["revision"]) if match else None
 
 
-def _either(value: Any, as_path: ValidatorFunctionWrapHandler) -> Any:
+def _path_or_hub_adapter(value: Any, as_path: ValidatorFunctionWrapHandler) -> Any:
     if not (isinstance(value, str) and value.startswith(SCHEME)):
         return as_path(value)
     if hub_adapter(value) is None:
@@ -374,7 +374,7 @@ def _either(value: Any, as_path: ValidatorFunctionWrapHandler) -> Any:
 if TYPE_CHECKING:
     StartFrom = Path | str
 else:
-    StartFrom = Annotated[UserPath, WrapValidator(_either), PlainSerializer(str, when_used="json")]
+    StartFrom = Annotated[UserPath, WrapValidator(_path_or_hub_adapter), PlainSerializer(str, when_used="json")]
 
 
 Argument = Annotated[int | float, Field(ge=-MAX_COUNT, le=MAX_COUNT)]
@@ -460,7 +460,9 @@ class TrainSection(Section):
         if self.fsdp and self.frozen != UNQUANTISED:
             raise ValueError(f"fsdp cannot shard quantised weights (got frozen={self.frozen}); remove one of the two")
         if not (self.has_steps or self.start_from):
-            raise ValueError("without `epochs` there is nothing to train, so `start_from` must name a trained run")
+            raise ValueError(
+                "with `epochs: 0` and no `steps` nothing is trained, so `start_from` must name a trained run"
+            )
         return self
 
 
@@ -475,11 +477,11 @@ class EvalSection(Section):
     all of `data.val`."""
     split: Free[Literal["val", "test"]] = "val"
     """Split whose questions are answered after training; `lookonce eval --split` chooses another."""
-    turns: FreeUnlessAnswersDecide[Annotated[Literal["predicted", "reference"], CALLED_NOW]] = "predicted"
+    turns: FreeUnlessAnswersDecide[Annotated[Literal["predicted", "reference"], FORMER_NAMES]] = "predicted"
     """In records of several turns, which answers a later question follows: those that the model `predicted`, as when it
     is used, or those of the record, its `reference`. A predicted answer that is empty or cut off is shown as
     "(not answered)"."""
-    staged: FreeUnlessAnswersDecide[Annotated[Literal["predicted", "reference", "none"], CALLED_NOW]] = "predicted"
+    staged: FreeUnlessAnswersDecide[Annotated[Literal["predicted", "reference", "none"], FORMER_NAMES]] = "predicted"
     """With `data.context`, which answers to earlier questions are in the prompts: those that the model `predicted`, for
     which the questions are answered stage by stage; those of the records, the `reference`; or `none`."""
     max_new_tokens: FreeUnlessAnswersDecide[Annotated[int, Field(ge=1, le=100_000)]] = 32

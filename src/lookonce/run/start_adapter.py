@@ -43,8 +43,8 @@ def find_start(run: RunFile) -> RunFolder | None:
     if not folder.trained.exists():
         raise RunFolderError(_not_trained(start, folder))
     folder.check_adapter()
-    if found := shape_differences(run.lora, folder.read_run().lora):
-        lines = [f"  {key}: this run {mine!r}, that one {theirs!r}" for key, mine, theirs in found]
+    if differing := shape_differences(run.lora, folder.read_run().lora):
+        lines = [f"  {key}: this run {mine!r}, that one {theirs!r}" for key, mine, theirs in differing]
         raise UsageError(
             "\n".join([f"train.start_from: the adapter of {folder.folder} has another shape, which differs in", *lines])
             + "\ngive both runs the same section `lora`, apart from its dropout"
@@ -93,7 +93,7 @@ def _not_trained(path: Path | str, folder: RunFolder) -> str:
 def shape_differences(mine: LoraSection, theirs: LoraSection) -> list[tuple[str, Any, Any]]:
     """The keys in which the shapes of two adapters differ, each with both values; lists in any order are the same."""
     values = [(f"lora.{name}", getattr(mine, name), getattr(theirs, name)) for name in SHAPE]
-    return [(key, one, other) for key, one, other in values if _sorted(one) != _sorted(other)]
+    return [(key, first, second) for key, first, second in values if _sorted(first) != _sorted(second)]
 
 
 def _sorted(value: Any) -> Any:

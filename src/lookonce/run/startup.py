@@ -1,4 +1,4 @@
-"""What a training does before its first step: each piece of work is named, timed and said as it happens.
+"""What a training does before its first step: each piece of work is timed, and reported when it ends.
 
 Design: a line when a piece of work ends, with its seconds, so that a fast start is a few lines. One that takes longer
 is also named before it ends, so that a slow start is never silent. It costs a sleeping thread each. At the first step
@@ -37,14 +37,14 @@ class Startup:
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
         """Time the block, whose name says what is done: "read records". Blocks must not contain each other."""
-        said = threading.Timer(PATIENCE_S, self.notify, [f"{name} ..."])
-        said.daemon = True
-        said.start()
+        announcement = threading.Timer(PATIENCE_S, self.notify, [f"{name} ..."])
+        announcement.daemon = True
+        announcement.start()
         began = time.perf_counter()
         try:
             yield
         finally:
-            said.cancel()
+            announcement.cancel()
         seconds = time.perf_counter() - began
         self.seconds[name] = round(self.seconds.get(name, 0.0) + seconds, 3)
         self.notify(f"{name}: {duration(seconds)}")
@@ -55,7 +55,7 @@ class Startup:
             return
         self._has_ended, total = True, time.perf_counter() - self._began
         self.seconds[OTHER] = round(max(total - sum(self.seconds.values()), 0.0), 3)
-        longest = sorted(self.seconds.items(), key=lambda one: -one[1])
+        longest = sorted(self.seconds.items(), key=lambda part: -part[1])
         parts = ", ".join(f"{name} {duration(part)}" for name, part in longest if part >= SHORT_S)
         self.notify(f"first step after {duration(total)}{': ' if parts else ''}{parts}")
 

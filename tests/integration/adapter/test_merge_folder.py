@@ -173,7 +173,7 @@ def test_a_merge_that_is_stopped_leaves_nothing(made, tmp_path, monkeypatch):
     def stopped(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "copy_others", stopped)
+    monkeypatch.setattr(module, "copy_other_files", stopped)
     with pytest.raises(KeyboardInterrupt):
         merge_in(made, tmp_path / "merged")
     assert [*tmp_path.iterdir()] == []
@@ -183,7 +183,7 @@ def test_a_target_that_appears_meanwhile_is_left_alone(made, tmp_path, monkeypat
     def slow(*arguments: Any) -> None:
         (tmp_path / "merged").mkdir()
 
-    monkeypatch.setattr(module, "copy_others", slow)
+    monkeypatch.setattr(module, "copy_other_files", slow)
     with pytest.raises(UsageError, match="choose another DIR"):
         merge_in(made, tmp_path / "merged")
     assert [*tmp_path.iterdir()] == [tmp_path / "merged"] and not [*(tmp_path / "merged").iterdir()]

@@ -210,7 +210,10 @@ def changed(adapter: Path, **options: Any) -> Path:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"use_dora": True}, r"cannot become a run: a run has no use_dora=True\. A run has .* r, lora_alpha,"),
+        (
+            {"use_dora": True},
+            r"cannot become a run: a run file cannot express use_dora=True\. A run has .* r, lora_alpha,",
+        ),
         ({"bias": "lora_only"}, "bias='lora_only'"),
         ({"rank_pattern": {"q_proj": 2}}, r"rank_pattern=\{'q_proj': 2\}"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa'"),
@@ -249,7 +252,7 @@ def test_an_adapter_of_another_model_is_refused(make_adapter, make_run, sample, 
     adapter, run = make_adapter(tmp_path / "adapter"), make_run()
     with pytest.raises(UsageError, match=r"whose weights differ from those of `model.path`, "):
         save_run(changed(adapter, base_model_name_or_path=str(other)), run)
-    with pytest.raises(UsageError, match=r"trained on owner/name, which is not here, .*base_model_name"):
+    with pytest.raises(UsageError, match=r"trained on owner/name, which is not on this machine, .*base_model_name"):
         save_run(changed(adapter, base_model_name_or_path="owner/name"), run)
     assert not run.output.exists()
     copy = shutil.copytree(sample / "model", tmp_path / "copy")
@@ -276,14 +279,14 @@ def test_what_is_not_an_adapter_is_named(make_adapter, make_run, tmp_path):
         (narrower, r"\[\d+, 2\] in the adapter, \[\d+, 4\] on"),
     ):
         save_file(others, adapter / WEIGHTS)
-        with pytest.raises(UsageError, match=rf"the shapes of \d+ tensors? are not those on .*, first of all .*{said}"):
+        with pytest.raises(UsageError, match=rf"\d+ tensors? would have another shape on .*, the first being .*{said}"):
             save_run(adapter, run)
     save_file(tensors, adapter / WEIGHTS)
     for options, said in (
         ({"target_modules": 5}, r"is wrong:\n.*targets"),
         ({"r": "four"}, r"is wrong:\n.*rank"),
         ({"exclude_modules": [1, "a"]}, r"exclude_modules="),
-        ({"base_model_name_or_path": 5}, r"trained on 5, which is not here"),
+        ({"base_model_name_or_path": 5}, r"trained on 5, which is not on this machine"),
     ):
         shutil.copytree(adapter, tmp_path / "changed", dirs_exist_ok=True)
         with pytest.raises(LookonceError, match=said):

@@ -147,7 +147,7 @@ def test_a_process_on_another_machine_holds_a_cache_until_its_heartbeat_expires(
     (site.cache / CLAIMS / file).write_text(json.dumps(content))
     before = site.contents()
     for command in refused:
-        with pytest.raises(CacheError, match=r"process 4711 on node7, since .*heartbeat is \d s old"):
+        with pytest.raises(CacheError, match=r"process 4711 on node7, since .*last sign of life \d s ago"):
             site.run(command)
         assert site.contents() == before, command
     backdate(site.cache / CLAIMS / file, EXPIRY_S + 1)

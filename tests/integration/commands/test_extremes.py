@@ -52,6 +52,7 @@ def test_a_run_with_all_numbers_at_one_end_is_checked_and_trained(run_file, end)
     assert trained.exit_code == 0, trained.output
 
 
+@pytest.mark.usefixtures("one_model_check")
 def test_a_check_of_any_number_at_one_of_its_ends_ends_with_a_result(run_file, monkeypatch):
     monkeypatch.setattr("lookonce.checks.check.FIRST_RECORDS", 5)
     for name, ends in ENDS.items():

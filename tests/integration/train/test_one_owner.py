@@ -147,7 +147,7 @@ def test_an_owner_on_another_machine_is_alive_until_its_heartbeat_expires(finish
     content = {"worker": asdict(there), "command": "lookonce train", "started": 0.0}
     (run.output / CLAIM).write_text(json.dumps(content))
     before = contents(run.output)
-    with pytest.raises(RunFolderError, match=r"process 4711 on node7, job 12_3, since .* heartbeat is 0 s old"):
+    with pytest.raises(RunFolderError, match=r"process 4711 on node7, job 12_3, since .*last sign of life 0 s ago"):
         changes[change]()
     assert contents(run.output) == before
     backdate(run.output / CLAIM, run.cache.claim_s + 1)

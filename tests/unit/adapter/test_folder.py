@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lookonce.adapter.merge import check_frozen, copy_others, weight_files
+from lookonce.adapter.merge import check_frozen, copy_other_files, weight_files
 from lookonce.adapter.weights import Plan, Planned, Stored
 from lookonce.errors import ModelError, UsageError
 
@@ -44,7 +44,7 @@ def test_files_behind_links_are_copied_and_not_linked(tmp_path, merged):
     (tmp_path / "model").mkdir()
     for path in real.iterdir():
         (tmp_path / "model" / path.name).symlink_to(path)
-    copy_others(tmp_path / "model", merged, Plan({}), None)
+    copy_other_files(tmp_path / "model", merged, Plan({}), None)
     copied = merged / "LICENSE"
     assert not copied.is_symlink() and copied.read_bytes() == (real / "LICENSE").read_bytes()
 
@@ -60,7 +60,7 @@ def test_files_behind_links_are_copied_and_not_linked(tmp_path, merged):
 )
 def test_in_fp32_the_configuration_names_the_type(tmp_path, merged, config, expected):
     folder = model_folder(tmp_path / "model", config)
-    copy_others(folder, merged, Plan({}), "float32")
+    copy_other_files(folder, merged, Plan({}), "float32")
     assert json.loads((merged / "config.json").read_text()) == expected
 
 
@@ -69,7 +69,7 @@ def test_untied_embeddings_are_in_the_configuration_and_the_index(tmp_path, merg
     files = ["a.safetensors", "b.safetensors"]
     config = {"text_config": {"tie_word_embeddings": True}, "tie_word_embeddings": True}
     folder = model_folder(tmp_path / "model", config, *files, index=index)
-    copy_others(folder, merged, plan_of(embed="b", lm_head="b"), None)
+    copy_other_files(folder, merged, plan_of(embed="b", lm_head="b"), None)
     found = json.loads((merged / "config.json").read_text())
     assert found == {"text_config": {"tie_word_embeddings": False}, "tie_word_embeddings": False}
     found = json.loads((merged / "model.safetensors.index.json").read_text())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from lookonce.adapter import weights
-from lookonce.adapter.weights import Change, Stored, TensorFile, _copied, matrices, placed, write_tensors
+from lookonce.adapter.weights import Change, Stored, TensorFile, _copied, matrices, tensor_change, write_tensors
 from lookonce.cache.store.fingerprint import raw_bytes
 from lookonce.errors import ModelError
 
@@ -95,7 +95,7 @@ def test_a_known_layout_gets_its_part_of_the_change(name, shape, parameter, part
     left, right = torch.randn(num_matrices, rows, 2), torch.randn(num_matrices, 2, columns)
     product = 0.5 * left @ right
     whole = Change(left, right, 0.5) if is_product else Change(product)
-    change = placed(whole, name, shape, parameter, EXPERTS[parameter])
+    change = tensor_change(whole, name, shape, parameter, EXPERTS[parameter])
     wanted = part(product).reshape(matrices(shape))
     for matrix in range(matrices(shape)[0]):
         for first in range(matrices(shape)[1]):
@@ -115,4 +115,4 @@ def test_a_known_layout_gets_its_part_of_the_change(name, shape, parameter, part
 )
 def test_another_layout_is_refused(name, shape, parameter):
     with pytest.raises(ModelError, match="a layout that cannot be merged into"):
-        placed(Change(torch.zeros(1, 1, 1)), name, shape, parameter, EXPERTS[parameter])
+        tensor_change(Change(torch.zeros(1, 1, 1)), name, shape, parameter, EXPERTS[parameter])

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lookonce.checks.check import check
-from lookonce.checks.inputs import check_model
 from lookonce.checks.report import CheckReport, Result
-from lookonce.run.config import RunFile
 
 
 class Checked:
@@ -43,25 +41,6 @@ def run_file(make_run: Callable[..., Any], tmp_path: Path) -> Callable[..., Path
         return path
 
     return write
-
-
-@pytest.fixture(autouse=True, scope="session")
-def the_sample_model_is_checked_once(sample: Path) -> Iterator[None]:
-    """Once for each section that it depends on; it takes most of the time of a check."""
-    found: dict[str, Any] = {}
-
-    def check_once(run: RunFile) -> Any:
-        cache = run.cache.model_dump(include={"backend", "min_pixels", "max_pixels"})
-        sections = str((run.model, cache, run.lora, run.batch.mode, run.eval.engine, run.train.seed))
-        if run.model.path != str(sample / "model"):
-            return check_model(run)
-        if sections not in found:
-            found[sections] = check_model(run)
-        return found[sections]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lookonce.checks.inputs.check_model", check_once)
-        yield
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from lookonce.files import write_json
 from lookonce.run.folder import CLAIM, RunFolder
 from lookonce.run.open import TO_BUILD, open_run
 
+pytestmark = pytest.mark.usefixtures("one_model_check")
+
 
 @pytest.fixture
 def own(sample, tmp_path) -> Path:
@@ -39,7 +41,7 @@ def test_before_the_cache_is_built_the_only_thing_to_do_is_to_build_it(checked):
     found = checked()
     assert found.levels() == {"error": 0, "warning": 1} and found.report.is_ok
     assert found.one("cache").do == "lookonce cache build RUN.yaml"
-    assert found.one("cache").value.startswith("64 images to encode; there is none yet in")
+    assert found.one("cache").value.startswith("64 images to encode; no cache yet in")
 
 
 def test_with_a_built_cache_nothing_is_to_be_done(checked, built):
@@ -192,7 +194,7 @@ def test_weights_that_are_missing_are_named_without_reading_any(checked, sample,
         ("another run", "error", "holds another run, which differs in"),
         ("unfinished", "warning", "holds this run, unfinished"),
         ("finished", "warning", "holds this run, finished"),
-        ("read-only", "error", "may not be written to"),
+        ("read-only", "error", "is not writable"),
     ],
 )
 def test_the_run_folder_must_be_free(checked, make_run, monkeypatch, state, level, message):

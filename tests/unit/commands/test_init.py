@@ -38,8 +38,8 @@ def test_the_file_says_why_and_passes_the_check(init, sample):
     run = read_run_file(Path("run.yaml"))
     assert run.output == Path("runs/a: b") and run.data.val == [sample / "val.jsonl"] and run.data.test == []
     assert run.batch.samples_per_step == 16 and run.cache.max_pixels is None
-    assert "# Proposed from 439 training records about 46 images (9.5 each), for a GPU of 24 GB." in text
-    assert "# samples_per_step: more, and an epoch of 439 records would have less than 20 steps\n" in text
+    assert "# Proposed from 439 training records with 46 images (9.5 each), for a GPU of 24 GB." in text
+    assert "# samples_per_step: with more, an epoch of 439 records would have fewer than 20 steps\n" in text
     checked = CliRunner().invoke(main, ["check", "run.yaml"])
     assert checked.exit_code == 0 and "\n0 errors, 1 warning; 508 records; " in checked.stdout, checked.stdout
     assert "-> lookonce cache build run.yaml" in checked.stdout
@@ -58,7 +58,7 @@ def test_without_validation_records_it_says_how_to_split_them(init, sample):
     for words in ((), ("--json",)):
         result = init(*words, "--yes", "--force")
         assert said in result.stderr and "lookonce data prepare SET.yaml DIR --source RECORDS" in result.stderr
-    assert "# data.val is not set: no validation records: " in Path("run.yaml").read_text()
+    assert "# data.val is not set, so there are no validation records: " in Path("run.yaml").read_text()
     assert said not in init("--val", str(sample / "val.jsonl"), "--yes", "--force").output
 
 
@@ -74,9 +74,9 @@ def test_an_image_in_several_rows_of_a_parquet_file_counts_as_one(init, sample, 
     table = {"image": values, "question": [f"Is it {number}?" for number in range(20)], "answer": ["yes"] * 20}
     parquet.write_table(pa.table(table), "train.parquet", row_group_size=6)
     init("--model", str(sample / "model"), "--train", "train.parquet", "--yes", given=False)
-    assert "from 20 training records about 4 images (5.0 each)" in Path("run.yaml").read_text()
+    assert "from 20 training records with 4 images (5.0 each)" in Path("run.yaml").read_text()
     checked = json.loads(CliRunner().invoke(main, ["check", "run.yaml", "--json"]).stdout)["results"]
-    assert "train: 20 records about 4 images" in [one["value"] for one in checked]
+    assert "train: 20 records with 4 images" in [one["value"] for one in checked]
     found = [one["value"] for one in checked if one["what"] in ("images", "cache")]
     assert found[0].startswith("3 images to encode; ") and found[1].startswith("1 image of 5 records cannot be used: ")
     audited = json.loads(CliRunner().invoke(main, ["data", "audit", "train.parquet", "--json"]).stdout)

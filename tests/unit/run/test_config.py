@@ -93,7 +93,7 @@ def test_set_replaces_a_key(tmp_path, assignment, section, key, value):
         (MINIMAL, ("epochs",), "section.key=value"),
         (MINIMAL, ("output.a=3",), "output is not a section"),
         (MINIMAL, ("train.epochs=[",), "is not a YAML value"),
-        (MINIMAL, ("train.epochs=0",), "without `epochs` there is nothing to train, so `start_from` must"),
+        (MINIMAL, ("train.epochs=0",), "nothing is trained, so `start_from` must"),
     ],
 )
 def test_a_mistake_is_refused_and_the_message_says_what_is_allowed(tmp_path, text, assignments, message):
@@ -139,9 +139,9 @@ def test_a_key_that_was_removed_is_refused_with_what_to_write_instead(tmp_path, 
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
-        ("eval.turns=own", "eval.turns: .*own is called predicted now"),
-        ("eval.staged=true", "eval.staged: .*true is called reference now"),
-        ("data.context={by: stage, order: [1, 2], answers: true}", "answers.*true is called reference now"),
+        ("eval.turns=own", "eval.turns: .*`own` is now called `predicted`"),
+        ("eval.staged=true", "eval.staged: .*`true` is now called `reference`"),
+        ("data.context={by: stage, order: [1, 2], answers: true}", "answers.*`true` is now called `reference`"),
     ],
 )
 def test_former_names_of_answers_are_refused_with_the_new_one_and_read_in_a_recorded_run(

@@ -14,7 +14,7 @@ from lookonce.errors import RecordsError, RunFolderError, UsageError
 from lookonce.run.config import read_run_file
 from lookonce.run.folder import RunFolder
 from lookonce.run.open import FROM_CACHE, TO_LOOK, OpenRun, open_run
-from lookonce.run.records import HELD_OUT, check_paths, read_splits, trained_on
+from lookonce.run.records import HELD_OUT, check_paths, overlap_note, read_splits
 from lookonce.status import find_state
 
 REASONING = "datasets/kvasir-vqa.stages/reasoning.yaml"
@@ -263,7 +263,7 @@ def test_status_check_and_the_origin_of_answers_know_what_was_trained_on(fold, t
         with_context = [replace(record, context=Context(())) for record in opened.records[split]]
         number = len(images(opened, split))
         which = "none of" if split == HELD_OUT else f"{number} of {number} images"
-        assert f"trained on {which}" in trained_on(answers, with_context, opened.images)
+        assert f"trained on {which}" in overlap_note(answers, with_context, opened.images)
 
 
 def test_another_fold_is_another_run(fold):

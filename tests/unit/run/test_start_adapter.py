@@ -113,7 +113,7 @@ def test_a_run_cannot_start_from_itself(make_run, tmp_path):
 
 def test_a_check_says_what_would_stop_the_start(make_run, trained, tmp_path):
     [found] = check_start(make_run(train={"start_from": str(trained.folder)}))
-    assert (found.level, found.value) == ("ok", f"the adapter of {trained.folder}")
+    assert (found.level, found.value) == ("ok", f"from the adapter of {trained.folder}")
     [found] = check_start(make_run(train={"start_from": str(tmp_path / "gone")}))
     assert found.level == "error" and "is not a run folder" in found.value
     assert list(check_start(make_run())) == []
