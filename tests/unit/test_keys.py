@@ -121,10 +121,7 @@ MANY = {
     ),
     "seeds": (f"seeds: {list(range(2000))}\nvariants: {{a: }}", "times 2,000 seeds are 2,000 runs, and 1,000 are"),
     "variants": (f"variants: {{{', '.join(f'a{number}: ' for number in range(1001))}}}", "1,001 variants times 1"),
-    "a large seed": (
-        "seeds: [4294967296]\nvariants: {a: }",
-        "less than or equal to 4294967295 (got 4294967296)",
-    ),
+    "a large seed": ("seeds: [4294967296]\nvariants: {a: }", "less than or equal to 4294967295 (got 4294967296)"),
 }
 
 

@@ -177,12 +177,7 @@ def test_a_malformed_name_is_refused(given, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("recorded", "named"),
-    [
-        ("a1" * 20 + "-dirty", True),
-        ("[x](y)" + "a" * 40, False),
-        (None, False),
-    ],
+    ("recorded", "named"), [("a1" * 20 + "-dirty", True), ("[x](y)" + "a" * 40, False), (None, False)]
 )
 def test_a_commit_is_taken_from_the_record_if_it_is_one(make_run, recorded, named):
     run = make_run()

@@ -59,16 +59,8 @@ def test_all_commands_can_print_json():
         (("train", "RUN", "--set", "train.epoch=3"), 2, "did you mean `epochs`?"),
         (("train", "RUN"), 1, "build it with: lookonce cache build"),
         (("eval", "nowhere"), 1, "is not a run folder; make one with: lookonce train"),
-        (
-            ("cache", "verify", "nothing"),
-            2,
-            "nothing does not exist; name a run file (YAML) or the folder of a cache",
-        ),
-        (
-            ("cache", "show", "PICTURE", "x.jpg"),
-            2,
-            "is not a folder, so it was read as a run file; name",
-        ),
+        (("cache", "verify", "nothing"), 2, "nothing does not exist; name a run file (YAML) or the folder of a cache"),
+        (("cache", "show", "PICTURE", "x.jpg"), 2, "is not a folder, so it was read as a run file; name"),
         (
             ("cache", "verify", "RUN"),
             1,
@@ -76,18 +68,10 @@ def test_all_commands_can_print_json():
         ),
         (("cache", "verify", "FOLDER", "--set", "cache.dtype=float32"), 2, "--set replaces keys of a run file"),
         (("cache", "repair", "RUN"), 1, "holds no shards to repair"),
-        (
-            ("cache", "repair", "FOLDER"),
-            2,
-            "is a folder; name a run file (YAML), which names model and records",
-        ),
+        (("cache", "repair", "FOLDER"), 2, "is a folder; name a run file (YAML), which names model and records"),
         (("train", "FOLDER"), 2, "is a folder; name a run file (YAML)"),
         (("cache", "gc", "RUN"), 1, "no folder of caches at"),
-        (
-            ("cache", "gc", "nothing"),
-            2,
-            "nothing does not exist; name a run file (YAML), the folder of a cache, or of",
-        ),
+        (("cache", "gc", "nothing"), 2, "nothing does not exist; name a run file (YAML), the folder of a cache, or of"),
         (("cache", "gc", "FOLDER", "--cache", "01234567"), 2, "add --delete"),
         (("cache", "gc", "FOLDER", "--delete", "--cache", "0123"), 2, "give at least 8 digits"),
         (("no-such-command",), 2, "No such command"),
@@ -142,14 +126,7 @@ def test_every_error_is_a_message(monkeypatch, run_file, error, code, message):
 
 @pytest.mark.parametrize(
     "words",
-    [
-        "train RUN",
-        "eval RUN",
-        "predict RUN --question q",
-        "study run STUDY",
-        "bench step RUN",
-        "adapter merge RUN new",
-    ],
+    ["train RUN", "eval RUN", "predict RUN --question q", "study run STUDY", "bench step RUN", "adapter merge RUN new"],
 )
 @pytest.mark.parametrize(("name", "value"), [("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("RANK", "x")])
 def test_what_is_left_of_torchrun_in_the_environment_is_named_by_all_commands(
@@ -235,11 +212,7 @@ def test_advice_names_the_run_file_that_was_given_with_the_keys_that_are_set(run
     def fail(*args, **kwargs):
         raise CacheError("broken; run: lookonce cache repair RUN.yaml, not my-RUN.yaml")
 
-    opened = (
-        "lookonce.run.open.open_run",
-        "lookonce.eval.run.evaluate_run",
-        "lookonce.run.open.source_of",
-    )
+    opened = ("lookonce.run.open.open_run", "lookonce.eval.run.evaluate_run", "lookonce.run.open.source_of")
     for name in (*opened, "lookonce.status.find_state"):
         monkeypatch.setattr(name, fail)
     monkeypatch.chdir(run_file.parent)
