@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import signal
+import sys
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from types import SimpleNamespace
@@ -372,3 +373,15 @@ def test_an_unsupported_model_is_refused_by_name_before_any_work(words, paligemm
     said = " ".join((result.stdout + result.stderr).split())
     assert result.exit_code == 1 and REFUSED in said, said
     assert "unexpected" not in said and not list(tmp_path.glob("caches/*/"))
+
+
+@pytest.mark.parametrize("words", [("train",), ("cache", "build"), ("cache", "plan"), ("bench", "step")])
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [("data.train", "no records file at /nowhere/x; check the path"), ("model.path", "no model folder at /")],
+)
+def test_wrong_paths_are_found_before_the_slow_imports(run_file, monkeypatch, words, key, message):
+    for name in ("torch", "lookonce.workflow", "lookonce.run.open", "lookonce.bench.step"):
+        monkeypatch.setitem(sys.modules, name, None)  # an import of it fails
+    done = run(*words, run_file, "--set", f"{key}=/nowhere/x")
+    assert message in done.stderr and done.exit_code == 1

@@ -7,13 +7,14 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from support.rows import write_lines
 
 from lookonce.checks.check import check
 from lookonce.datasets.records import Context, Record, Turn, write_records
-from lookonce.errors import RecordsError, RunFolderError, UsageError
+from lookonce.errors import FeaturesMissing, RecordsError, RunFolderError, UsageError
 from lookonce.run.config import read_run_file
 from lookonce.run.folder import RunFolder
-from lookonce.run.open import FROM_CACHE, TO_LOOK, OpenRun, open_run
+from lookonce.run.open import FROM_CACHE, TO_BUILD, TO_LOOK, OpenRun, open_run
 from lookonce.run.records import HELD_OUT, check_paths, overlap_note, read_splits
 from lookonce.status import find_state
 
@@ -274,3 +275,34 @@ def test_another_fold_is_another_run(fold):
     folder.log.touch()
     with pytest.raises(RunFolderError, match=r"(?s)inputs.records.train.*run.data.held_out.fold: this run 2, that"):
         folder.check(other, open_run(other, FROM_CACHE).records_identity())
+
+
+# Records of unusable images.
+
+GOOD, BAD, MISSING = ("a.png", "b.png"), "text.png", "nowhere.png"
+
+
+@pytest.fixture
+def with_images(site, tmp_path, make_run, files_are_old):
+    """Makes runs whose training records are about these images, of which one cannot be decoded."""
+    for number, name in enumerate(GOOD):
+        site.noise(name, number)
+    (tmp_path / BAD).write_bytes(b"not an image")
+
+    def make(*names):
+        rows = [{"image_filename": name, "question": "Is it?", "answer": "yes"} for name in names]
+        return make_run(data={"train": str(write_lines(tmp_path / "some.jsonl", *rows)), "val": [], "test": []})
+
+    return make
+
+
+@pytest.mark.parametrize(("name", "reason"), [(BAD, "cannot decode"), (MISSING, "No such file")])
+def test_an_unusable_image_is_refused_with_the_command_that_lists_its_records_and_status_says_it(
+    with_images, name, reason
+):
+    run = with_images(*GOOD, name)
+    open_run(run, TO_BUILD).build()
+    advice = r"repair the file, or remove .*: lookonce data audit RECORDS --decode"
+    with pytest.raises(FeaturesMissing, match=rf"{name} .*jsonl:3\).*{reason}.*; {advice}"):
+        open_run(run, FROM_CACHE).open_cache()
+    assert "training needs all images: repair the file, or remove" in "\n".join(find_state(run).notes)
