@@ -18,39 +18,34 @@ import yaml
 from click.testing import CliRunner, Result
 from support.answers import look_trained
 from support.commands import all_commands
+from support.rows import run
 
 from lookonce.cli import main
 from lookonce.errors import CacheError, Stopped, UsageError
 from lookonce.run.folder import RunFolder
 from lookonce.selftest.report import Check, Report, Variant
 
-
-def commands() -> dict[tuple[str, ...], click.Command]:
-    """Every command by the words that call it."""
-    return dict(all_commands())
-
-
-def run(*words: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(word) for word in words])
+COMMANDS = dict(all_commands())
+"""Every command by the words that call it."""
+LEAVES = {names: command for names, command in COMMANDS.items() if not isinstance(command, click.Group)}
 
 
-@pytest.mark.parametrize("names", commands(), ids=" ".join)
+@pytest.mark.parametrize("names", COMMANDS, ids=" ".join)
 def test_every_command_has_help_with_examples_that_parse(names):
     result = run(*names, "-h")
     assert result.exit_code == 0
     examples = [line.split() for line in result.stdout.splitlines() if line.startswith("    lookonce ")]
-    assert examples or isinstance(commands()[names], click.Group)
+    assert examples or isinstance(COMMANDS[names], click.Group)
     for words in examples:
         arguments = [word.strip('"') for word in words[1:]]
-        found = max((name for name in commands() if tuple(arguments[: len(name)]) == name), key=len)
-        options = {option for parameter in commands()[found].params for option in parameter.opts}
-        assert not isinstance(commands()[found], click.Group)
+        found = max((name for name in COMMANDS if tuple(arguments[: len(name)]) == name), key=len)
+        options = {option for parameter in COMMANDS[found].params for option in parameter.opts}
+        assert not isinstance(COMMANDS[found], click.Group)
         assert {word for word in arguments if word.startswith("--")} <= options
 
 
 def test_all_commands_can_print_json():
-    leaves = {names: command for names, command in commands().items() if not isinstance(command, click.Group)}
-    assert all(any("--json" in parameter.opts for parameter in command.params) for command in leaves.values())
+    assert all(any("--json" in parameter.opts for parameter in command.params) for command in LEAVES.values())
 
 
 @pytest.mark.parametrize(
@@ -138,12 +133,8 @@ def test_what_is_left_of_torchrun_in_the_environment_is_named_by_all_commands(
     result = run(*(places.get(word, word) for word in words.split()))
     said = " ".join(result.output.split())
     assert result.exit_code in (1, 2) and "Traceback" not in said and "section is not valid" not in said
-    assert re.search(rf"{name}='?{value}\b", said) and f"unset {name}" in said and "rank" not in result.stderr[:12], (
-        said
-    )
-
-
-LEAVES = {names: command for names, command in commands().items() if not isinstance(command, click.Group)}
+    assert re.search(rf"{name}='?{value}\b", said) and f"unset {name}" in said, said
+    assert "rank" not in result.stderr[:12]
 
 
 def stopped(names: tuple[str, ...], number: signal.Signals, monkeypatch) -> Result:
@@ -288,8 +279,8 @@ def test_json_on_stdout_is_alone_whatever_libraries_print(run_file, monkeypatch)
     result = run("train", run_file, "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout) == {"num_steps": 3}
-    said = result.stderr.splitlines()
-    assert said[0].startswith("load libraries: ") and said[1:] == [
+    first, *said = result.stderr.splitlines()
+    assert first.startswith("load libraries: ") and said == [
         "[INFO] Running in WANDB offline mode",
         "read records: 0.1 s",
     ]
@@ -298,24 +289,16 @@ def test_json_on_stdout_is_alone_whatever_libraries_print(run_file, monkeypatch)
 @pytest.fixture
 def study_file(run_file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    values = {
-        "base": run_file.name,
-        "output": "study",
-        "seeds": [1],
-        "variants": {"a": None, "b": {"starts_from": "a"}},
-    }
+    variants = {"a": None, "b": {"starts_from": "a"}}
+    values = {"base": run_file.name, "output": "study", "seeds": [1], "variants": variants}
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(values))
     return "study.yaml"
 
 
-def invoke(*words: str) -> Result:
-    return run("study", *words)
-
-
 def test_a_study_that_has_not_begun_has_a_table_of_its_runs(study_file):
-    result = invoke("status", study_file)
+    result = run("study", "status", study_file)
     assert result.exit_code == 0 and "0 of 2 runs complete" in result.output
-    found = json.loads(invoke("status", study_file, "--json").output)["runs"]
+    found = json.loads(run("study", "status", study_file, "--json").output)["runs"]
     assert [(one["run"], one["starts_from"], one["training"]["state"]) for one in found] == [
         ("a-1", None, "not begun"),
         ("b-1", "a-1", "not begun"),
@@ -323,14 +306,14 @@ def test_a_study_that_has_not_begun_has_a_table_of_its_runs(study_file):
 
 
 def test_jobs_are_lines_for_a_shell(study_file):
-    lines = [line.split("\t") for line in invoke("jobs", study_file).output.splitlines()]
+    lines = [line.split("\t") for line in run("study", "jobs", study_file).output.splitlines()]
     assert [(kind, name, after) for kind, name, _, after, _ in lines] == [
         ("cache", "cache of a-1", "-"),
         ("train", "a-1", "cache of a-1"),
         ("train", "b-1", "cache of a-1,a-1"),
         ("report", "report", "a-1,b-1"),
     ]
-    assert json.loads(invoke("jobs", study_file, "--json").output)[-1]["file"] == study_file
+    assert json.loads(run("study", "jobs", study_file, "--json").output)[-1]["file"] == study_file
 
 
 @pytest.mark.parametrize(
@@ -342,7 +325,7 @@ def test_jobs_are_lines_for_a_shell(study_file):
     ],
 )
 def test_mistakes_in_studies_are_explained(study_file, words, code, said):
-    result = invoke(*words)
+    result = run("study", *words)
     assert result.exit_code == code and said in result.output
 
 

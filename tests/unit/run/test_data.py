@@ -297,9 +297,7 @@ def with_images(site, tmp_path, make_run, files_are_old):
 
 
 @pytest.mark.parametrize(("name", "reason"), [(BAD, "cannot decode"), (MISSING, "No such file")])
-def test_an_unusable_image_is_refused_with_the_command_that_lists_its_records_and_status_says_it(
-    with_images, name, reason
-):
+def test_an_unusable_image_is_refused_with_the_command_that_lists_its_records_as_status_says(with_images, name, reason):
     run = with_images(*GOOD, name)
     open_run(run, TO_BUILD).build()
     advice = r"repair the file, or remove .*: lookonce data audit RECORDS --decode"
