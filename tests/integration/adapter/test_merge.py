@@ -1,4 +1,4 @@
-"""In each family and layout a merged model has the logits of PEFT's on the stock model; it appears whole or not at all."""
+"""In each family and layout a merged model has the logits of PEFT's on the stock one, and appears whole or not at all."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ def test_an_image_that_the_plan_does_not_know_is_an_error(run, frames, built_inp
         site.noise(f"images/{name}", 50 + number)
     with pytest.raises(FeaturesMissing) as caught:
         open_run(run, FROM_CACHE)
-    expected = f"does not know 2 of 5 images, the first being {tmp_path / 'images' / 'new.png'} ({tmp_path / 'records.jsonl'}:4)"
+    expected = f"does not know 2 of 5 images, the first being {tmp_path}/images/new.png ({tmp_path}/records.jsonl:4)"
     gone = "" if exists else "there is no such file either; correct the records or `data.image_root`, then "
     assert f"{expected}; {gone}run: lookonce cache build RUN.yaml" in str(caught.value)
 
