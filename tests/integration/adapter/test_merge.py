@@ -1,4 +1,4 @@
-"""In each family and layout a merged model has the logits of PEFT's on the stock one, and appears whole or not at all."""
+"""In each family and layout the merged model has the logits of PEFT's on the stock one; a merge is whole or absent."""
 
 from __future__ import annotations
 

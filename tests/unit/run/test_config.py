@@ -36,13 +36,9 @@ def test_a_record_is_never_longer_than_a_pack_and_the_key_that_limits_it_is_know
     assert longest("batch.tokens_per_pack=500", "batch.mode=separate") == (900, "batch.max_tokens")
 
 
-def test_compiled_code_is_kept_beside_the_caches_unless_said_otherwise(tmp_path):
-    assert read(tmp_path, MINIMAL, "cache.dir=/shared/caches").compile_cache == Path("/shared/caches/compiler")
-
-
-def test_a_resolved_run_file_reads_as_the_same_run(tmp_path):
-    run = read(tmp_path, MINIMAL, "train.epochs=5", "lora.targets=[q_proj]")
-    assert read(tmp_path, run.to_yaml()) == run
+def test_a_resolved_run_file_reads_as_the_same_run_and_compiled_code_is_beside_the_caches(tmp_path):
+    run = read(tmp_path, MINIMAL, "train.epochs=5", "lora.targets=[q_proj]", "cache.dir=/shared/caches")
+    assert read(tmp_path, run.to_yaml()) == run and run.compile_cache == Path("/shared/caches/compiler")
 
 
 def test_all_run_files_of_the_project_are_valid(root):
@@ -74,7 +70,9 @@ def test_set_replaces_a_key(tmp_path, assignment, section, key, value):
         (MINIMAL + "train: {epoch: 3}\n", (), r"train.epoch: unknown key; did you mean `epochs`\?"),
         (MINIMAL + "trian: {}\n", (), r"trian: unknown key; did you mean `train`\?"),
         (MINIMAL + "lora: {zzz: 1}\n", (), "lora.zzz: unknown key; known keys: rank, alpha, dropout"),
+        (MINIMAL + "lora: {rnk: 1}\ntrain: {epoch: 3}\n", (), r"(?s)lora.rnk.*train.epoch"),
         ("data: {train: a}\noutput: b\n", (), "model: is missing"),
+        ("model: {path: m}\ndata:\n  train:\noutput: b\n", (), "data.train: is missing"),
         (MINIMAL + "lora: {rank: 0}\n", (), r"lora.rank: .* \(got 0\)"),
         (MINIMAL + "train: {precision: fp8}\n", (), r"train.precision: .*'bf16', 'fp16' or 'fp32' \(got 'fp8'\)"),
         (VALIDATED + "train: {best: loss, eval_steps: 3}\n", (), "save_steps to be a multiple of train.eval_steps"),
@@ -99,22 +97,14 @@ def test_set_replaces_a_key(tmp_path, assignment, section, key, value):
         (MINIMAL, ("train.epochs=0",), "nothing is trained, so `start_from` must"),
     ],
 )
-def test_a_mistake_is_refused_and_the_message_says_what_is_allowed(tmp_path, text, assignments, message):
+def test_all_mistakes_are_refused_at_once_and_the_message_says_what_is_allowed(tmp_path, text, assignments, message):
     with pytest.raises(UsageError, match=message):
         read(tmp_path, text, *assignments)
 
 
-def test_an_empty_section_has_its_defaults(tmp_path):
+def test_an_empty_section_has_its_defaults_and_a_learning_rate_that_yaml_reads_as_text_is_a_number(tmp_path):
     run = read(tmp_path, MINIMAL + "train:\n# epochs: 3\nlora:\n", "lora.rank=4")
     assert run.train.epochs == 3 and run.lora.rank == 4
-
-
-def test_all_mistakes_are_reported_at_once(tmp_path):
-    with pytest.raises(UsageError, match=r"(?s)lora.rnk.*train.epoch"):
-        read(tmp_path, MINIMAL + "lora: {rnk: 1}\ntrain: {epoch: 3}\n")
-
-
-def test_a_learning_rate_that_yaml_reads_as_text_is_a_number(tmp_path):
     assert yaml.safe_load("1e-4") == "1e-4"
     assert read(tmp_path, MINIMAL + "train: {learning_rate: 1e-4}\n").train.learning_rate == 1e-4
 
@@ -126,11 +116,6 @@ def test_a_blank_key_has_its_default_or_is_null_where_it_may_be(tmp_path):
     blank = read(tmp_path, f"model: {{path: m}}\noutput: runs/a\n{sections}")
     assert blank == read(tmp_path, "model: {path: m}\noutput: runs/a\ndata: {train: a.jsonl}\n")
     assert blank.data.val == blank.train.track == [] and blank.train.steps is None
-
-
-def test_a_blank_key_without_a_default_is_missing(tmp_path):
-    with pytest.raises(UsageError, match="data.train: is missing"):
-        read(tmp_path, "model: {path: m}\ndata:\n  train:\noutput: runs/a\n")
 
 
 @pytest.mark.parametrize("name", REMOVED)
@@ -178,10 +163,12 @@ def read_here(tmp_path, monkeypatch):
     return lambda *assignments: read(tmp_path, MINIMAL, *assignments)
 
 
-def test_a_tilde_is_the_home_folder(read_here):
+def test_a_tilde_is_the_home_folder_and_that_of_an_unknown_user_is_refused(read_here):
     run = read_here("output=~/runs", "data.train=~/a.jsonl", "model.path=~/m")
     assert run.output == Path("/home/someone/runs") and run.data.train == [Path("/home/someone/a.jsonl")]
     assert run.model.path == "/home/someone/m"
+    with pytest.raises(UsageError, match="output: there is no home folder of ~no-such-user"):
+        read_here("output=~no-such-user/runs")
 
 
 @pytest.mark.parametrize("path", ["$MODELS/x", "${MODELS}/x"])
@@ -212,11 +199,6 @@ def test_an_empty_variable_is_refused(read_here, monkeypatch, key):
     with pytest.raises(UsageError, match=f"  {key}: the environment variable EMPTY is empty; set it, or write"):
         read_here(f"{key}=$EMPTY/x")
     assert read_here("cache.stage=${EMPTY}/x").cache.stage == Path("${EMPTY}/x")
-
-
-def test_the_home_of_an_unknown_user_is_refused(read_here):
-    with pytest.raises(UsageError, match="output: there is no home folder of ~no-such-user"):
-        read_here("output=~no-such-user/runs")
 
 
 def test_in_cache_stage_a_variable_need_not_be_set(read_here):

@@ -36,6 +36,14 @@ def identity(run):
     return open_run(run, TO_LOOK).records_identity()
 
 
+def claimed(run, inputs) -> RunFolder:
+    """The run's folder as after the first step."""
+    folder = RunFolder(run.output)
+    folder.claim(run, inputs)
+    folder.log.touch()
+    return folder
+
+
 def stages(records) -> Counter[int]:
     return Counter(record.metadata["stage"] for record in records)
 
@@ -70,16 +78,9 @@ def test_status_shows_what_is_left_out_and_in_which_order_an_epoch_goes(staged):
     ]
 
 
-def test_a_record_that_is_in_no_stage_is_found_when_records_are_read(staged):
-    with pytest.raises(RecordsError, match=r"`batch.order`: \d+ of \d+ train records are not in one stage: stage 3"):
-        read_splits(staged(batch={"order": {"by": "stage", "stages": [1, 2]}}))
-
-
 def test_a_run_with_other_records_or_another_selection_is_refused(staged):
     run = staged({"where": {"stage": [1]}})
-    folder = RunFolder(run.output)
-    folder.claim(run, identity(run))
-    folder.log.touch()
+    folder = claimed(run, identity(run))
     folder.check(staged({"where": {"stage": 1}}), identity(run))
     other = staged({"where": {"stage": 1, "share": 0.5}})
     with pytest.raises(RunFolderError, match=r"(?s)inputs.records.train.*run.data.where.share"):
@@ -97,15 +98,15 @@ def test_stages_are_part_of_the_identity_because_a_stage_map_can_change(staged, 
     copy.write_text(copy.read_text().replace("stage: 3", "stage: 2"))
     after = identity(moved)
     assert after["records"] == before["records"] and after["stages"] != before["stages"]
-    folder = RunFolder(moved.output)
-    folder.claim(staged(batch=BY_STAGE), before)
-    folder.log.touch()
+    folder = claimed(staged(batch=BY_STAGE), before)
     folder.check(moved, before)
     with pytest.raises(RunFolderError, match="inputs.stages"):
         folder.check(moved, after)
 
 
-def test_a_missing_stage_map_is_found_before_anything_is_read(staged):
+def test_a_missing_stage_map_is_found_before_anything_is_read_and_a_record_in_no_stage_when_records_are(staged):
+    with pytest.raises(RecordsError, match=r"`batch.order`: \d+ of \d+ train records are not in one stage: stage 3"):
+        read_splits(staged(batch={"order": {"by": "stage", "stages": [1, 2]}}))
     with pytest.raises(UsageError, match="cannot read the stage map /nowhere.yaml: .*; correct `data.stage_map`"):
         check_paths(staged({"stage_map": "/nowhere.yaml"}))
 
@@ -154,9 +155,7 @@ def test_the_answers_of_a_context_are_part_of_the_identity_and_their_path_is_not
     first, copy, other = (staged({"context": CONTEXT | {"answers": str(path)}}) for path in paths)
     assert "context" not in identity(staged())
     assert identity(first) == identity(copy) != identity(other)
-    folder = RunFolder(first.output)
-    folder.claim(first, identity(first))
-    folder.log.touch()
+    folder = claimed(first, identity(first))
     folder.check(copy, identity(copy))
     for changed, named in ((other, "inputs.answers"), (staged({"context": CONTEXT}), "inputs.answers")):
         with pytest.raises(RunFolderError, match=named):
@@ -270,9 +269,7 @@ def test_status_check_and_the_origin_of_answers_know_what_was_trained_on(fold, t
 def test_another_fold_is_another_run(fold):
     run, other = fold(1), fold(2)
     opened = open_run(run, FROM_CACHE)
-    folder = RunFolder(run.output)
-    folder.claim(run, opened.records_identity())
-    folder.log.touch()
+    folder = claimed(run, opened.records_identity())
     with pytest.raises(RunFolderError, match=r"(?s)inputs.records.train.*run.data.held_out.fold: this run 2, that"):
         folder.check(other, open_run(other, FROM_CACHE).records_identity())
 
