@@ -137,7 +137,7 @@ def test_the_commit_of_lookonce_is_named_if_it_is_known(facts):
 COMMIT = "a1" * 20
 
 
-def test_a_name_in_the_run_file_is_taken_with_its_commit(monkeypatch):
+def test_a_name_in_the_run_file_is_taken_with_its_commit_and_a_branch_is_the_commit_that_is_here(monkeypatch, tmp_path):
     def absent(*_, **__):
         raise ModelError("not here")
 
@@ -145,9 +145,6 @@ def test_a_name_in_the_run_file_is_taken_with_its_commit(monkeypatch):
     base = find_base_model(ModelSection(path="owner/name", revision=COMMIT))
     assert (base.name, base.commit, base.licence) == ("owner/name", COMMIT, None)
     assert find_base_model(ModelSection(path="owner/name", revision="main")).commit is None
-
-
-def test_a_branch_is_the_commit_that_is_on_this_machine(monkeypatch, tmp_path):
     folder = tmp_path / COMMIT
     folder.mkdir()
     (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")

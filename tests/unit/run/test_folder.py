@@ -60,17 +60,14 @@ def test_a_claimed_folder_records_its_run(make_run):
     assert json.loads((run.output / "environment.json").read_text())["libraries"]["torch"]
 
 
-def test_another_run_is_refused_and_the_difference_named(make_run):
-    claim(RunFolder(make_run().output), make_run())
+def test_another_run_or_the_same_run_file_on_other_inputs_is_refused_and_the_difference_named(make_run):
+    folder, run = RunFolder(make_run().output), make_run()
+    claim(folder, run)
     with pytest.raises(RunFolderError, match=r"(?s)holds another run.*run.lora.rank: this run 5, that.*--restart"):
-        claim(RunFolder(make_run().output), make_run(lora={"rank": 5}))
-
-
-@pytest.mark.parametrize("change", [{"cache": "c2"}, {"records": {"train": "r2"}}, {"model": "m2"}])
-def test_the_same_run_file_on_other_inputs_is_another_run(make_run, change):
-    claim(RunFolder(make_run().output), make_run())
-    with pytest.raises(RunFolderError, match="inputs"):
-        claim(RunFolder(make_run().output), make_run(), IDENTITY | change)
+        claim(folder, make_run(lora={"rank": 5}))
+    for change in ({"cache": "c2"}, {"records": {"train": "r2"}}, {"model": "m2"}):
+        with pytest.raises(RunFolderError, match=f"inputs.{[*change][0]}"):
+            claim(folder, run, IDENTITY | change)
 
 
 def test_a_run_recorded_before_a_key_existed_is_the_same_run(make_run):
@@ -186,19 +183,16 @@ def test_what_cannot_change_is_named(folder, assignment, error, message):
 NEEDS = Needs("tests", adapter=True)
 
 
-def test_a_run_that_is_not_trained_names_the_command(make_run):
+def test_a_run_that_is_not_trained_names_the_command_and_a_study_names_its_runs(make_run, tmp_path):
     run = make_run()
     RunFolder(run.output).claim(run, {})
     with pytest.raises(RunFolderError, match=r"holds no trained adapter.* lookonce train \S+run\.yaml --resume"):
         open_run(run.output, NEEDS)
-
-
-def test_a_study_names_its_runs(tmp_path):
     for name in ("low-0", "high-0"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / RECORD).write_text("{}")
+        (tmp_path / "study" / name).mkdir(parents=True)
+        (tmp_path / "study" / name / RECORD).write_text("{}")
     with pytest.raises(RunFolderError, match=r"is not a run folder; name one of those in it: \S+high-0, \S+low-0"):
-        open_run(tmp_path, NEEDS)
+        open_run(tmp_path / "study", NEEDS)
 
 
 def test_what_an_adapter_is_used_for_takes_the_run_that_its_folder_records(folder, run, tmp_path):
