@@ -1,4 +1,4 @@
-"""Files of records and images, and the command line, for tests of datasets."""
+"""Files of records and images, and the command line."""
 
 from __future__ import annotations
 
