@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import struct
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,13 @@ def encoded(image: Image.Image, format: str, **options: Any) -> bytes:
 def png(color: int = 0, size: tuple[int, int] = (40, 40)) -> bytes:
     """A PNG of one colour, which depends on the number."""
     return encoded(Image.new("RGB", size, (color % 256, color // 256, 7)), "PNG")
+
+
+def png_claiming(width: int, height: int) -> bytes:
+    """A PNG of 8 x 8 pixels whose header claims another size."""
+    content = png(size=(8, 8))
+    header = b"IHDR" + struct.pack(">II", width, height) + content[24:29]
+    return content[:12] + header + struct.pack(">I", zlib.crc32(header)) + content[33:]
 
 
 def jpeg_of(name: object) -> bytes:
