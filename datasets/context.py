@@ -166,9 +166,7 @@ def with_given(
             turns.append(Turn(turn.question, answer_to.get(question, NOT_ANSWERED)))
         return turns
 
-    with_answers = {
-        split: with_context(split_records, form, keys_of, answered) for split, split_records in records.items()
-    }
+    with_answers = {split: with_context(each, form, keys_of, answered) for split, each in records.items()}
     if missing:
         named, files = listed([*missing.values()], 3), listed([str(path) for path in paths])
         raise RecordsError(

@@ -481,9 +481,7 @@ def mismatch_message(stored: list[Fingerprint], required: Fingerprint, problem: 
     """A message that begins with `problem` and names the fields in which the most similar of `stored` differs."""
     closest = min(stored, key=lambda fingerprint: len(required.differences(fingerprint)))
     differing = required.differences(closest)
-    lines = [
-        f"  {name}: this run {mine!r}, that cache {theirs!r}" for name, mine, theirs in differing[:NUM_DIFFERENCES]
-    ]
+    lines = [f"  {key}: this run {mine!r}, that cache {theirs!r}" for key, mine, theirs in differing[:NUM_DIFFERENCES]]
     more = [f"  and {len(differing) - NUM_DIFFERENCES} more"] if len(differing) > NUM_DIFFERENCES else []
     head = f"{problem}; cache {closest.folder_name} differs in"
     advice = f"Change the run file back, or build a cache for this run with: {BUILD_COMMAND}"

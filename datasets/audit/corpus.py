@@ -108,9 +108,7 @@ class QuestionAnswer(NamedTuple):
 
 def list_questions(corpus: Corpus) -> list[QuestionAnswer]:
     """Return all questions of all files, in order."""
-    return [
-        question for file in corpus.files for record in file.records for question in _of_record(file, record, corpus)
-    ]
+    return [pair for file in corpus.files for record in file.records for pair in _of_record(file, record, corpus)]
 
 
 def _of_record(file: CorpusFile, record: Record, corpus: Corpus) -> Iterator[QuestionAnswer]:

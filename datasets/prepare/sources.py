@@ -171,9 +171,7 @@ def find_source(path: Path, definition: Definition, image_root: Path | None = No
         # Local copies may have another layout than the definition says.
         files={name: (root / name).stat().st_size for name in matching or names},
         image_roots=tuple(dict.fromkeys(folder for folder in (image_root, root) if folder is not None)),
-        ignored=tuple(
-            sorted(name for other_format, names in names_of.items() if other_format != chosen for name in names)
-        ),
+        ignored=tuple(sorted(name for kind, names in names_of.items() if kind != chosen for name in names)),
     )
 
 

@@ -154,9 +154,7 @@ def figures(
     def balanced(scored: dict[int, float]) -> float:
         """The mean of the shares of right answers where yes is right and where no is."""
         truths = [row.answer.strip().lower() for row in closed]
-        return fmean(
-            fmean(scored[number] for number, answer in enumerate(truths) if answer == truth) for truth in {*truths}
-        )
+        return fmean(fmean(scored[n] for n, answer in enumerate(truths) if answer == truth) for truth in {*truths})
 
     all_figures = _macro_figures(groups) | {
         "exact_match_lower": _mean("exact match in lower case", predictions, match.exact_lower),

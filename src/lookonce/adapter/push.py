@@ -118,9 +118,7 @@ def merged_files(folder: RunFolder, merged: Path, facts: CardFacts, card: str) -
         )
     paths = dict.fromkeys(path for pattern in OF_MODEL for path in sorted(merged.glob(pattern)) if path.is_file())
     files = {path.name: _reduced_file(path, facts.base) for path in paths}
-    run = {
-        name: text for name, text in _record(folder, facts).items() if name == RUN_FILE or name.startswith("metrics")
-    }
+    run = {key: text for key, text in _record(folder, facts).items() if key == RUN_FILE or key.startswith("metrics")}
     return _checked(folder, {**files, **run, CARD: card.encode()}, merged)
 
 

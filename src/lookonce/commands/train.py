@@ -24,7 +24,6 @@ from lookonce.commands.options import (
     read_existing,
     read_run,
     remember_run_file,
-    with_run_file,
 )
 from lookonce.environment import rank
 from lookonce.errors import UsageError
@@ -126,7 +125,7 @@ def status(path: Path, assignments: tuple[str, ...], missing: bool, as_json: boo
         return
     command = next_command(run, state, path, assignments)
     value = {"run_file": str(path), **asdict(state), "missing": state.missing(), "next_command": command}
-    emit(value, f"{with_run_file(state.text())}\n\nnext: {command}", as_json)
+    emit(value, f"{state.text()}\n\nnext: {command}", as_json)
 
 
 def _read(path: Path, assignments: tuple[str, ...]) -> tuple[Path, RunFile]:

@@ -100,9 +100,7 @@ def within_spread(
     what: str, differences: Sequence[float], spread: Sequence[float], variant: Variant | None = None
 ) -> Check:
     """The check that the largest of `differences` is within the spread, whose largest value counts."""
-    largest = max(
-        (difference if math.isfinite(difference) else math.inf for difference in differences), default=math.inf
-    )
+    largest = max((value if math.isfinite(value) else math.inf for value in differences), default=math.inf)
     return Check(what, largest, FACTOR * max(*spread, ROUNDING), variant)
 
 
