@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from lookonce.cache.store.reader import VisionCache
@@ -20,7 +21,8 @@ from lookonce.run.config import RunFile
 from lookonce.run.open import OpenRun
 from lookonce.run.sections import BatchSection
 from lookonce.selftest.model import ieee_float32
-from lookonce.train.data.batches import Batch
+from lookonce.train.data.batches import IGNORED, Batch
+from lookonce.train.data.tokenize import to_messages
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.load import add_lora, load_without_tower
@@ -167,6 +169,21 @@ def records(sample: Path) -> list[Record]:
         *(Record(images[0], (turns[3], turn), system="Answer briefly.") for turn in turns[4:6]),
         Record((), (Turn("Is there text?", "no"),)),
     ]
+
+
+def stock_logits_and_labels(model: Any, processor: Any, session: OpenRun, sizes: dict[str, int] = SIZES) -> Any:
+    """By transformers' own code: processor, padding, tower and full logits, with the labels shifted to them."""
+    shown = session.records["train"]
+    processor.image_processor.size = {"shortest_edge": sizes["min_pixels"], "longest_edge": sizes["max_pixels"]}
+    texts = [processor.apply_chat_template(to_messages(record), tokenize=False) for record in shown]
+    images = [Image.open(path).convert("RGB") for record in shown for path in record.images]
+    batch = processor(text=texts, images=images, padding=True, padding_side="right", return_tensors="pt")
+    labels = torch.full_like(batch["input_ids"], IGNORED)
+    for row, example in enumerate(session.examples("train")[0]):
+        ids, flags = example.expanded(session.chat_tokenizer.image_token_id)
+        assert batch["input_ids"][row, : len(ids)].tolist() == ids.tolist()
+        labels[row, : len(ids)] = torch.from_numpy(ids).long().masked_fill(~torch.from_numpy(flags), IGNORED)
+    return model(**batch, use_cache=False).logits[:, :-1], labels[:, 1:]
 
 
 def gradients(model: Any) -> dict[str, torch.Tensor]:
