@@ -14,12 +14,13 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.images import image_size
 from lookonce.datasets.records import Record, Turn, read_records
 from lookonce.run.config import RunFile
 from lookonce.run.open import OpenRun
-from lookonce.run.sections import BatchSection
+from lookonce.run.sections import BatchSection, LoraSection
 from lookonce.selftest.model import ieee_float32
 from lookonce.train.data.batches import IGNORED, Batch
 from lookonce.train.data.tokenize import to_messages
@@ -142,6 +143,14 @@ def random_lora() -> Callable[..., Any]:
     return make
 
 
+def with_random_lora(model_folder: ModelFolder, dropout: float = LoraSection().dropout) -> Any:
+    """A model in float32 without its tower, with an adapter that has an effect."""
+    options = LoraSection(dropout=dropout)
+    model = add_lora(load_without_tower(model_folder, torch.float32), model_folder, options, seed=0)
+    draw_lora_b(model, seed=0)
+    return model
+
+
 def draw_lora_b(model: Any, seed: int) -> None:
     """Draw the B matrices of the adapter, also those that there are."""
     generator = torch.Generator().manual_seed(seed)
@@ -215,3 +224,12 @@ def step(model: Any, batches: list[Batch]) -> Step:
             loss.backward()
             total += loss.item()
     return total, gradients(model)
+
+
+def assert_same(found: Step, expected: Step) -> None:
+    """Check loss and gradients, of which none is zero."""
+    assert abs(found[0] - expected[0]) < 1e-5 * abs(expected[0])
+    assert found[1].keys() == expected[1].keys()
+    for name, gradient in expected[1].items():
+        assert gradient.abs().max() > 0, name
+        assert (found[1][name] - gradient).norm() < 1e-5 * gradient.norm(), name

@@ -30,6 +30,12 @@ class FamilySite:
     def make_run(self, **changes: Any) -> RunFile:
         return self.make_run_in(self.folder, **({"model": {"path": str(self.model)}} | changes))
 
+    def few(self, sample: Path, num_rows: int) -> dict[str, Any]:
+        """The section `data` with some records of the sample."""
+        path = self.folder / "few.jsonl"
+        path.write_text("".join((sample / "test.jsonl").read_text().splitlines(keepends=True)[:num_rows]))
+        return {"train": str(path), "val": str(path), "test": [], "image_root": str(sample)}
+
     def session(self, records: list[Record], image_root: Path, **lora: Any) -> OpenRun:
         """Records whose features are in a cache."""
         from support.trainings import SIZES  # pytest rewrites what no conftest has imported

@@ -12,14 +12,12 @@ from unittest import mock
 
 import pytest
 import torch
-from support.trainings import Step, batches, gradients, records, step, stock_logits_and_labels
+from support.trainings import Step, assert_same, batches, gradients, records, step, stock_logits_and_labels
 
 from lookonce.run.open import OpenRun
 from lookonce.train.data.batches import IGNORED
 from lookonce.train.model import compile
 from lookonce.train.model.load import load_with_tower, load_without_tower
-
-TOLERANCE = 1e-5
 
 
 def stock_step(session: OpenRun, random_lora: Callable[..., Any], stock_processor: Callable[[Path], Any]) -> Step:
@@ -31,17 +29,14 @@ def stock_step(session: OpenRun, random_lora: Callable[..., Any], stock_processo
 
 
 def assert_every_mode_trains_like_the_stock_model(session: OpenRun, random_lora: Any, stock_processor: Any) -> None:
-    stock_loss, expected = stock_step(session, random_lora, stock_processor)
-    assert all(gradient.abs().max() > 0 for gradient in expected.values()) and len(expected) >= 2 * 4 * 4
-    assert any(".experts." in name for name in expected) == session.run.lora.experts
+    expected = stock_step(session, random_lora, stock_processor)
+    assert len(expected[1]) >= 2 * 4 * 4
+    assert any(".experts." in name for name in expected[1]) == session.run.lora.experts
     model = random_lora(session, load_without_tower)
     for mode, joins in (("shared", False), ("packed", False), ("separate", False), ("shared", True)):
         with mock.patch.object(compile, "_joins", return_value=joins):  # which is for GPUs
-            loss, found = step(model, batches(session, mode))
-        assert abs(loss - stock_loss) < TOLERANCE * stock_loss, (mode, joins)
-        assert found.keys() == expected.keys()
-        for name, gradient in expected.items():
-            assert (found[name] - gradient).norm() < TOLERANCE * gradient.norm(), (mode, joins, name)
+            found = step(model, batches(session, mode))
+        assert_same(found, expected)
 
 
 @pytest.mark.guarantee(

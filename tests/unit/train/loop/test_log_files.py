@@ -6,9 +6,11 @@ import json
 import threading
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from support.processes import wait_until
 
 from lookonce.errors import Stopped, TrainingError
 from lookonce.files import write_json
@@ -16,16 +18,25 @@ from lookonce.run.log_file import Progress, read_progress
 from lookonce.train.loop.log_files import Heartbeat, MetricsLog, step_line
 
 
+def started(folder, step=0) -> tuple[MetricsLog, SimpleNamespace, SimpleNamespace]:
+    """The log of a training that starts after a step, its state, and what it measures."""
+    lines, trainer = MetricsLog(folder / "log.jsonl", 10), SimpleNamespace(wait_seconds=0.0, bytes_read=0, num_tokens=0)
+    lines.attach(trainer)
+    state = SimpleNamespace(global_step=step, max_steps=100, epoch=0.5, is_world_process_zero=True)
+    lines.on_train_begin(None, state, None)
+    return lines, state, trainer
+
+
+def logged(folder) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
     """A function that makes a step of some seconds, partly spent waiting, and returns the last line of the log."""
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr("lookonce.train.loop.log_files.time.perf_counter", lambda: clock.now)
-    trainer = SimpleNamespace(wait_seconds=0.0, bytes_read=0, num_tokens=0)
-    lines = MetricsLog(tmp_path / "log.jsonl", 10)
-    lines.attach(trainer)
-    state = SimpleNamespace(global_step=0, max_steps=100, epoch=0.5, is_world_process_zero=True)
-    lines.on_train_begin(None, state, None)
+    lines, state, trainer = started(tmp_path)
 
     def step(seconds: float, waited: float, read: int = 0, num_tokens: int = 0) -> dict[str, float]:
         lines.on_step_begin(None, state, None)
@@ -37,7 +48,7 @@ def run(tmp_path, monkeypatch, capsys):
         lines.on_step_end(None, state, None)
         step.logs = {"loss": 1.0}
         lines.on_log(None, state, None, step.logs)
-        return json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])
+        return logged(tmp_path)[-1]
 
     step.lines = lines
     return step
@@ -62,10 +73,7 @@ def test_slow_reading_is_reported_once_with_numbers(run, capsys):
 
 
 def test_a_step_is_one_line_and_one_json_object(tmp_path, capsys):
-    lines = MetricsLog(tmp_path / "log.jsonl", samples_per_step=8)
-    lines.attach(SimpleNamespace(wait_seconds=0.0, bytes_read=0, num_tokens=0))
-    state = SimpleNamespace(global_step=0, max_steps=100, epoch=0.0, is_world_process_zero=True)
-    lines.on_train_begin(None, state, None)
+    lines, state, _ = started(tmp_path)
     lines.on_step_begin(None, state, None)
     lines.on_step_end(None, state, None)
     state.global_step = 25
@@ -77,27 +85,22 @@ def test_a_step_is_one_line_and_one_json_object(tmp_path, capsys):
     first, second, third = capsys.readouterr().err.splitlines()
     assert first.startswith("step  25/100  loss 1.5000  grad 0.25  lr 1.0e-04  ") and "samples/s" in first
     assert second == "step  25/100  validation loss 2.5000"
-    logged = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert third == "step  25/100  exact match 50.0% on 8 questions in 2.5 s"
-    assert [entry["step"] for entry in logged] == [25, 25, 25] and logged[0]["loss"] == 1.5
-    assert answered.items() <= logged[2].items()
+    entries = logged(tmp_path)
+    assert [entry["step"] for entry in entries] == [25, 25, 25] and entries[0]["loss"] == 1.5
+    assert answered.items() <= entries[2].items()
 
 
 @pytest.fixture
 def resumed(tmp_path):
     """A training that resumes from step 4, with a log up to step 6 and half a line of a killed training."""
-    lines = MetricsLog(tmp_path / "log.jsonl", samples_per_step=8)
-    lines.attach(SimpleNamespace(wait_seconds=0.0, bytes_read=0, num_tokens=0))
-    (tmp_path / "log.jsonl").write_text(
-        "".join(json.dumps({"step": step}) + "\n" for step in (2, 4, 6)) + '{"step": 3, "lo'
-    )
-    state = SimpleNamespace(global_step=4, max_steps=100, epoch=0.0, is_world_process_zero=True)
-    lines.on_train_begin(None, state, None)
-    return lines, state
+    written = "".join(json.dumps({"step": step}) + "\n" for step in (2, 4, 6))
+    (tmp_path / "log.jsonl").write_text(written + '{"step": 3, "lo')
+    return started(tmp_path, 4)[:2]
 
 
 def test_steps_that_are_repeated_are_logged_once(resumed, tmp_path):
-    assert [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()] == [2, 4]
+    assert [line["step"] for line in logged(tmp_path)] == [2, 4]
     assert resumed[0].first_step == 4
 
 
@@ -111,7 +114,7 @@ def test_a_loss_that_is_not_finite_stops_the_training(resumed, loss):
 def test_a_gradient_that_is_not_finite_is_null_in_the_log(resumed, tmp_path):
     lines, state = resumed
     lines.on_log(None, state, None, {"loss": 1.0, "grad_norm": float("inf")})
-    assert json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])["grad_norm"] is None
+    assert logged(tmp_path)[-1]["grad_norm"] is None
 
 
 def test_a_step_line_shows_rate_waiting_and_time_to_go():
@@ -165,11 +168,8 @@ def make_steps(heartbeat: Heartbeat, number: int, first: int = 0, of: int = 100,
 
 
 def wait_for(path, is_so) -> Progress:
-    deadline = time.monotonic() + 5
-    while not (found := read_progress(path)) or not is_so(found):
-        assert time.monotonic() < deadline, found
-        time.sleep(0.01)
-    return found
+    wait_until(lambda: (found := read_progress(path)) and is_so(found), timeout_s=5)
+    return read_progress(path)
 
 
 def test_progress_and_rate_are_written_while_training_runs(path):

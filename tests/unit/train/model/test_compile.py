@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
-from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import ModelError
 from lookonce.families.lookup import DEFAULT, FAMILIES
 from lookonce.train.model.attention import NAME
 from lookonce.train.model.compile import add_features, as_loaded, training_on_packs, without_syncs
 from lookonce.train.model.load import load_without_tower, text_model
-
-
-@pytest.fixture(scope="module")
-def model_folder(sample: Path) -> ModelFolder:
-    return ModelFolder.open(str(sample / "model"))
 
 
 @pytest.fixture(autouse=True)
@@ -48,17 +41,17 @@ def test_layers_without_full_attention_are_refused_by_name(other):
     assert text_model(model).config._attn_implementation == before
 
 
-def test_layers_of_full_attention_are_accepted_whether_the_config_lists_them_or_not(model_folder):
-    for model in (qwen3_5(["full_attention"] * 2), load_without_tower(model_folder, torch.float32)):
+def test_layers_of_full_attention_are_accepted_whether_the_config_lists_them_or_not(sample_model):
+    for model in (qwen3_5(["full_attention"] * 2), load_without_tower(sample_model, torch.float32)):
         with training_on_packs(model, compiled=False):
             assert text_model(model).config._attn_implementation == NAME
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_setup_within_another_is_undone_and_the_outer_one_stays(model_folder, monkeypatch, compiled):
+def test_a_setup_within_another_is_undone_and_the_outer_one_stays(sample_model, monkeypatch, compiled):
     """As answers are given while training: without the packs' attention, or in packs that are compiled or not."""
     monkeypatch.setattr("torch.compile", lambda function, **options: function)
-    model = load_without_tower(model_folder, torch.float32)
+    model = load_without_tower(sample_model, torch.float32)
     text = text_model(model)
 
     def setup():
@@ -83,8 +76,8 @@ SEED = 0
 
 
 @pytest.fixture(scope="module")
-def model(sample: Path):
-    return load_without_tower(ModelFolder.open(str(sample / "model")), torch.float32)
+def model(sample_model):
+    return load_without_tower(sample_model, torch.float32)
 
 
 def logits(model, token_ids: torch.Tensor, features: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,6 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import ModelError, UsageError
 from lookonce.run.config import RunFile
 from lookonce.run.sections import LoraSection
@@ -75,12 +74,11 @@ def test_peft_adds_an_adapter_in_float32_to_it():
     assert torch.equal(model.base_model.model[0](x), fp8(x)), "a new adapter changes nothing"
 
 
-def test_such_a_layer_is_no_module_to_save(sample):
+def test_such_a_layer_is_no_module_to_save(sample_model):
     """PEFT would copy it as one to train, and nothing of it would be trained."""
-    folder = ModelFolder.open(str(sample / "model"))
-    model, options = load_without_tower(folder, torch.float32, frozen="fp8"), LoraSection(modules_to_save=["up_proj"])
+    model = load_without_tower(sample_model, torch.float32, frozen="fp8")
     with pytest.raises(ModelError, match=r"^lora.modules_to_save: up_proj is quantised and cannot be trained"):
-        add_lora(model, folder, options, seed=0)
+        add_lora(model, sample_model, LoraSection(modules_to_save=["up_proj"]), seed=0)
 
 
 def test_a_gpu_that_cannot_is_named(monkeypatch: pytest.MonkeyPatch):

@@ -94,9 +94,12 @@ NESTED = torch.tensor([165] * 75 + [150] * 70 + [148] * 3 + [150] * 2 + [165] * 
 LONGER = torch.tensor([175] * 80 + [155] * 70 + [153] * 3 + [155] * 2 + [175] * 20 + [176], dtype=torch.int32)
 
 
-def test_calls_keep_to_what_flash_linear_attention_takes(monkeypatch):
+@pytest.mark.parametrize(("bf16", "tolerance"), [(False, TOLERANCE), (True, 0.05)])
+def test_calls_keep_to_what_flash_linear_attention_takes(monkeypatch, bf16, tolerance):
+    """In bfloat16 as in training."""
     calls = take_stand_in(monkeypatch)
-    assert_exact(NESTED, TOLERANCE)
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        assert_exact(NESTED, tolerance)
     packs, rows = calls[-3:], calls[:-3]
     assert packs == ["chunk, state", "chunk, state", "chunk"] and {*rows} == {"chunk"}  # states that are continued
 
@@ -123,13 +126,6 @@ def test_parts_are_compiled_once_for_packs_of_all_lengths(monkeypatch):
         for pack in (NESTED, LONGER):
             assert_exact(pack, TOLERANCE, compiled=True)
     assert counters["stats"]["unique_graphs"] == before + 2
-
-
-def test_calls_keep_to_it_in_bfloat16_as_in_training(monkeypatch):
-    calls = take_stand_in(monkeypatch)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert_exact(NESTED, 0.05)
-    assert {*calls} == {"chunk, state", "chunk"}
 
 
 def test_only_packs_are_computed_in_segments_and_all_is_undone():

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from support.trainings import draw_lora_b
+from support.trainings import with_random_lora
 from torch.nn.attention.flex_attention import create_mask, flex_attention
 from torch.nn.functional import cross_entropy
 
-from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.families.lookup import DEFAULT, FAMILIES
-from lookonce.run.sections import LoraSection
 from lookonce.train.data.batches import IGNORED
 from lookonce.train.data.packing import BLOCK
 from lookonce.train.model import attention, loss
 from lookonce.train.model.attention import PackMask, dense_mask, shared_prefix_attention
 from lookonce.train.model.compile import training_on_packs
-from lookonce.train.model.load import add_lora, load_without_tower, text_model
+from lookonce.train.model.load import text_model
 from lookonce.train.model.loss import forward_loss, short_last_layer, weighted_loss
 
 CPU = torch.device("cpu")
@@ -29,12 +26,8 @@ NUM_TOKENS = 30
 
 
 @pytest.fixture(scope="module")
-def model(sample: Path) -> Any:
-    """The sample's model with an adapter that does something."""
-    model_folder = ModelFolder.open(str(sample / "model"))
-    adapted: Any = add_lora(load_without_tower(model_folder, torch.float32), model_folder, LoraSection(), seed=0)
-    draw_lora_b(adapted, seed=0)
-    return adapted
+def model(sample_model) -> Any:
+    return with_random_lora(sample_model)
 
 
 def pack() -> dict[str, torch.Tensor]:
