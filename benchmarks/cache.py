@@ -302,10 +302,7 @@ class ReadBench:
         lines = [(name, f"{number / seconds / 1e9:.2f}", f"{seconds:.2f}") for name, number, seconds in measured]
         facts = [
             ("read", f"{count(self.num_images, 'image')}, {size(self.num_bytes)}, with {NUM_THREADS} threads"),
-            (
-                "random",
-                f"{self.share:.0%} of the sequential rate; files were dropped from the page cache before each",
-            ),
+            ("random", f"{self.share:.0%} of the sequential rate; files were dropped from the page cache before each"),
             ("opening", f"{self.open_seconds * 1000:.0f} ms"),
         ]
         return "\n\n".join([table(("", "GB/s", "seconds"), lines), rows(facts)])

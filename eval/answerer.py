@@ -27,6 +27,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from itertools import count as count_up
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -49,7 +50,7 @@ from lookonce.datasets.images import ImageIndex, index_images, read_bytes
 from lookonce.datasets.records import Record, RecordsFile, Turn
 from lookonce.errors import ImageError, LookonceError, RecordsError, TrainingError, UsageError
 from lookonce.eval.answers.engines import engine_of, greedy_answers
-from lookonce.eval.answers.questions import Asked, together, without_answers
+from lookonce.eval.answers.questions import Question, dialogue_numbers, without_answers
 from lookonce.eval.decoding.dialogue import Answer, Dialogue
 from lookonce.files import files_below, hash_file
 from lookonce.run.folder import RECORD
@@ -70,7 +71,7 @@ ROUND_TOKENS = 131_072
 Keys = tuple[str, ...]
 
 
-def read_questions(path: Path, image_root: Path | None = None) -> tuple[list[Asked], dict[str, RecordsError]]:
+def read_questions(path: Path, image_root: Path | None = None) -> tuple[list[Question], dict[str, RecordsError]]:
     """All questions of a records file, and the errors of malformed records by their locations.
 
     The last question of a record may lack its answer.
@@ -85,7 +86,9 @@ def read_questions(path: Path, image_root: Path | None = None) -> tuple[list[Ask
     return [(record, turn) for record in records for turn in range(len(record.turns))], broken
 
 
-def ask_each(prompts: Iterable[tuple[Path, ...]], questions: Sequence[str], system: str | None = None) -> list[Asked]:
+def ask_each(
+    prompts: Iterable[tuple[Path, ...]], questions: Sequence[str], system: str | None = None
+) -> list[Question]:
     """Each question about each prompt's images: all questions of the first prompt, then those of the second.
 
     Raises:
@@ -108,7 +111,7 @@ def match_images(patterns: Iterable[str]) -> list[Path]:
     Raises:
         UsageError: a pattern matches no file, or a folder has no image.
     """
-    found: dict[Path, None] = {}
+    images: dict[Path, None] = {}
     for pattern in patterns:
         name = os.path.expanduser(pattern)
         if os.path.isdir(name):
@@ -123,8 +126,8 @@ def match_images(patterns: Iterable[str]) -> list[Path]:
             problem = "matches no file; put the pattern into quotes, and check the folder"
         if not matches:
             raise UsageError(f"--images {pattern} {problem}")
-        found |= dict.fromkeys(map(Path, matches))
-    return list(found)
+        images |= dict.fromkeys(map(Path, matches))
+    return list(images)
 
 
 def absolute(path: Path) -> Path:
@@ -235,10 +238,10 @@ class LiveFeatures:
         return self._cache.grid_thw(key)
 
     def load(self, keys: Sequence[str], device: torch.device = CPU) -> torch.Tensor:
-        found = {key: self._encoded[key].features for key in keys if key in self._encoded}
-        if self._cache and (cached := [key for key in dict.fromkeys(keys) if key not in found]):
-            found |= zip(cached, self._cache.get_many(cached, pin=device.type == "cuda"), strict=True)
-        on_device = {key: features.to(device, non_blocking=True) for key, features in found.items()}
+        features_of = {key: self._encoded[key].features for key in keys if key in self._encoded}
+        if self._cache and (cached := [key for key in dict.fromkeys(keys) if key not in features_of]):
+            features_of |= zip(cached, self._cache.get_many(cached, pin=device.type == "cuda"), strict=True)
+        on_device = {key: features.to(device, non_blocking=True) for key, features in features_of.items()}
         return torch.cat([on_device[key] for key in keys])
 
 
@@ -294,8 +297,8 @@ class Answerer:
         texts = [questions] if isinstance(questions, str) else [*questions]
         with TemporaryDirectory(prefix="lookonce-") as folder:
             paths = (Path(folder, f"{number}.png") for number in count_up(1))
-            shown = [one if isinstance(one, tuple) else (one,) for one in prompts]
-            return self._all(ask_each([tuple(map(file_of, one, paths)) for one in shown], texts, system))
+            shown = [prompt if isinstance(prompt, tuple) else (prompt,) for prompt in prompts]
+            return self._answer_all(ask_each([tuple(map(file_of, group, paths)) for group in shown], texts, system))
 
     def answer_records(self, records: Iterable[Record]) -> list[Answer]:
         """The greedy answers to all turns of some records, in order.
@@ -305,7 +308,7 @@ class Answerer:
         Raises:
             LookonceError: a question cannot be answered.
         """
-        return self._all([(record, turn) for record in records for turn in range(len(record.turns))])
+        return self._answer_all([(record, turn) for record in records for turn in range(len(record.turns))])
 
     def next_answer(self, record: Record, answers: Sequence[Answer], streamer: TextStreamer) -> Answer:
         """The answer to the last question of a record, after the `answers` to those before; `streamer` gets its tokens.
@@ -313,28 +316,28 @@ class Answerer:
         Raises:
             LookonceError: it cannot be answered, for example because its image cannot be read.
         """
-        asked, run = [(record, turn) for turn in range(len(record.turns))], self.opened.run
+        questions, run = [(record, turn) for turn in range(len(record.turns))], self.opened.run
         images = index_images([record], needs_one=False)
-        usable, refused = _keys_of(asked, images)
+        usable, refused = _keys_of(questions, images)
         for error in refused.values():
             raise error
         with self._features.in_use():
             self._features.drop([key for key in self._features.in_memory if key not in usable[0]])
             failed = self._features.encode(images, usable[0])
-            prompt = self._dialogue(asked, range(len(asked)), usable[0], failed).prompt(answers)
+            prompt = self._dialogue(questions, range(len(questions)), usable[0], failed).prompt(answers)
             collator, limits = self.opened.row_collator(self._features), (run.eval.max_new_tokens, run.train.precision)
             [answer] = greedy_answers(self._model, self._chat.tokenizer, collator, [prompt], *limits, streamer)
         return answer
 
-    def _all(self, asked: Sequence[Asked]) -> list[Answer]:
+    def _answer_all(self, questions: Sequence[Question]) -> list[Answer]:
         """The answers to all questions; raises the first error."""
         answers: dict[int, Answer] = {}
-        for results in self.results(asked, index_images((record for record, _ in asked), needs_one=False)):
+        for results in self.results(questions, index_images((record for record, _ in questions), needs_one=False)):
             for number, result in results.items():
                 if isinstance(result, LookonceError):
                     raise result
                 answers[number] = result
-        return [answers[number] for number in range(len(asked))]
+        return [answers[number] for number in range(len(questions))]
 
     def identity(self) -> str:
         """The sha256 over what answers depend on, but the questions and the machine: model, adapter, settings."""
@@ -352,7 +355,7 @@ class Answerer:
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     def results(
-        self, asked: Sequence[Asked], images: ImageIndex, known: Set[int] = frozenset(), notify: Notify = quiet
+        self, questions: Sequence[Question], images: ImageIndex, done: Set[int] = frozenset(), notify: Notify = quiet
     ) -> Iterator[Results]:
         """Answer questions, batch by batch; a batch whose questions are all `known` is left out.
 
@@ -361,42 +364,44 @@ class Answerer:
         Raises:
             LookonceError: no question can be answered: the model cannot be loaded, or the cache is damaged.
         """
-        usable, refused = _keys_of(asked, images)
+        usable, refused = _keys_of(questions, images)
         yield {**refused}
-        numbers = {some[0]: some for some in together(asked, self.opened.run.eval.turns) if some[0] in usable}
+        groups = dialogue_numbers(questions, self.opened.run.eval.turns)
+        numbers = {group[0]: group for group in groups if group[0] in usable}
         rounds = plan_rounds(
             {first: usable[first] for first in numbers}, lambda key: self._features.num_tokens(images, key)
         )
-        last_round = {key: number for number, members in enumerate(rounds) for one in members for key in usable[one]}
+        last_round = {key: n for n, members in enumerate(rounds) for first in members for key in usable[first]}
         with self._features.in_use():
             for number, members in enumerate(rounds):
                 self._features.drop([key for key in self._features.in_memory if last_round.get(key, -1) < number])
-                if known >= {one for first in members for one in numbers[first]}:
+                if done >= {number for first in members for number in numbers[first]}:
                     continue
                 keys = dict.fromkeys(key for first in members for key in usable[first])
                 failed = self._features.encode(images, list(keys))
                 dialogues: dict[int, Dialogue] = {}
                 for first in members:
                     try:
-                        dialogues[first] = self._dialogue(asked, numbers[first], usable[first], failed)
+                        dialogues[first] = self._dialogue(questions, numbers[first], usable[first], failed)
                     except LookonceError as error:
                         yield dict.fromkeys(numbers[first], error)
                 firsts = list(dialogues)
                 for batch in self._engine.plan(list(dialogues.values())):
                     chosen = {firsts[index]: dialogues[firsts[index]] for index in batch}
-                    if not known >= {one for first in chosen for one in numbers[first]}:
+                    if not done >= {number for first in chosen for number in numbers[first]}:
                         answers = self._answers(chosen, notify)
-                        yield dict(pair for one in chosen for pair in zip(numbers[one], answers[one], strict=True))
+                        pairs = (zip(numbers[first], answers[first], strict=True) for first in chosen)
+                        yield dict(chain.from_iterable(pairs))
 
     def _dialogue(
-        self, asked: Sequence[Asked], numbers: Sequence[int], keys: Keys, failed: Mapping[str, ImageError]
+        self, questions: Sequence[Question], numbers: Sequence[int], keys: Keys, failed: Mapping[str, ImageError]
     ) -> Dialogue:
         """The dialogue of some questions; raises LookonceError if there is none."""
         if error := next((failed[key] for key in keys if key in failed), None):
             raise error
-        own, grids = [asked[number] for number in numbers], [self._features.grid_thw(key) for key in keys]
-        unanswered = without_answers(own, [range(len(own))])
-        return Dialogue.of([self._chat.question(*one, keys, grids) for one in unanswered], self._chat)
+        turns, grids = [questions[number] for number in numbers], [self._features.grid_thw(key) for key in keys]
+        unanswered = without_answers(turns, [range(len(turns))])
+        return Dialogue.of([self._chat.question(*turn, keys, grids) for turn in unanswered], self._chat)
 
     def _answers(
         self, dialogues: Mapping[int, Dialogue], notify: Notify
@@ -407,9 +412,9 @@ class Answerer:
             return dict(zip(dialogues, answers, strict=True))
         except TrainingError as error:
             if len(dialogues) == 1:
-                return {number: [error] * one.num_questions for number, one in dialogues.items()}
+                return {number: [error] * dialogue.num_questions for number, dialogue in dialogues.items()}
         numbers, half = list(dialogues), len(dialogues) // 2
-        parts = [{number: dialogues[number] for number in some} for some in (numbers[:half], numbers[half:])]
+        parts = [{number: dialogues[number] for number in chosen} for chosen in (numbers[:half], numbers[half:])]
         return self._answers(parts[0], notify) | self._answers(parts[1], notify)
 
     @cached_property
@@ -418,11 +423,11 @@ class Answerer:
         return load_trained(model, run, self.adapter) if self.adapter else load_untuned(model, run)
 
 
-def _keys_of(asked: Sequence[Asked], images: ImageIndex) -> tuple[dict[int, Keys], dict[int, ImageError]]:
+def _keys_of(questions: Sequence[Question], images: ImageIndex) -> tuple[dict[int, Keys], dict[int, ImageError]]:
     """The image keys of each question, and the errors of those whose images cannot be read."""
     usable: dict[int, Keys] = {}
     refused: dict[int, ImageError] = {}
-    for number, (record, _) in enumerate(asked):
+    for number, (record, _) in enumerate(questions):
         if reason := next((images.unusable[path] for path in record.images if path in images.unusable), None):
             refused[number] = ImageError(reason)
         else:
@@ -444,10 +449,10 @@ class Conversation:
         Raises:
             ImageError: one cannot be read; the conversation is then as before.
         """
-        found = tuple(map(absolute, images))
-        for path in found:
+        paths = tuple(map(absolute, images))
+        for path in paths:
             read_bytes(path)
-        self._images = found
+        self._images = paths
         self.reset()
 
     def reset(self) -> None:
@@ -463,12 +468,12 @@ class Conversation:
         """
         questions = (*self._questions, question)
         turns = tuple(Turn(text, NOT_ANSWERED) for text in questions)
-        asked = Record(self._images, turns, self._system, origin="the conversation")
+        record = Record(self._images, turns, self._system, origin="the conversation")
         tokenizer: Any = self._answerer.opened.chat_tokenizer.tokenizer
         streamer: Any = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
         streamer.on_finalized_text = lambda text, stream_end=False: on_text(text)  # words, as soon as they are whole
         try:
-            answer = self._answerer.next_answer(asked, self._answers, streamer)
+            answer = self._answerer.next_answer(record, self._answers, streamer)
         except torch.OutOfMemoryError:
             raise UsageError(
                 f"the GPU is out of memory for a conversation of {count(len(turns), 'question')}; begin again "

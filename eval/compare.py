@@ -141,7 +141,7 @@ def compare(runs: Sequence[Run], *, with_first_only: bool = False, metric: Metri
                 p_holm=p_holm,
                 only_first=int(np.sum(difference_Q < 0)) if are_counted else None,
                 only_second=int(np.sum(difference_Q > 0)) if are_counted else None,
-                spread=max((one.spread for one in (first, second) if one.spread is not None), default=None),
+                spread=max((seeds.spread for seeds in (first, second) if seeds.spread is not None), default=None),
                 are_seeds=are_seeds,
                 metric=metric,
             )
@@ -156,8 +156,8 @@ def compare(runs: Sequence[Run], *, with_first_only: bool = False, metric: Metri
 def _prompts(run: Run) -> str:
     """Which answers stand in the prompts of a run: predicted, reference or none."""
     rows = run.predictions
-    whose = {one.earlier_answers or "reference" for one in rows if one.earlier}
-    whose |= {one.context_answers or "reference" for one in rows if one.context}
+    whose = {row.earlier_answers or "reference" for row in rows if row.earlier}
+    whose |= {row.context_answers or "reference" for row in rows if row.context}
     return " and ".join(sorted(whose)) or "none"
 
 
@@ -166,8 +166,8 @@ def _groups(runs: Sequence[Run]) -> list[list[int]]:
     seen: Counter[tuple[str, int | None]] = Counter()
     groups: dict[Hashable, list[int]] = {}
     for number, run in enumerate(runs):
-        same = seen[run.training, run.seed]
-        groups.setdefault((run.training, same) if run.training else number, []).append(number)
+        repeat = seen[run.training, run.seed]
+        groups.setdefault((run.training, repeat) if run.training else number, []).append(number)
         seen[run.training, run.seed] += 1
     return list(groups.values())
 
@@ -200,23 +200,25 @@ def to_text(comparison: Comparison) -> str:
     """Two tables with a letter for each run, or a number if there are too many, and a sentence for each pair."""
     number = len(comparison.candidates)
     marks = string.ascii_uppercase if number <= len(string.ascii_uppercase) else map(str, range(1, number + 1))
-    letters = {one.name: mark for one, mark in zip(comparison.candidates, marks, strict=False)}
+    letters = {candidate.name: mark for candidate, mark in zip(comparison.candidates, marks, strict=False)}
     width = terminal_width() or WIDTH
     header = ("run", METRICS[comparison.metric], "95% interval", "majority", "seeds differ by")
-    runs = table(header, [_run_row(one, letters[one.name]) for one in comparison.candidates], width)
+    runs = table(header, [_run_row(candidate, letters[candidate.name]) for candidate in comparison.candidates], width)
     columns = len(PAIRS) if comparison.metric == "exact_match" else len(PAIRS) - 1
     pairs = table(PAIRS[:columns], [_pair_row(pair, letters)[:columns] for pair in comparison.pairs], width)
-    asked = f"{count(comparison.num_questions, 'question')} about {count(comparison.num_images, 'image')}"
+    heading = f"{count(comparison.num_questions, 'question')} about {count(comparison.num_images, 'image')}"
     sentences = [textwrap.fill(sentence(pair, comparison.num_questions), WIDTH) for pair in comparison.pairs]
     notes = [textwrap.fill(note, WIDTH) for note in _notes(comparison)]
-    return "\n\n".join([asked, runs, pairs, *sentences, *notes])
+    return "\n\n".join([heading, runs, pairs, *sentences, *notes])
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
     """All figures, and for each pair the better one and the sentence."""
-    said = [{"better": pair.better, "sentence": sentence(pair, comparison.num_questions)} for pair in comparison.pairs]
+    verdicts = [
+        {"better": pair.better, "sentence": sentence(pair, comparison.num_questions)} for pair in comparison.pairs
+    ]
     value = asdict(comparison)
-    value["pairs"] = [figures | words for figures, words in zip(value["pairs"], said, strict=True)]
+    value["pairs"] = [figures | words for figures, words in zip(value["pairs"], verdicts, strict=True)]
     return value
 
 
@@ -259,9 +261,10 @@ def _figures(pair: Pair) -> str:
     return f"95% interval {Interval(low, high).in_percent()}, p after Holm {shown_p(pair.p_holm)}"
 
 
-def _run_row(one: Candidate, letter: str) -> tuple[str, ...]:
-    spread = "" if one.spread is None else f"{100 * one.spread:.1f} points"
-    return f"{letter}  {one.name}", f"{one.score:.1%}", _interval(one.interval), f"{one.majority:.1%}", spread
+def _run_row(candidate: Candidate, letter: str) -> tuple[str, ...]:
+    spread = "" if candidate.spread is None else f"{100 * candidate.spread:.1f} points"
+    score, majority = f"{candidate.score:.1%}", f"{candidate.majority:.1%}"
+    return f"{letter}  {candidate.name}", score, _interval(candidate.interval), majority, spread
 
 
 def _pair_row(pair: Pair, letters: dict[str, str]) -> tuple[str, ...]:
@@ -291,7 +294,7 @@ def _notes(comparison: Comparison) -> list[str]:
         )
     if comparison.num_images < MIN_CLUSTERS:
         notes.append(f"No intervals: {FEW_IMAGES}.")
-    knows_seeds = any(one.spread is not None for one in comparison.candidates)
+    knows_seeds = any(candidate.spread is not None for candidate in comparison.candidates)
     if not knows_seeds and not any(pair.are_seeds for pair in comparison.pairs):
         notes.append(
             "The intervals do not cover the randomness of training: train each variant with at least three values of "

@@ -67,14 +67,14 @@ def read_runs(paths: Sequence[Path], split: str | None = None) -> list[Run]:
         LookonceError: a path is none of these, or predictions are damaged.
     """
     folders = {path: folder_at(path) for path in paths}
-    own = {path: folder.read_run().eval.split for path, folder in folders.items() if folder and not is_file(path)}
-    check_splits({str(path): split or of_run for path, of_run in own.items()})
-    found = []
+    split_of = {path: folder.read_run().eval.split for path, folder in folders.items() if folder and not is_file(path)}
+    check_splits({str(path): split or of_run for path, of_run in split_of.items()})
+    runs = []
     for path, name in zip(paths, short_names(paths), strict=True):
         folder = folders[path]
-        file = find_predictions(folder, split or own[path]) if folder and path in own else path
-        found.append(read_file(name, file, folder))
-    return found
+        file = find_predictions(folder, split or split_of[path]) if folder and path in split_of else path
+        runs.append(read_file(name, file, folder))
+    return runs
 
 
 def read_file(name: str, file: Path, folder: RunFolder | None) -> Run:
@@ -89,8 +89,8 @@ def check_splits(splits: Mapping[str, str]) -> None:
         UsageError: they differ.
     """
     if len({*splits.values()}) > 1:
-        said = listed([f"{run}: {split}" for run, split in splits.items()])
-        raise UsageError(f"the runs were evaluated on different splits ({said}); choose one with --split")
+        splits_by_run = listed([f"{run}: {split}" for run, split in splits.items()])
+        raise UsageError(f"the runs were evaluated on different splits ({splits_by_run}); choose one with --split")
 
 
 def find_predictions(folder: RunFolder, split: str) -> Path:
@@ -101,14 +101,14 @@ def find_predictions(folder: RunFolder, split: str) -> Path:
     """
     path = folder.predictions(split)
     if not path.exists():
-        others = sorted(file.stem for file in path.parent.glob("*.jsonl") if ".partial-" not in file.name)
-        what = "an unfinished evaluation" if is_begun(path.parent, split) else "no predictions"
-        there = f"; there are those of {listed(others)}" if others else ""
+        other_splits = sorted(file.stem for file in path.parent.glob("*.jsonl") if ".partial-" not in file.name)
+        problem = "an unfinished evaluation" if is_begun(path.parent, split) else "no predictions"
+        hint = f"; there are those of {listed(other_splits)}" if other_splits else ""
         command = shell("lookonce", "eval", folder.folder, "--split", split)
         if folder.last_checkpoint and not folder.trained.exists():
-            what = f"an unfinished training and {what}"
+            problem = f"an unfinished training and {problem}"
             command = shell("lookonce", "train", folder.folder / "run.yaml", "--resume")
-        raise UsageError(f"{folder.folder} has {what} of the split {split}{there}; run: {command}")
+        raise UsageError(f"{folder.folder} has {problem} of the split {split}{hint}; run: {command}")
     return path
 
 
@@ -153,7 +153,7 @@ def _training_of(folder: RunFolder) -> tuple[str, int | None]:
         return json.dumps(folder.read_trained().adapter, sort_keys=True), None
     ignored = run.keys_that_may_differ - {"eval.max_new_tokens"} | {SEED}
     settings = {name: value for name, value in flatten(run.model_dump(mode="json")).items() if name not in ignored}
-    inputs = _before_the_draw(run, folder.recorded_inputs())
+    inputs = _inputs_before_draw(run, folder.recorded_inputs())
     if run.train.start_from:
         start = folder_of(run.train.start_from)
         if start and adapter_hash(start) == inputs.get("start"):  # it may be gone, or trained again
@@ -169,17 +169,17 @@ def _origin(path: Path, recorded: str) -> str:
     return _training_of(folder)[0] if folder and path.exists() and hash_file(path) == recorded else recorded
 
 
-def _before_the_draw(run: RunFile, inputs: dict[str, Any]) -> dict[str, Any]:
+def _inputs_before_draw(run: RunFile, inputs: dict[str, Any]) -> dict[str, Any]:
     """The recorded inputs; if training records are drawn by the seed, their files in place of hashes of the draw."""
     selections = filter(None, (run.data.where, run.data.replay))
-    if all(one.share == 1 for one in selections) and not run.data.held_out:
+    if all(selection.share == 1 for selection in selections) and not run.data.held_out:
         return inputs
     files = run.data.model_dump(mode="json", include={"train", "image_root", "format", "stage_map"})
     not_drawn = {split: value for split, value in inputs.get("records", {}).items() if split != "train"}
     return {name: value for name, value in inputs.items() if name not in OF_TRAINING} | {"records": not_drawn | files}
 
 
-Asked = tuple[tuple[str, ...], str, int]
+QuestionKey = tuple[tuple[str, ...], str, int]
 """Images, question, turn."""
 Key = tuple[tuple[str, ...], str, int, int]
 """The same, and a number that tells questions apart for which it is the same."""
@@ -210,10 +210,10 @@ def join(runs: Sequence[Run], metric: Metric = "exact_match") -> Joined:
     rows = in_one_order(runs)
     scores = [score_each(row, metric) for row in rows]
     return Joined(
-        np.array([[one.is_right for one in row] for row in rows], dtype=np.float64).T,
+        np.array([[prediction.is_right for prediction in row] for row in rows], dtype=np.float64).T,
         np.array([model for model, _ in scores]).T,
         np.array([majority for _, majority in scores]).T,
-        clusters_of([one.sources for one in rows[0]]),
+        clusters_of([prediction.sources for prediction in rows[0]]),
         is_exact_match_poor(rows),
     )
 
@@ -224,52 +224,55 @@ def in_one_order(runs: Sequence[Run]) -> list[list[Prediction]]:
     Raises:
         UsageError: they answered different questions, or were scored with different references; names the differences.
     """
-    asked = [_by_key(run.predictions) for run in runs]
+    keyed = [_by_key(run.predictions) for run in runs]
     differences: list[str] = []
-    for run, by_key in zip(runs[1:], asked[1:], strict=True):
-        differences += _differences(runs[0].name, asked[0], run.name, by_key)
+    for run, by_key in zip(runs[1:], keyed[1:], strict=True):
+        differences += _differences(runs[0].name, keyed[0], run.name, by_key)
     if differences:
         raise UsageError(
             "\n".join(["the runs cannot be compared, because they answered different questions:", *differences])
             + "\nevaluate them on the same records, with: lookonce eval RUN --split SPLIT"
         )
-    return [[by_key[key] for key in asked[0]] for by_key in asked]
+    return [[by_key[key] for key in keyed[0]] for by_key in keyed]
 
 
 def _by_key(predictions: Sequence[Prediction]) -> dict[Key, Prediction]:
     """The predictions by their keys, in their order."""
-    same: dict[Asked, list[int]] = {}
-    for number, one in enumerate(predictions):
-        same.setdefault((one.image_keys, nfc(one.question), one.turn), []).append(number)
+    numbers_of: dict[QuestionKey, list[int]] = {}
+    for number, row in enumerate(predictions):
+        numbers_of.setdefault((row.image_keys, nfc(row.question), row.turn), []).append(number)
     told_apart = [  # from another question with the same text; own answers before it are others in each run
-        (sorted(_references(one)), [nfc(turn.question) for turn in one.earlier], one.origin) for one in predictions
+        (sorted(_references(row)), [nfc(turn.question) for turn in row.earlier], row.origin) for row in predictions
     ]
     keys: dict[int, Key] = {}
-    for asked, numbers in same.items():
+    for question_key, numbers in numbers_of.items():
         numbers.sort(key=told_apart.__getitem__)
-        keys |= {number: (*asked, index) for index, number in enumerate(numbers)}
-    return {keys[number]: one for number, one in enumerate(predictions)}
+        keys |= {number: (*question_key, index) for index, number in enumerate(numbers)}
+    return {keys[number]: row for number, row in enumerate(predictions)}
 
 
 def _differences(
-    name: str, mine: dict[Key, Prediction], other_name: str, theirs: dict[Key, Prediction]
+    name: str, predictions: dict[Key, Prediction], other_name: str, other_predictions: dict[Key, Prediction]
 ) -> Iterator[str]:
     """What differs between the questions of two runs: a line each, with a number and some examples."""
-    for lacking, others, has, rows in ((other_name, theirs, name, mine), (name, mine, other_name, theirs)):
-        if absent := [one for key, one in rows.items() if key not in others]:
+    for lacking, present, has, rows in (
+        (other_name, other_predictions, name, predictions),
+        (name, predictions, other_name, other_predictions),
+    ):
+        if absent := [row for key, row in rows.items() if key not in present]:
             yield f"  {lacking} lacks {count(len(absent), 'question')} of {has}: {_examples(absent)}"
-    scored = [(one, theirs[key]) for key, one in mine.items() if key in theirs]
-    if changed := [one for one, other in scored if _references(one) != _references(other)]:
+    scored = [(row, other_predictions[key]) for key, row in predictions.items() if key in other_predictions]
+    if changed := [row for row, other in scored if _references(row) != _references(other)]:
         references = f"the references of {count(len(changed), 'question')}"
         yield f"  {references} differ from {name} to {other_name}: {_examples(changed)}"
 
 
-def _references(one: Prediction) -> set[str]:
-    return {nfc(text).strip() for text in (one.answer, *one.references)}
+def _references(prediction: Prediction) -> set[str]:
+    return {nfc(text).strip() for text in (prediction.answer, *prediction.references)}
 
 
 def _examples(predictions: Sequence[Prediction]) -> str:
-    return listed([f"{quoted(one.question, 50)} ({one.origin})" for one in predictions], MOST)
+    return listed([f"{quoted(prediction.question, 50)} ({prediction.origin})" for prediction in predictions], MOST)
 
 
 Label = Literal["stage", "category", "source"]
@@ -283,20 +286,20 @@ def route(runs: Mapping[str, Run], by: Label) -> list[Prediction]:
         UsageError: the runs answered different questions, or questions have a label without a run.
     """
     rows = dict(zip(map(nfc, runs), in_one_order(list(runs.values())), strict=True))
-    labels = [getattr(one.in_nfc, by) for one in next(iter(rows.values()))]
+    labels = [getattr(row.in_nfc, by) for row in next(iter(rows.values()))]
     check_labels(labels, list(rows), by)
     return [rows[label][number] for number, label in enumerate(labels)]
 
 
-def check_labels(labels: Sequence[str | None], known: Sequence[str], by: Label) -> None:
+def check_labels(labels: Sequence[str | None], with_run: Sequence[str], by: Label) -> None:
     """Check that there is a run for the label of each question.
 
     Raises:
         UsageError: there is none for some; counts and names their labels.
     """
-    if others := Counter(label for label in labels if label not in known):
-        named = [f"{f'{by} {label}' if label else f'no {by}'} ({number:,})" for label, number in others.items()]
+    if unrouted := Counter(label for label in labels if label not in with_run):
+        named = [f"{f'{by} {label}' if label else f'no {by}'} ({number:,})" for label, number in unrouted.items()]
         raise UsageError(
-            f"{others.total():,} of {count(len(labels), 'question')} have no run to be routed to: {listed(named)}; "
-            f"there are runs for {by} {listed(known)}; name one for each {by}"
+            f"{unrouted.total():,} of {count(len(labels), 'question')} have no run to answer them: {listed(named)}; "
+            f"there are runs for {by} {listed(with_run)}; name one for each {by}"
         )

@@ -27,7 +27,7 @@ from lookonce.environment import shorten
 from lookonce.errors import LookonceError
 from lookonce.eval.answerer import Answerer, Results
 from lookonce.eval.answers.files import PartialAnswers
-from lookonce.eval.answers.questions import Asked, Turns, on_this_machine, row_of, together, turns_before
+from lookonce.eval.answers.questions import Question, Turns, dialogue_numbers, on_this_machine, row_of, turns_before
 from lookonce.eval.decoding.dialogue import Answer
 from lookonce.files import atomic_write
 from lookonce.text import Notify, count, duration, listed, quiet, table
@@ -39,9 +39,11 @@ COLUMNS = ("origin", "images", "question", "turn", "predicted", "answer", "right
 """The columns of a CSV file."""
 
 
-def answered(asked: Asked, earlier: tuple[Turn, ...], turns: Turns, image_keys: Sequence[str], answer: Answer) -> Row:
+def answered(
+    question: Question, earlier: tuple[Turn, ...], turns: Turns, image_keys: Sequence[str], answer: Answer
+) -> Row:
     """The row of an answer; `earlier` are the turns before it in its prompt, answered as `turns` says."""
-    row = row_of(*asked, image_keys, answer)
+    row = row_of(*question, image_keys, answer)
     prediction = replace(row, earlier=earlier, earlier_answers=turns if earlier else None)
     absent = {"majority"} if prediction.answer else {"majority", "answer", "right"}
     return {name: value for name, value in prediction.to_json().items() if name not in absent}
@@ -115,7 +117,7 @@ class PredictReport:
 
 def predict(
     answerer: Answerer,
-    asked: Sequence[Asked],
+    questions: Sequence[Question],
     broken: Mapping[str, LookonceError] | None = None,
     output: Path | None = None,
     notify: Notify = quiet,
@@ -126,55 +128,57 @@ def predict(
         LookonceError: no question can be answered, because of the model or the cache.
     """
     began = time.perf_counter()
-    images = index_images((record for record, _ in asked), needs_one=False)
-    unfinished = _unfinished(answerer, asked, images, output) if output else None
+    images = index_images((record for record, _ in questions), needs_one=False)
+    unfinished = _unfinished(answerer, questions, images, output) if output else None
     before = {number: answer for number, [answer] in unfinished.read().items()} if unfinished else {}
     if before:
-        notify(f"continuing: {len(before):,} of {count(len(asked), 'question')} were answered before")
+        notify(f"continuing: {len(before):,} of {count(len(questions), 'question')} were answered before")
     results: Results = {**before}
     bar = partial(tqdm, desc="answer questions", unit="question", leave=False, disable=None)
-    with unfinished or contextlib.nullcontext(), bar(total=len(asked), initial=len(before)) as progress:
-        for some in answerer.results(asked, images, before.keys(), notify):
-            for number, result in some.items():
+    with unfinished or contextlib.nullcontext(), bar(total=len(questions), initial=len(before)) as progress:
+        for round_results in answerer.results(questions, images, before.keys(), notify):
+            for number, result in round_results.items():
                 if unfinished and isinstance(result, Answer):
                     unfinished.add(number, [result])
-            progress.update(len(some.keys() - before.keys()))
-            results |= some
-    rows = _rows(answerer, asked, images, results)
+            progress.update(len(round_results.keys() - before.keys()))
+            results |= round_results
+    rows = _rows(answerer, questions, images, results)
     if output and rows:
         write_rows(output, rows)
     if unfinished:
         unfinished.remove()
-    skipped = _by_reason(asked, results, broken or {})
+    skipped = _by_reason(questions, results, broken or {})
     seconds = time.perf_counter() - began
     return PredictReport(rows, skipped, images.num_distinct, seconds, len(rows) - len(before), output)
 
 
-def _unfinished(answerer: Answerer, asked: Sequence[Asked], images: ImageIndex, output: Path) -> PartialAnswers:
+def _unfinished(answerer: Answerer, questions: Sequence[Question], images: ImageIndex, output: Path) -> PartialAnswers:
     """The answers to these questions that an interrupted command has left beside the output file."""
     digest = hashlib.sha256(answerer.identity().encode())
-    for record, turn in asked:
+    for record, turn in questions:
         keys = [images.key_of.get(path) for path in record.images]
         digest.update(repr((keys, record.system, record.turns[:turn], record.turns[turn].question)).encode())
     return PartialAnswers(output.parent, output.name, on_this_machine(digest.hexdigest()))
 
 
-def _rows(answerer: Answerer, asked: Sequence[Asked], images: ImageIndex, results: Results) -> list[Row]:
+def _rows(answerer: Answerer, questions: Sequence[Question], images: ImageIndex, results: Results) -> list[Row]:
     """The rows of the questions that have answers."""
     answers = {number: result for number, result in sorted(results.items()) if isinstance(result, Answer)}
     turns = answerer.opened.run.eval.turns
-    dialogues = (some for some in together(asked, turns) if answers.keys() >= {*some})
-    earlier = turns_before(asked, dialogues, answers, answerer.opened.chat_tokenizer.special_token_ids)
-    keys = {number: [images.key_of[path] for path in asked[number][0].images] for number in answers}
-    return [answered(asked[number], earlier[number], turns, keys[number], answer) for number, answer in answers.items()]
+    dialogues = (numbers for numbers in dialogue_numbers(questions, turns) if answers.keys() >= {*numbers})
+    earlier = turns_before(questions, dialogues, answers, answerer.opened.chat_tokenizer.special_token_ids)
+    keys = {number: [images.key_of[path] for path in questions[number][0].images] for number in answers}
+    return [answered(questions[n], earlier[n], turns, keys[n], answer) for n, answer in answers.items()]
 
 
-def _by_reason(asked: Sequence[Asked], results: Results, broken: Mapping[str, LookonceError]) -> dict[str, list[str]]:
+def _by_reason(
+    questions: Sequence[Question], results: Results, broken: Mapping[str, LookonceError]
+) -> dict[str, list[str]]:
     """The locations of the questions without an answer, by the reason."""
     reasons: dict[str, list[str]] = {}
     for location, error in broken.items():
         reasons.setdefault(str(error), []).append(location)
     for number, result in sorted(results.items()):
         if isinstance(result, LookonceError):
-            reasons.setdefault(str(result), []).append(asked[number][0].origin)
+            reasons.setdefault(str(result), []).append(questions[number][0].origin)
     return reasons

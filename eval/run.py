@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from lookonce.errors import UsageError
 from lookonce.eval.answers.files import Answered, AnsweringCost, PartialAnswers
-from lookonce.eval.answers.questions import Questions, as_asked, on_this_machine, why_not
+from lookonce.eval.answers.questions import Questions, on_this_machine, questions_for, why_not
 from lookonce.eval.decoding.dialogue import Answer
 from lookonce.eval.scores.metrics import BASELINES, IN_CONTEXT, Baseline, Evaluation
 from lookonce.files import write_json
@@ -53,9 +53,9 @@ def evaluate(
         The scores; None on all ranks but the first.
     """
     opened, once, notify = questions.opened, ranks.first_decides, questions.opened.notify
-    if reuses and (known := once(questions.known_predictions)) is not None:
-        notify(f"the answers of {questions.name} are on disk")
-        return questions.save(known) if ranks.is_first else None
+    if reuses and (predictions := once(questions.known_predictions)) is not None:
+        notify(f"{questions.name}: the answers are on disk, and are used again")
+        return questions.save(predictions) if ranks.is_first else None
     cost = AnsweringCost(identity=once(questions.identity))
     answers: dict[int, Answer] = {}
     unfinished = []
@@ -64,18 +64,18 @@ def evaluate(
         for number, stage in enumerate(questions.stages):
             part = questions.at_stage(number, answers)
             identity = cost.identity if part is questions else once(part.identity)
-            here = once(partial(on_this_machine, identity))
+            machine_identity = once(partial(on_this_machine, identity))
             folder = opened.folder.predictions(part.name).parent
-            unfinished.append(PartialAnswers(folder, part.name, here, ranks.rank))
+            unfinished.append(PartialAnswers(folder, part.name, machine_identity, ranks.rank))
             answered = _answered(part, unfinished[-1], cost, model, ranks)
-            found = once(partial(part.of_questions, answered))
-            answers |= {stage[index]: answer for index, answer in found.items()}
+            stage_answers = once(partial(part.of_questions, answered))
+            answers |= {stage[index]: answer for index, answer in stage_answers.items()}
     if not ranks.is_first:
         return None
     evaluation = questions.save(questions.after_all(answers).predictions(answers))
     write_json(opened.folder.answering(questions.name), asdict(cost))
-    for one in reversed(unfinished):
-        one.remove()
+    for answers_file in reversed(unfinished):
+        answers_file.remove()
     return evaluation
 
 
@@ -91,14 +91,15 @@ def _answered(
         before, of_all = questions.num_in(answered), questions.num_in(range(len(questions.batches)))
         notify(f"continuing an evaluation: {before:,} of {of_all:,} questions were answered before")
     with unfinished:
-        if mine := missing[ranks.rank :: ranks.num_ranks]:
+        if assigned := missing[ranks.rank :: ranks.num_ranks]:
             loaded = model()
-            with cost.measure(questions.num_in(mine)):
-                for number, answers in questions.answer(loaded, mine, shows_progress=ranks.is_first):
+            with cost.measure(questions.num_in(assigned)):
+                for number, answers in questions.answer(loaded, assigned, shows_progress=ranks.is_first):
                     owner.check()
                     unfinished.add(number, answers)
                     answered[number] = answers
-    return {number: answers for some in ranks.gather(answered) or [answered] for number, answers in some.items()}
+    by_rank = ranks.gather(answered) or [answered]
+    return {number: answers for rank_answers in by_rank for number, answers in rank_answers.items()}
 
 
 def evaluate_run(
@@ -131,15 +132,15 @@ def evaluate_run(
         for note in opened.notes:
             notify(note)
         questions = _questions(opened, split or opened.run.eval.split, ranks)
-        named = _meaningful(questions) if isinstance(baselines, str) else baselines
-        if reasons := list(filter(None, (why_not(questions, one) for one in named))):
+        named = _meaningful_baselines(questions) if isinstance(baselines, str) else baselines
+        if reasons := list(filter(None, (why_not(questions, baseline) for baseline in named))):
             raise UsageError(reasons[0])
         is_beside = baselines == "all" or len(baselines) > 1
         open_model = _model_of(opened, is_shared=is_beside)
-        for one in (*named, None) if is_beside else named or (None,):
-            asked = as_asked(questions, one)
-            done = evaluate(asked, partial(open_model, one), ranks, reuses=is_beside)
-        return (done, opened.folder.predictions(asked.name)) if done else None
+        for baseline in (*named, None) if is_beside else named or (None,):
+            baseline_questions = questions_for(questions, baseline)
+            done = evaluate(baseline_questions, partial(open_model, baseline), ranks, reuses=is_beside)
+        return (done, opened.folder.predictions(baseline_questions.name)) if done else None
 
 
 def _questions(opened: OpenRun, split: str, ranks: Ranks) -> Questions:
@@ -154,13 +155,13 @@ def _questions(opened: OpenRun, split: str, ranks: Ranks) -> Questions:
     return Questions.of(opened, split)
 
 
-def _meaningful(questions: Questions) -> tuple[Baseline, ...]:
+def _meaningful_baselines(questions: Questions) -> tuple[Baseline, ...]:
     """All baselines that have a meaning for some questions; a note says why others have none."""
     every = (*BASELINES, *(IN_CONTEXT if questions.opened.run.data.context else ()))
-    reasons = {one: why_not(questions, one) for one in every}
+    reasons = {baseline: why_not(questions, baseline) for baseline in every}
     for reason in filter(None, reasons.values()):
         questions.opened.notify(f"{reason}; this baseline is left out")
-    return tuple(one for one, reason in reasons.items() if not reason)
+    return tuple(baseline for baseline, reason in reasons.items() if not reason)
 
 
 def _model_of(opened: OpenRun, is_shared: bool) -> Callable[[Baseline | None], AbstractContextManager[Any]]:

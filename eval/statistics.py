@@ -56,8 +56,8 @@ def clusters_of(images: Sequence[Sequence[Any]]) -> Clusters:
     """The cluster of each question, from what it shares with others: its images, at least one value each."""
     root_of = connected(images)
     numbers: dict[Any, int] = {}
-    found = [numbers.setdefault(root_of[shared[0]], len(numbers)) for shared in images]
-    return np.array(found, dtype=np.intp)
+    cluster_of = [numbers.setdefault(root_of[shared[0]], len(numbers)) for shared in images]
+    return np.array(cluster_of, dtype=np.intp)
 
 
 def totals(values_QK: Matrix, clusters: Clusters) -> Matrix:

@@ -63,9 +63,9 @@ def submission(
         UsageError: a question has not exactly one image or is a later turn, or the extra `metrics` is not installed.
     """
     rules = RULES[challenge]
-    rows = [_row(number, one, rules) for number, one in enumerate(predictions)]
+    rows = [_row(number, prediction, rules) for number, prediction in enumerate(predictions)]
     seconds = cost.seconds / cost.num_answered if cost.num_answered else None
-    packages = [{"name": found.metadata["Name"], "version": found.version} for found in distributions()]
+    packages = [{"name": package.metadata["Name"], "version": package.version} for package in distributions()]
     return {
         "submission_info": info.model_dump(),
         "public_scores": _public_scores(predictions, [row["answer"] for row in rows], rules),
@@ -87,16 +87,18 @@ def submission(
     }
 
 
-def lacks(predictions: Sequence[Prediction], challenge: Challenge, records: Sequence[Record]) -> str:
+def why_incomplete(predictions: Sequence[Prediction], challenge: Challenge, records: Sequence[Record]) -> str:
     """What of the rows that a challenge scores is not answered; empty if nothing is known to be missing.
 
     `records` are those of the split.
     """
-    pairs = [((_names(one.images), nfc(turn.question)), one.origin) for one in records for turn in one.turns]
-    asked, needed = dict(pairs), Counter(question for question, _ in pairs)
-    missing = [*(needed - Counter((_names(one.images), nfc(one.question)) for one in predictions)).elements()]
+    turns = [(record, turn) for record in records for turn in record.turns]
+    pairs = [((_names(record.images), nfc(turn.question)), record.origin) for record, turn in turns]
+    origin_of, needed = dict(pairs), Counter(question for question, _ in pairs)
+    answered = Counter((_names(row.images), nfc(row.question)) for row in predictions)
+    missing = [*(needed - answered).elements()]
     if missing:
-        named = listed([f"{quoted(question)} ({asked[images, question]})" for images, question in missing], NUM_NAMED)
+        named = listed([f"{quoted(key[1])} ({origin_of[key]})" for key in missing], NUM_NAMED)
         return f"{len(missing):,} of {count(needed.total(), 'question')} of the split are not answered: {named}"
     num_public = RULES[challenge].num_public
     return _other_number(challenge, len(predictions)) if num_public and len(predictions) < num_public else ""
@@ -115,30 +117,31 @@ def _other_number(challenge: Challenge, num_answers: int) -> str:
 
 def notes(value: dict[str, Any], challenge: Challenge) -> list[str]:
     """What is unusual about a submission, for the user."""
-    found, num_public = [], RULES[challenge].num_public
+    messages, num_public = [], RULES[challenge].num_public
     if empty := [key for key, text in value["submission_info"].items() if not text and key != "Notes_to_organizers"]:
-        found.append(f"submission_info lacks {', '.join(empty)}; give them with --info FILE")
+        messages.append(f"submission_info lacks {', '.join(empty)}; give them with --info FILE")
     if num_public and len(value["predictions"]) != num_public:
-        found.append(_other_number(challenge, len(value["predictions"])))
+        messages.append(_other_number(challenge, len(value["predictions"])))
     if value["total_time"] is None:
-        found.append("time and memory were not measured by this evaluation, so they are null")
-    return found
+        messages.append("time and memory were not measured by this evaluation, so they are null")
+    return messages
 
 
-def _row(number: int, one: Prediction, rules: Rules) -> dict[str, Any]:
-    if len(one.images) != 1 or one.turn:
+def _row(number: int, row: Prediction, rules: Rules) -> dict[str, Any]:
+    if len(row.images) != 1 or row.turn:
         raise UsageError(
-            f"{one.origin}: the challenge asks one question about one image, and {quoted(one.question)} is turn "
-            f"{one.turn + 1} about {len(one.images)} images; export a split of such questions with --split"
+            f"{row.origin}: the challenge asks one question about one image, and "
+            f"{quoted(row.question)} is turn {row.turn + 1} about {len(row.images)} images; "
+            "export a split of such questions with --split"
         )
-    answer = one.predicted.strip() if rules.strips_answers else one.predicted
-    return {"index": number, "img_id": Path(one.images[0]).stem, "question": one.question, "answer": answer}
+    answer = row.predicted.strip() if rules.strips_answers else row.predicted
+    return {"index": number, "img_id": Path(row.images[0]).stem, "question": row.question, "answer": answer}
 
 
 def _public_scores(predictions: Sequence[Prediction], answers: list[str], rules: Rules) -> dict[str, float]:
     if not match.has_text_metrics():
         raise UsageError(f"the public scores of a submission need BLEU, ROUGE and METEOR, {match.NOT_INSTALLED}")
-    scores = match.TextMetrics([(one.answer,) for one in predictions]).scores(answers)
+    scores = match.TextMetrics([(row.answer,) for row in predictions]).scores(answers)
     return {name: round(scores[name], rules.digits) for name in PUBLIC}
 
 

@@ -26,14 +26,7 @@ from lookonce.run.startup import Startup
 from lookonce.text import Notify, quiet, shell
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.arguments import training_arguments
-from lookonce.train.loop.checkpoints import (
-    CurrentIntervals,
-    Start,
-    StopIfTakenOver,
-    begin,
-    checkpoint_bytes,
-    kept,
-)
+from lookonce.train.loop.checkpoints import CurrentIntervals, Start, StopIfTakenOver, begin, checkpoint_bytes, kept
 from lookonce.train.loop.distributed import RESUME_HINT, Ranks, StopAfterStep
 from lookonce.train.loop.log_files import Heartbeat, MetricsLog, tracker_callbacks
 from lookonce.train.loop.session import make_trainer, weights_fit

@@ -14,19 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from llamafactory.train.tuner import run_exp
-from measure import (
-    ALPHA,
-    DROPOUT,
-    LEARNING_RATE,
-    RANK,
-    SEED,
-    TARGETS,
-    WHOLE_EPOCH,
-    Clock,
-    arguments,
-    read,
-    report,
-)
+from measure import ALPHA, DROPOUT, LEARNING_RATE, RANK, SEED, TARGETS, WHOLE_EPOCH, Clock, arguments, read, report
 from torch.cuda import is_available
 
 

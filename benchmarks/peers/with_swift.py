@@ -12,19 +12,7 @@ import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from measure import (
-    ALPHA,
-    DROPOUT,
-    LEARNING_RATE,
-    RANK,
-    SEED,
-    TARGETS,
-    WHOLE_EPOCH,
-    Clock,
-    arguments,
-    read,
-    report,
-)
+from measure import ALPHA, DROPOUT, LEARNING_RATE, RANK, SEED, TARGETS, WHOLE_EPOCH, Clock, arguments, read, report
 from swift import SftArguments, sft_main
 from torch.cuda import is_available
 

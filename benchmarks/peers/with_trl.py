@@ -11,18 +11,7 @@ from __future__ import annotations
 from tempfile import TemporaryDirectory
 
 from datasets import Dataset, Image, Sequence
-from measure import (
-    ALPHA,
-    DROPOUT,
-    LEARNING_RATE,
-    RANK,
-    SEED,
-    TARGETS,
-    Clock,
-    arguments,
-    read,
-    report,
-)
+from measure import ALPHA, DROPOUT, LEARNING_RATE, RANK, SEED, TARGETS, Clock, arguments, read, report
 from peft import LoraConfig
 from torch.cuda import is_available
 from trl import SFTConfig, SFTTrainer

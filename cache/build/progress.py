@@ -24,15 +24,7 @@ from typing import TYPE_CHECKING
 
 from lookonce.cache.store.claims import Work, claimed_work
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.cache.store.metadata import (
-    Plan,
-    PlannedImage,
-    Receipt,
-    Shard,
-    extend_plan,
-    read_plan,
-    read_receipts,
-)
+from lookonce.cache.store.metadata import Plan, PlannedImage, Receipt, Shard, extend_plan, read_plan, read_receipts
 from lookonce.claim_file import EXPIRY_S
 from lookonce.datasets.images import ImageIndex, Stamp, is_gone, stamps
 from lookonce.text import duration, table

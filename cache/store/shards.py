@@ -36,15 +36,7 @@ import xxhash
 
 from lookonce.cache.format import FORMAT_VERSION, Grid
 from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
-from lookonce.cache.store.metadata import (
-    Entry,
-    Failure,
-    Receipt,
-    has_receipt,
-    receipt_path,
-    to_text,
-    write_receipt,
-)
+from lookonce.cache.store.metadata import Entry, Failure, Receipt, has_receipt, receipt_path, to_text, write_receipt
 from lookonce.files import TEMPORARY_MARK, flush, follow_umask, temporary_name, write_text
 
 if TYPE_CHECKING:

@@ -38,35 +38,38 @@ class Accuracy:
         if most:
             images = [[opened.key_of(path) for path in record.images] for record in records]
             records = draw(records, images, most, opened.run.train.seed)
-        self._questions = asked = Questions.of(opened.changed(records={**opened.records, "val": records}), "val")
-        self._rows = [row_of(*one, prompt.image_keys) for one, prompt in zip(asked.asked, asked.examples, strict=True)]
+        self._questions = questions = Questions.of(opened.changed(records={**opened.records, "val": records}), "val")
+        prompts = zip(questions.record_turns, questions.examples, strict=True)
+        self._rows = [row_of(*question, prompt.image_keys) for question, prompt in prompts]
 
     def __call__(self, model: Any) -> dict[str, float]:
         """The numbers of this rank's `right` answers and `questions`."""
-        known: dict[int, Answer] = {}
+        answers: dict[int, Answer] = {}
         right = num_questions = 0
         stages = self._questions.stages
         with as_loaded(model, self._opened.run.model.attention):
             for number, stage in enumerate(stages):
                 # With a new engine each time, whose batches fit beside the training.
-                part = replace(self._questions.at_stage(number, known), opened=self._beside_training(model))
+                part = replace(self._questions.at_stage(number, answers), opened=self._beside_training(model))
                 batches = range(len(part.batches))[self._ranks.rank :: self._ranks.num_ranks]
-                given = part.answer(model, batches, shows_progress=False)
-                mine = {
-                    stage[n]: one for batch, some in given for n, one in zip(part.batches[batch], some, strict=True)
+                answered_batches = part.answer(model, batches, shows_progress=False)
+                stage_answers = {
+                    stage[n]: answer
+                    for batch, batch_answers in answered_batches
+                    for n, answer in zip(part.batches[batch], batch_answers, strict=True)
                 }
-                del part, given
+                del part, answered_batches
                 if model.device.type == "cuda":
                     torch.cuda.empty_cache()
-                right += sum(self._rows[number].accepts(answer.text) for number, answer in mine.items())
-                num_questions += len(mine)
-                known |= self._of_all(mine) if len(stages) > 1 else {}
+                right += sum(self._rows[number].accepts(answer.text) for number, answer in stage_answers.items())
+                num_questions += len(stage_answers)
+                answers |= self._gather(stage_answers) if len(stages) > 1 else {}
         return {"right": right, "questions": num_questions}
 
-    def _of_all(self, mine: dict[int, Answer]) -> dict[int, Answer]:
+    def _gather(self, answers: dict[int, Answer]) -> dict[int, Answer]:
         """The answers of all ranks."""
-        gathered = self._ranks.gather(mine) or []
-        return self._ranks.first_decides(lambda: {number: one for some in gathered for number, one in some.items()})
+        gathered = self._ranks.gather(answers) or []
+        return self._ranks.first_decides(lambda: dict(pair for answers in gathered for pair in answers.items()))
 
     def _beside_training(self, model: Any) -> OpenRun:
         """The run, on a GPU with batches as large as the memory beside the training, of the rank that has least."""

@@ -172,10 +172,10 @@ class Generate:
 def in_turns(dialogues: Sequence[Dialogue], answer: Callable[[list[Example]], list[Answer]]) -> Answers:
     """The answers to dialogues that are answered together: their first questions, then those that follow, and so on."""
     answers: Answers = [[] for _ in dialogues]
-    while asked := [number for number, one in enumerate(dialogues) if len(answers[number]) < one.num_questions]:
-        given = answer([dialogues[number].prompt(answers[number]) for number in asked])
-        for number, found in zip(asked, given, strict=True):
-            answers[number].append(found)
+    while unanswered := [n for n, dialogue in enumerate(dialogues) if len(answers[n]) < dialogue.num_questions]:
+        new_answers = answer([dialogues[n].prompt(answers[n]) for n in unanswered])
+        for n, new_answer in zip(unanswered, new_answers, strict=True):
+            answers[n].append(new_answer)
     return answers
 
 
@@ -211,11 +211,11 @@ class SharedPrefixes:
         Raises:
             TrainingError: one question does not fit.
         """
-        if any(one.later for batch in batches for one in batch):
+        if any(dialogue.later for batch in batches for dialogue in batch):
             for batch in batches:
                 yield in_turns(batch, lambda prompts: next(self._answers(model, [prompts], notify)))
         else:
-            for answers in self._answers(model, [[one.first for one in batch] for batch in batches], notify):
+            for answers in self._answers(model, [[dialogue.first for dialogue in batch] for batch in batches], notify):
                 yield [[answer] for answer in answers]
 
     def _answers(self, model: Any, batches: Sequence[Sequence[Example]], notify: Notify) -> Iterator[list[Answer]]:
@@ -223,13 +223,14 @@ class SharedPrefixes:
         left = deque(batches)
         while left:
             parts = [self._parts(batch) for batch in left]
-            fitting = [[batch[n] for n in part] for batch, some in zip(left, parts, strict=True) for part in some]
+            cut = zip(left, parts, strict=True)
+            fitting = [[batch[n] for n in part] for batch, batch_parts in cut for part in batch_parts]
             answers = self.decoder_of(model).answers(fitting)
             try:
-                for some in parts:
-                    found = dict(answer for part in some for answer in zip(part, next(answers), strict=True))
+                for batch_parts in parts:
+                    answer_of = dict(answer for part in batch_parts for answer in zip(part, next(answers), strict=True))
                     left.popleft()
-                    yield [found[number] for number in range(len(found))]
+                    yield [answer_of[number] for number in range(len(answer_of))]
                 return
             except torch.OutOfMemoryError:
                 answers.close()

@@ -93,11 +93,11 @@ class PartialAnswers:
         """The answers of all ranks so far. Files of other evaluations are deleted."""
         answered: Answered = {}
         for path in self._files():
-            evaluation, found = _read(path)
+            evaluation, batch_answers = _read(path)
             if evaluation != self._evaluation:
                 path.unlink()
             else:
-                answered |= found
+                answered |= batch_answers
         return answered
 
     def __enter__(self) -> PartialAnswers:
@@ -147,11 +147,11 @@ def unfinished(folder: Path) -> dict[str, int]:
 
     The stages of an evaluation (`eval.staged`) count together.
     """
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for path in sorted(folder.glob("*.partial-*.jsonl")):
         name = STAGE.sub("", path.name.partition(".partial-")[0])
-        found[name] += sum(map(len, _read(path)[1].values()))
-    return dict(found)
+        counts[name] += sum(map(len, _read(path)[1].values()))
+    return dict(counts)
 
 
 def _read(path: Path) -> tuple[str, Answered]:

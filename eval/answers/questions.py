@@ -39,17 +39,17 @@ from lookonce.run.open import OpenRun
 from lookonce.train.data.tokenize import Example
 from lookonce.train.model.frozen import model_settings
 
-Asked = tuple[Record, int]
+Question = tuple[Record, int]
 """A record, and the number of the turn that is asked."""
 Turns = Literal["predicted", "reference"]
 """Which answers the earlier turns of a prompt have: the model's, or the record's."""
 
 
-def together(asked: Sequence[Asked], turns: Turns) -> list[list[int]]:
+def dialogue_numbers(questions: Sequence[Question], turns: Turns) -> list[list[int]]:
     """The numbers of the questions of each dialogue; the questions of a record must follow one another."""
     numbers: list[list[int]] = []
-    for number, (record, turn) in enumerate(asked):
-        before = asked[number - 1] if number and turns == "predicted" else (None, 0)
+    for number, (record, turn) in enumerate(questions):
+        before = questions[number - 1] if number and turns == "predicted" else (None, 0)
         if before[0] is record and before[1] == turn - 1:
             numbers[-1].append(number)
         else:
@@ -57,43 +57,46 @@ def together(asked: Sequence[Asked], turns: Turns) -> list[list[int]]:
     return numbers
 
 
-def without_answers(asked: Sequence[Asked], numbers: Sequence[Sequence[int]]) -> list[Asked]:
+def without_answers(questions: Sequence[Question], numbers: Sequence[Sequence[int]]) -> list[Question]:
     """The questions with `NOT_ANSWERED` for the answers that the model gives before them."""
-    found = [*asked]
-    for some in numbers:
-        record, first = asked[some[0]]
-        if len(some) > 1:
+    bare = [*questions]
+    for group in numbers:
+        record, first = questions[group[0]]
+        if len(group) > 1:
             unanswered = (Turn(turn.question, NOT_ANSWERED) for turn in record.turns[first:])
             record = replace(record, turns=(*record.turns[:first], *unanswered))
-        for number in some:
-            found[number] = (record, asked[number][1])
-    return found
+        for number in group:
+            bare[number] = (record, questions[number][1])
+    return bare
 
 
 def turns_before(
-    asked: Sequence[Asked], numbers: Iterable[Sequence[int]], answers: Mapping[int, Answer], special: Iterable[int]
+    questions: Sequence[Question],
+    numbers: Iterable[Sequence[int]],
+    answers: Mapping[int, Answer],
+    special: Iterable[int],
 ) -> dict[int, tuple[Turn, ...]]:
     """The turns before each question in its prompt.
 
     `numbers` are those of the questions of some dialogues, and `special` the token ids of no shown answer.
     """
     never = {*special}
-    found: dict[int, tuple[Turn, ...]] = {}
-    for some in numbers:
-        record, first = asked[some[0]]
+    turns_of: dict[int, tuple[Turn, ...]] = {}
+    for group in numbers:
+        record, first = questions[group[0]]
         turns = record.turns[:first]
-        for number in some:
-            found[number], answer = turns, answers[number]
+        for number in group:
+            turns_of[number], answer = turns, answers[number]
             text = answer.text if is_shown(answer, never) else NOT_ANSWERED
             turns += (Turn(record.turns[len(turns)].question, text),)
-    return found
+    return turns_of
 
 
 Staged = Literal["predicted", "reference", "none"]
 """Which answers to earlier questions prompts have (`eval.staged`)."""
 
 
-def questions_of(opened: OpenRun, records: Iterable[Record], staged: Staged) -> list[Asked]:
+def questions_of(opened: OpenRun, records: Iterable[Record], staged: Staged) -> list[Question]:
     """The questions of some records, with reference answers as context if `staged` asks for them, else without any."""
     records = [replace(record, context=None) if record.context else record for record in records]
     if staged == "reference" and (form := opened.run.data.context):
@@ -101,7 +104,7 @@ def questions_of(opened: OpenRun, records: Iterable[Record], staged: Staged) -> 
     return [(record, number) for record in records for number in range(len(record.turns))]
 
 
-def stages_of(opened: OpenRun, asked: Sequence[Asked], staged: Staged) -> list[list[int]]:
+def stages_of(opened: OpenRun, questions: Sequence[Question], staged: Staged) -> list[list[int]]:
     """The numbers of the questions that are answered together: those of a stage if contexts have predicted answers, or
     all.
 
@@ -109,29 +112,30 @@ def stages_of(opened: OpenRun, asked: Sequence[Asked], staged: Staged) -> list[l
     """
     form = opened.run.data.context
     if form is None or staged != "predicted":
-        return [[*range(len(asked))]]
-    found: dict[int, list[int]] = {}
-    for number, (record, _) in enumerate(asked):
-        found.setdefault(form.stage_of(record) or 0, []).append(number)
-    return [found[stage] for stage in sorted(found)]
+        return [[*range(len(questions))]]
+    numbers_of: dict[int, list[int]] = {}
+    for number, (record, _) in enumerate(questions):
+        numbers_of.setdefault(form.stage_of(record) or 0, []).append(number)
+    return [numbers_of[stage] for stage in sorted(numbers_of)]
 
 
 def in_context(
-    opened: OpenRun, asked: Sequence[Asked], numbers: Iterable[int], answers: Mapping[int, Answer]
-) -> list[Asked]:
+    opened: OpenRun, questions: Sequence[Question], numbers: Iterable[int], answers: Mapping[int, Answer]
+) -> list[Question]:
     """Some questions by their numbers, with the answers to all questions of earlier stages as context."""
     form = opened.run.data.context
     assert form, "without `data.context` no question waits for the answers to others"
-    wanted = [*numbers]
+    chosen = [*numbers]
     records: dict[int, Record] = {}
-    own: dict[int, list[Turn]] = {}
-    for number in sorted({*answers, *wanted}):
-        record, turn = asked[number]
+    turns_of: dict[int, list[Turn]] = {}
+    for number in sorted({*answers, *chosen}):
+        record, turn = questions[number]
         records[id(record)] = record
-        own.setdefault(id(record), []).append(Turn(record.turns[turn].question, _shown(opened, answers.get(number))))
-    found = with_context([*records.values()], form, opened.images.keys_of, lambda record: own[id(record)])
-    with_id = dict(zip(records, found, strict=True))
-    return [(with_id[id(asked[number][0])], asked[number][1]) for number in wanted]
+        answered = Turn(record.turns[turn].question, _shown(opened, answers.get(number)))
+        turns_of.setdefault(id(record), []).append(answered)
+    changed = with_context([*records.values()], form, opened.images.keys_of, lambda record: turns_of[id(record)])
+    with_id = dict(zip(records, changed, strict=True))
+    return [(with_id[id(questions[number][0])], questions[number][1]) for number in chosen]
 
 
 def _shown(opened: OpenRun, answer: Answer | None) -> str:
@@ -175,7 +179,7 @@ class Questions:
 
     opened: OpenRun
     split: str
-    asked: Sequence[Asked] = ()
+    record_turns: Sequence[Question] = ()
     """Record and turn of each question."""
     numbers: Sequence[Sequence[int]] = ()
     """The numbers of the questions of each dialogue."""
@@ -204,13 +208,15 @@ class Questions:
         staged = (staged or run.eval.staged) if run.data.context else "none"
         return cls(opened, split, staged=staged).asking(questions_of(opened, records, staged))
 
-    def asking(self, asked: Sequence[Asked], stage: int = 0) -> Questions:
+    def asking(self, questions: Sequence[Question], stage: int = 0) -> Questions:
         """The same with other questions, of which the prompts are made."""
-        numbers = together(asked, self.opened.run.eval.turns)
-        examples = self.opened.prompts(without_answers(asked, numbers))
+        numbers = dialogue_numbers(questions, self.opened.run.eval.turns)
+        examples = self.opened.prompts(without_answers(questions, numbers))
         chat = self.opened.chat_tokenizer
-        dialogues = [Dialogue.of([examples[number] for number in some], chat) for some in numbers]
-        return replace(self, asked=asked, numbers=numbers, examples=examples, dialogues=dialogues, stage=stage)
+        dialogues = [Dialogue.of([examples[number] for number in group], chat) for group in numbers]
+        return replace(
+            self, record_turns=questions, numbers=numbers, examples=examples, dialogues=dialogues, stage=stage
+        )
 
     @cached_property
     def engine(self) -> Engine:
@@ -225,20 +231,20 @@ class Questions:
     @property
     def stages(self) -> list[list[int]]:
         """The numbers of the questions of each stage; all are one unless contexts have predicted answers."""
-        return stages_of(self.opened, self.asked, self.staged)
+        return stages_of(self.opened, self.record_turns, self.staged)
 
     def at_stage(self, stage: int, answers: Mapping[int, Answer]) -> Questions:
         """The questions of a stage, with the answers to those of earlier stages."""
         stages = self.stages
         if len(stages) == 1:
             return self
-        return self.asking(in_context(self.opened, self.asked, stages[stage], answers), stage)
+        return self.asking(in_context(self.opened, self.record_turns, stages[stage], answers), stage)
 
     def after_all(self, answers: Mapping[int, Answer]) -> Questions:
         """All questions with the prompts in which they were answered."""
         if self.staged != "predicted":
             return self
-        return self.asking(in_context(self.opened, self.asked, range(len(self.asked)), answers))
+        return self.asking(in_context(self.opened, self.record_turns, range(len(self.record_turns)), answers))
 
     @cached_property
     def batches(self) -> list[list[int]]:
@@ -264,10 +270,10 @@ class Questions:
         """Answer some batches with a model, which may have an adapter; yields each one's number and answers."""
         bar = partial(tqdm, desc="answer questions", unit="question", leave=False)
         with bar(total=self.num_in(batches), disable=None if shows_progress else True) as progress:
-            chosen = [[self.dialogues[one] for one in self.planned[number]] for number in batches]
-            given = self.engine.stream(model, chosen, self.opened.notify)
-            for number, answers in zip(batches, given, strict=True):
-                yield number, [answer for some in answers for answer in some]
+            chosen = [[self.dialogues[index] for index in self.planned[number]] for number in batches]
+            streamed = self.engine.stream(model, chosen, self.opened.notify)
+            for number, answers in zip(batches, streamed, strict=True):
+                yield number, [answer for dialogue_answers in answers for answer in dialogue_answers]
                 progress.update(sum(map(len, answers)))
 
     def of_questions(self, answered: Answered) -> dict[int, Answer]:
@@ -278,20 +284,20 @@ class Questions:
     def predictions(self, answers: Mapping[int, Answer]) -> list[Prediction]:
         """The answers to all questions, each in the row of its question, in order."""
         special = self.opened.chat_tokenizer.special_token_ids
-        earlier = turns_before(self.asked, self.numbers, answers, special)
+        earlier = turns_before(self.record_turns, self.numbers, answers, special)
         numbers = range(len(answers))
-        return self.rows(self.asked, [earlier[one] for one in numbers], [answers[one] for one in numbers])
+        return self.rows(self.record_turns, [earlier[n] for n in numbers], [answers[n] for n in numbers])
 
-    def again(self, before: Sequence[Prediction]) -> list[Prediction]:
+    def predictions_from(self, before: Sequence[Prediction]) -> list[Prediction]:
         """Answers that were given before to these questions, with all else as it is in the records now."""
-        asked = [
-            (replace(record, context=Context(one.context) if one.context else None), turn)
-            for (record, turn), one in zip(self.asked, before, strict=True)
+        record_turns = [
+            (replace(record, context=Context(row.context) if row.context else None), turn)
+            for (record, turn), row in zip(self.record_turns, before, strict=True)
         ]
-        return self.rows(asked, [row.earlier for row in before], before)
+        return self.rows(record_turns, [row.earlier for row in before], before)
 
     def rows(
-        self, asked: Sequence[Asked], earlier: Sequence[tuple[Turn, ...]], answers: Sequence[Answer | Prediction]
+        self, questions: Sequence[Question], earlier: Sequence[tuple[Turn, ...]], answers: Sequence[Answer | Prediction]
     ) -> list[Prediction]:
         """The rows of some questions with their answers, each with the turns before it in its prompt."""
         majority = Majority.of_records(self.opened.records["train"])
@@ -304,7 +310,7 @@ class Questions:
                 context=record.known,
                 context_answers=None if self.staged == "none" or not record.known else self.staged,
             )
-            for (record, turn), before, example, answer in zip(asked, earlier, self.examples, answers, strict=True)
+            for (record, turn), before, example, answer in zip(questions, earlier, self.examples, answers, strict=True)
         ]
 
     def save(self, predictions: list[Prediction]) -> Evaluation:
@@ -327,14 +333,16 @@ class Questions:
             before = read_predictions(path) if cost.identity == self.identity() else []
         except (RecordsError, RunFolderError):
             return None
-        return self.again(before) if len(before) == len(self.asked) else None
+        return self.predictions_from(before) if len(before) == len(self.record_turns) else None
 
     def _known_baselines(self) -> dict[Baseline, list[str]]:
         """The answers of the baselines to a run's own questions, as far as they are known."""
-        each, folder = (*BASELINES, *IN_CONTEXT), self.opened.folder
-        asked = {one: as_asked(self, one) for one in each if folder.answering(self.name_of(one)).exists()}
-        found = {one: those.known_predictions() for one, those in asked.items()}
-        return {one: [row.predicted for row in rows] for one, rows in found.items() if rows is not None}
+        known: dict[Baseline, list[str]] = {}
+        for baseline in (*BASELINES, *IN_CONTEXT):
+            if self.opened.folder.answering(self.name_of(baseline)).exists():
+                rows = questions_for(self, baseline).known_predictions()
+                known |= {} if rows is None else {baseline: [row.predicted for row in rows]}
+        return known
 
     def identity(self) -> str:
         """The sha256 over what the answers depend on, but the machine: adapter, model, prompts, settings."""
@@ -353,7 +361,7 @@ class Questions:
             "model": model_settings(run),
         }
         if form := run.data.context:
-            stages = [form.stage_of(record) for record, _ in self.asked]
+            stages = [form.stage_of(record) for record, _ in self.record_turns]
             settings["context"] = [self.staged, form.model_dump(exclude={"answers"}), stages]
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
         for example in self.examples:
@@ -366,7 +374,7 @@ def on_this_machine(identity: str) -> str:
     return hashlib.sha256(json.dumps([identity, asdict(Environment.this())], sort_keys=True).encode()).hexdigest()
 
 
-def as_asked(questions: Questions, baseline: Baseline | None) -> Questions:
+def questions_for(questions: Questions, baseline: Baseline | None) -> Questions:
     """A run's own questions as a baseline is asked; None is the run itself."""
     if baseline is None:
         return questions
@@ -375,9 +383,9 @@ def as_asked(questions: Questions, baseline: Baseline | None) -> Questions:
     questions = replace(questions, baseline=baseline)
     if baseline != "shuffled":
         return questions
-    records = {id(record): record for record, _ in questions.asked}
+    records = {id(record): record for record, _ in questions.record_turns}
     shown = dict(zip(records, shuffle_images([*records.values()], questions.opened.images), strict=True))
-    return questions.asking([(shown[id(record)], turn) for record, turn in questions.asked])
+    return questions.asking([(shown[id(record)], turn) for record, turn in questions.record_turns])
 
 
 def why_not(questions: Questions, baseline: Baseline | None) -> str:
@@ -397,4 +405,4 @@ def shuffle_images(records: Sequence[Record], images: ImageIndex, seed: int = 0)
     keys = sorted({images.key_of[image] for record in records for image in record.images})
     random.Random(seed).shuffle(keys)
     other = {key: images.path_of[after] for key, after in zip(keys, keys[1:] + keys[:1], strict=True)}
-    return [replace(one, images=tuple(other[images.key_of[image]] for image in one.images)) for one in records]
+    return [replace(record, images=tuple(other[images.key_of[path]] for path in record.images)) for record in records]

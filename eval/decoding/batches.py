@@ -59,12 +59,12 @@ def plan_batches(prompts: Sequence[Example], behind: Sequence[int], image_token_
     free = room.free
     for group in group_examples(prompts, image_token_id):
         for part in _split(group, behind, room):
-            wanted = needed(part.num_tokens, [behind[number] for number in part.examples])
-            if (wanted > free).any() or not batches:
+            required = needed(part.num_tokens, [behind[number] for number in part.examples])
+            if (required > free).any() or not batches:
                 batches.append([])
                 free = room.free
             batches[-1] += part.examples
-            free = free - wanted
+            free = free - required
     return batches
 
 
@@ -73,12 +73,12 @@ def _split(group: Group, behind: Sequence[int], room: Room) -> list[Group]:
     parts: list[list[int]] = [[]]
     free = empty = room.free - [group.num_prefix_tokens, 0]
     for member, num_tokens in enumerate(group.branch_tokens):
-        wanted = needed(num_tokens, [behind[group.examples[member]]])
-        if (wanted > free).any() and parts[-1]:
+        required = needed(num_tokens, [behind[group.examples[member]]])
+        if (required > free).any() and parts[-1]:
             parts.append([])
             free = empty
         parts[-1].append(member)
-        free = free - wanted
+        free = free - required
     return [group.subset(members) for members in parts]
 
 
@@ -165,10 +165,10 @@ class Branches:
         self.slot += ~self.ended
         self.position += ~self.ended
 
-    def load(self, others: Branches) -> None:
+    def load(self, branches: Branches) -> None:
         """Overwrite the first branches with others, in the same tensors."""
         for field in fields(self):
-            column = getattr(others, field.name)
+            column = getattr(branches, field.name)
             getattr(self, field.name)[: len(column)].copy_(column)
 
 

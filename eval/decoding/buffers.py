@@ -109,8 +109,8 @@ class Continued(Sequences):
         return cls(order[:, None], torch.where(branches.ended, PADDING, state_rows(branches.examples)))
 
     def results(self, layer: Any, kernels: Kernels, columns: Columns) -> torch.Tensor:
-        own, decay, beta = columns.of(self.tokens)
-        mixed = torch.cat([layer.kept_inputs[self.rows].to(own.dtype), own], dim=1)
+        inputs, decay, beta = columns.of(self.tokens)
+        mixed = torch.cat([layer.kept_inputs[self.rows].to(inputs.dtype), inputs], dim=1)
         result, final = kernels.run(layer, mixed, decay, beta, layer.kept_states[self.rows], by_token=True)
         _keep(layer, self.rows, final, mixed[:, 1:])
         return result.flatten(0, 1)

@@ -111,8 +111,8 @@ class Decoder:
                 ended = [*self._in_rows(branches, layout.spans, segments, keys)]
             else:
                 ended = [*self._by_branch(branches, segments)]
-            for some in ended:
-                columns = (some.examples.tolist(), some.tokens.tolist(), some.logprobs.tolist())
+            for finished in ended:
+                columns = (finished.examples.tolist(), finished.tokens.tolist(), finished.logprobs.tolist())
                 answers |= {number: (tokens, logprobs) for number, tokens, logprobs in zip(*columns, strict=True)}
         return [answers[number] for number in range(len(answers))]
 

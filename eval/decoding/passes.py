@@ -109,8 +109,8 @@ def _flex(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Blo
         written_out: torch.Tensor = flex_attention(query, key, value, block_mask=mask, scale=scale)
         return written_out
     attend: Any = flex_attention if torch.compiler.is_compiling() else _compiled()
-    found: torch.Tensor = attend(query, key, value, block_mask=mask, scale=scale, kernel_options=OPTIONS)
-    return found
+    output: torch.Tensor = attend(query, key, value, block_mask=mask, scale=scale, kernel_options=OPTIONS)
+    return output
 
 
 @cache
@@ -325,9 +325,9 @@ class RowSteps:
         self._num_keys.zero_()[..., -1] = 1  # unused branches attend to the padding: a row without keys may be NaN
         self._keys_of_rows[..., -1, 0] = PADDING // BLOCK
         self._num_keys[0, 0, : len(numbers)].copy_(numbers)
-        wanted = indices[:, None] + torch.arange(self._keys_of_rows.shape[-1])
+        key_rows = indices[:, None] + torch.arange(self._keys_of_rows.shape[-1])
         last = self._keys_of_rows.shape[-1] - 1
-        self._keys_of_rows[0, 0, : len(indices)].copy_(wanted.clamp(max=last).to(segments.device))
+        self._keys_of_rows[0, 0, : len(indices)].copy_(key_rows.clamp(max=last).to(segments.device))
         return self.branches.subset(slice(len(branches.slot)))
 
     def run(self, number: int) -> None:

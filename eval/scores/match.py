@@ -54,14 +54,14 @@ class Overlap(NamedTuple):
     recall: float
 
 
-def exact(given: str, references: Sequence[str]) -> bool:
+def exact(answer: str, references: Sequence[str]) -> bool:
     """Whether the answer equals a reference, apart from spaces around it and Unicode's normal form."""
-    return nfc(given).strip() in {nfc(text).strip() for text in references}
+    return nfc(answer).strip() in {nfc(text).strip() for text in references}
 
 
-def exact_lower(given: str, references: Sequence[str]) -> bool:
+def exact_lower(answer: str, references: Sequence[str]) -> bool:
     """`exact` in lower case, as in the paper of Kvasir-VQA-x1 (arXiv 2506.09958)."""
-    return exact(given.lower(), [text.lower() for text in references])
+    return exact(answer.lower(), [text.lower() for text in references])
 
 
 def is_closed(answer: str) -> bool:
@@ -74,53 +74,53 @@ def labels(text: str) -> set[str]:
     return {label for part in text.split(";") if (label := part.strip())}
 
 
-def same_labels(given: str, references: Sequence[str]) -> bool:
+def same_labels(answer: str, references: Sequence[str]) -> bool:
     """Whether the answer has the labels of a reference, in any order."""
-    return any(labels(given) == labels(text) for text in references)
+    return any(labels(answer) == labels(text) for text in references)
 
 
-def label_overlap(given: str, references: Sequence[str]) -> Overlap:
+def label_overlap(answer: str, references: Sequence[str]) -> Overlap:
     """The common labels with the reference of the highest F1."""
-    return max(overlap(labels(given), labels(text)) for text in references)
+    return max(overlap(labels(answer), labels(text)) for text in references)
 
 
 def words(text: str) -> list[str]:
     """The words of a text by SQuAD's normalisation; the text itself if that leaves nothing."""
-    found = ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split()
-    return found or text.lower().split()
+    without_articles = ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split()
+    return without_articles or text.lower().split()
 
 
-def word_overlap(given: str, references: Sequence[str]) -> Overlap:
+def word_overlap(answer: str, references: Sequence[str]) -> Overlap:
     """The common words, each counted as often as both texts have it; of each share the highest of any reference.
 
     F1 is that of SQuAD; recall is how LLaVA-Med scores open answers.
     """
-    found = words(given)
-    return Overlap(*map(max, zip(*(overlap(found, words(text)) for text in references), strict=True)))
+    answer_words = words(answer)
+    return Overlap(*map(max, zip(*(overlap(answer_words, words(text)) for text in references), strict=True)))
 
 
-def overlap(given: Iterable[str], reference: Iterable[str]) -> Overlap:
+def overlap(answer: Iterable[str], reference: Iterable[str]) -> Overlap:
     """Precision, recall and F1 of common items; without any items, 1 if both have none and else 0."""
-    found, wanted = Counter(given), Counter(reference)
-    if not found or not wanted:
-        return Overlap(*[float(found == wanted)] * 3)
-    common = (found & wanted).total()
-    return Overlap(2 * common / (found.total() + wanted.total()), common / found.total(), common / wanted.total())
+    counts, right = Counter(answer), Counter(reference)
+    if not counts or not right:
+        return Overlap(*[float(counts == right)] * 3)
+    common = (counts & right).total()
+    return Overlap(2 * common / (counts.total() + right.total()), common / counts.total(), common / right.total())
 
 
-def lenient(given: str, references: Sequence[str]) -> bool:
+def lenient(answer: str, references: Sequence[str]) -> bool:
     """Whether the answer contains a reference, lies in one, or is similar to one: "no" is right for "none"."""
-    return any(_is_lenient(given.strip().lower(), text.strip().lower()) for text in references)
+    return any(_is_lenient(answer.strip().lower(), text.strip().lower()) for text in references)
 
 
-def _is_lenient(given: str, reference: str) -> bool:
-    if not given or not reference:
-        return given == reference
-    if given in reference or reference in given:
+def _is_lenient(answer: str, reference: str) -> bool:
+    if not answer or not reference:
+        return answer == reference
+    if answer in reference or reference in answer:
         return True
-    if max(len(given), len(reference)) > MAX_SIMILAR:
+    if max(len(answer), len(reference)) > MAX_SIMILAR:
         return False
-    matcher = SequenceMatcher(None, given, reference)
+    matcher = SequenceMatcher(None, answer, reference)
     bounds = (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio)  # ever closer to it, and ever slower
     return all(ratio() >= SIMILARITY for ratio in bounds)
 
@@ -155,28 +155,28 @@ def answer_point(text: str) -> Point | None:
 
 def reference_boxes(references: Sequence[str]) -> list[Box]:
     """The references as boxes; empty unless all are."""
-    found = [reference_numbers(text) for text in references]
-    return [(a, b, c, d) for a, b, c, d in found] if all(len(numbers) == 4 for numbers in found) else []
+    boxes = [reference_numbers(text) for text in references]
+    return [(a, b, c, d) for a, b, c, d in boxes] if all(len(numbers) == 4 for numbers in boxes) else []
 
 
 def reference_points(references: Sequence[str]) -> list[Point]:
     """The references as points; empty unless all are."""
-    found = [reference_numbers(text) for text in references]
-    return [(x, y) for x, y in found] if all(len(numbers) == 2 for numbers in found) else []
+    points = [reference_numbers(text) for text in references]
+    return [(x, y) for x, y in points] if all(len(numbers) == 2 for numbers in points) else []
 
 
-def is_inside(given: str, references: Sequence[str]) -> bool:
+def is_inside(answer: str, references: Sequence[str]) -> bool:
     """Whether the answer's point is in one of the reference boxes, or on its edge."""
-    if (point := answer_point(given)) is None:
+    if (point := answer_point(answer)) is None:
         return False
     boxes = [(sorted(box[::2]), sorted(box[1::2])) for box in reference_boxes(references)]
     return any(left <= point[0] <= right and top <= point[1] <= bottom for (left, right), (top, bottom) in boxes)
 
 
-def distance(given: str, references: Sequence[str]) -> float | None:
+def distance(answer: str, references: Sequence[str]) -> float | None:
     """The distance to the nearest reference point; None if the answer is not a point."""
-    point = answer_point(given)
-    return None if point is None else min(math.dist(point, other) for other in reference_points(references))
+    point = answer_point(answer)
+    return None if point is None else min(math.dist(point, reference) for reference in reference_points(references))
 
 
 def _core(text: str) -> str:
@@ -233,21 +233,22 @@ class TextMetrics:
         """The names of the metrics by their keys."""
         return {"bleu": "BLEU", **ROUGES, "meteor": self._meteor_name, "chrf": "chrF"}
 
-    def scores(self, given: Sequence[str]) -> dict[str, float]:
+    def scores(self, answers: Sequence[str]) -> dict[str, float]:
         """The score of a set of answers by each metric."""
-        pairs = Counter(zip(given, self._references, strict=True))
+        pairs = Counter(zip(answers, self._references, strict=True))
         scored = [(self._scores_of_one(*pair), number) for pair, number in pairs.items()]
-        means = {name: sum(one[name] * number for one, number in scored) / len(given) for name in (*ROUGES, "meteor")}
+        names = (*ROUGES, "meteor")
+        means = {name: sum(values[name] * number for values, number in scored) / len(answers) for name in names}
         return {
-            "bleu": float(min(self._bleu.corpus_score(given, None).score / 100, 1)),
+            "bleu": float(min(self._bleu.corpus_score(answers, None).score / 100, 1)),
             **means,
-            "chrf": float(self._chrf.corpus_score(given, None).score / 100),
+            "chrf": float(self._chrf.corpus_score(answers, None).score / 100),
         }
 
-    def _score_one(self, given: str, references: tuple[str, ...]) -> dict[str, float]:
+    def _score_one(self, answer: str, references: tuple[str, ...]) -> dict[str, float]:
         """ROUGE and METEOR of one answer."""
-        rouges = self._rouge.score_multi(references, given)
-        return {name: rouges[name].fmeasure for name in ROUGES} | {"meteor": self._meteor(given, references)}
+        rouges = self._rouge.score_multi(references, answer)
+        return {name: rouges[name].fmeasure for name in ROUGES} | {"meteor": self._meteor(answer, references)}
 
 
 def _meteor() -> tuple[Callable[[str, Sequence[str]], float], str]:
@@ -260,9 +261,9 @@ def _meteor() -> tuple[Callable[[str, Sequence[str]], float], str]:
     stemmer.stem = functools.cache(stemmer.stem)
     wordnet = SimpleNamespace(synsets=functools.cache(synsets or (lambda word: [])))
 
-    def score(given: str, references: Sequence[str]) -> float:
+    def score(answer: str, references: Sequence[str]) -> float:
         right = [tokens(text) for text in references]
-        return float(meteor_score(right, tokens(given), stemmer=stemmer, wordnet=wordnet))
+        return float(meteor_score(right, tokens(answer), stemmer=stemmer, wordnet=wordnet))
 
     return score, "METEOR" if synsets else NO_SYNONYMS
 
@@ -275,5 +276,5 @@ def _synsets() -> Callable[[str], list[Any]] | None:
         wordnet.synsets("well")  # a noun, a verb, an adjective and an adverb, so all files are read
     except (LookupError, OSError):
         return None
-    found: Callable[[str], list[Any]] = wordnet.synsets
-    return found
+    synsets: Callable[[str], list[Any]] = wordnet.synsets
+    return synsets

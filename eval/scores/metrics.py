@@ -57,6 +57,7 @@ NAMES = {
     "none": "no context",
 }
 """The names of all baselines in tables."""
+MAJORITY_NOTE = "majority: always a question's most frequent training answer, without the image"
 HEADER = ("baseline", "exact match", "model is higher by", "95% interval")
 BaselineAnswers = Mapping[Baseline, Sequence[str]]
 """The answers of baselines, in the order of the questions."""
@@ -84,12 +85,12 @@ def headline(
     """The interval of the exact match of all; and the majority and the baselines in `answers`, by their keys."""
     if not predictions:
         return None, {}
-    right_Q = np.array([one.is_right for one in predictions], dtype=np.float64)
-    clusters = clusters_of([one.sources for one in predictions])
-    majority: dict[str, Sequence[str]] = {"majority": [one.majority for one in predictions]}
+    right_Q = np.array([prediction.is_right for prediction in predictions], dtype=np.float64)
+    clusters = clusters_of([prediction.sources for prediction in predictions])
+    majority: dict[str, Sequence[str]] = {"majority": [prediction.majority for prediction in predictions]}
     baselines = {}
     for key, texts in (majority | dict(answers)).items():
-        right = [one.accepts(text) for one, text in zip(predictions, texts, strict=True)]
+        right = [prediction.accepts(text) for prediction, text in zip(predictions, texts, strict=True)]
         baseline_Q = np.array(right, dtype=np.float64)
         score, interval = float(baseline_Q.mean()), difference_interval(right_Q - baseline_Q, clusters)
         baselines[key] = BaselineScore(score, float(right_Q.mean()) - score, interval)
@@ -139,23 +140,25 @@ def figures(
     predictions: Sequence[Prediction], groups: Mapping[str, Mapping[str, Score]], sizes: Sizes
 ) -> dict[str, Figure]:
     """All figures by their keys; metrics that apply to no question are left out."""
-    closed = [one for one in predictions if match.is_closed(one.answer)]
-    opened = [one for one in predictions if not match.is_closed(one.answer)]
-    several = {one.question for one in predictions if any(len(match.labels(text)) > 1 for text in _right(one))}
-    labelled = [one for one in predictions if one.question in several]
-    boxed = [one for one in predictions if match.reference_boxes(_right(one))]
-    pointed = [one for one in predictions if match.reference_points(_right(one))]
-    measured = [one for one in pointed if _diagonal(one, sizes)]
-    if any(_is_outside(one, sizes) for one in measured):
+    closed = [row for row in predictions if match.is_closed(row.answer)]
+    opened = [row for row in predictions if not match.is_closed(row.answer)]
+    several = {row.question for row in predictions if any(len(match.labels(text)) > 1 for text in _right(row))}
+    labelled = [row for row in predictions if row.question in several]
+    boxed = [row for row in predictions if match.reference_boxes(_right(row))]
+    pointed = [row for row in predictions if match.reference_points(_right(row))]
+    measured = [row for row in pointed if _diagonal(row, sizes)]
+    if any(_is_outside(row, sizes) for row in measured):
         measured = []  # the records have other units than pixels
     words, labels = cache(match.word_overlap), cache(match.label_overlap)
 
     def balanced(scored: dict[int, float]) -> float:
         """The mean of the shares of right answers where yes is right and where no is."""
-        truths = [one.answer.strip().lower() for one in closed]
-        return fmean(fmean(scored[number] for number, one in enumerate(truths) if one == truth) for truth in {*truths})
+        truths = [row.answer.strip().lower() for row in closed]
+        return fmean(
+            fmean(scored[number] for number, answer in enumerate(truths) if answer == truth) for truth in {*truths}
+        )
 
-    found = _macro_figures(groups) | {
+    all_figures = _macro_figures(groups) | {
         "exact_match_lower": _mean("exact match in lower case", predictions, match.exact_lower),
         "closed_exact_match": _mean("closed questions", closed, match.exact),
         "closed_balanced_accuracy": _mean("closed questions, balanced", closed, match.exact, of=balanced),
@@ -184,11 +187,11 @@ def figures(
             of=lambda scored: fmean(value / _diagonal(measured[number], sizes) for number, value in scored.items()),
         ),
         "point_unread": _mean(
-            "answers without a point", [*boxed, *pointed], lambda given, _: match.answer_point(given) is None
+            "answers without a point", [*boxed, *pointed], lambda answer, _: match.answer_point(answer) is None
         ),
     }
-    found |= _text_figures(predictions)
-    return {name: figure for name, figure in found.items() if figure.num_questions}
+    all_figures |= _text_figures(predictions)
+    return {name: figure for name, figure in all_figures.items() if figure.num_questions}
 
 
 def _macro_figures(groups: Mapping[str, Mapping[str, Score]]) -> dict[str, Figure]:
@@ -202,7 +205,7 @@ def _macro_figures(groups: Mapping[str, Mapping[str, Score]]) -> dict[str, Figur
 
 def _mean(
     name: str,
-    asked: Sequence[Prediction],
+    predictions: Sequence[Prediction],
     matched: Matched,
     *,
     of: Callable[[dict[int, float]], float] = lambda scored: fmean(scored.values()),
@@ -215,11 +218,11 @@ def _mean(
     matched = cache(matched)
 
     def figure(answers: Callable[[Prediction], str]) -> float | None:
-        each = {number: matched(answers(one), _right(one)) for number, one in enumerate(asked)}
+        each = {number: matched(answers(row), _right(row)) for number, row in enumerate(predictions)}
         scored = {number: value for number, value in each.items() if value is not None}
         return of(scored) if scored else None
 
-    return Figure(name, len(asked), figure(MODEL), figure(MAJORITY), is_share=is_share)
+    return Figure(name, len(predictions), figure(MODEL), figure(MAJORITY), is_share=is_share)
 
 
 def _text_figures(predictions: Sequence[Prediction]) -> dict[str, Figure]:
@@ -286,7 +289,7 @@ class Evaluation:
 
         `training` are the answers of the training records, `sizes` those of images by key.
         """
-        compared = [one.in_nfc for one in predictions]
+        compared = [prediction.in_nfc for prediction in predictions]
         groups = {name: scores_by(compared, name) for name in GROUPINGS}
         interval, scored = headline(compared, baselines or {})
         return cls(
@@ -304,17 +307,17 @@ class Evaluation:
 
         `beside` has the evaluations of baselines as JSON, which are shown beside the other figures.
         """
-        known = {key: value.get("metrics", {}) for key, value in (beside or {}).items()}
-        others = [
-            figure.line([values.get(key, {}).get("model") for values in known.values()])
+        figures_beside = {key: value.get("metrics", {}) for key, value in (beside or {}).items()}
+        other_figures = [
+            figure.line([values.get(key, {}).get("model") for values in figures_beside.values()])
             for key, figure in self.figures.items()
             if key not in IN_DETAIL
         ]
-        header = ("other metrics", "asked", "model", "majority", *known, "at most")
+        header = ("other metrics", "asked", "model", "majority", *figures_beside, "at most")
         blocks = [
             self._by_question(),
-            table(HEADER, [one.line(key) for key, one in self.baselines.items()]) if self.baselines else "",
-            table(header, others) if others else "",
+            table(HEADER, [baseline.line(key) for key, baseline in self.baselines.items()]) if self.baselines else "",
+            table(header, other_figures) if other_figures else "",
             rows(self._notes()),
         ]
         return "\n\n".join(filter(None, blocks))
@@ -323,7 +326,7 @@ class Evaluation:
         """The table of question texts; of many, those that are asked most."""
         every = self.groups["question"]
         most = sorted(every, key=lambda name: -every[name].num_questions)[:MAX_GROUPS]
-        shown = {name: one for name, one in every.items() if name in most}
+        shown = {name: question_score for name, question_score in every.items() if name in most}
         scores = [*shown.items(), ("all", self.overall)]
         lines = [[name, f"{s.num_questions:,}", f"{s.exact_match:.1%}", f"{s.majority:.1%}"] for name, s in scores]
         header = ["question", "asked", "exact match", "majority"]
@@ -331,7 +334,7 @@ class Evaluation:
             lines[-1][2] += f" [{self.interval.in_percent()}]"
         if more := len(every) - len(shown):
             lines.insert(-1, [f"{more:,} other question texts", *[""] * (len(header) - 1)])
-        return table(header, lines)
+        return f"{table(header, lines)}\n  {MAJORITY_NOTE}"
 
     def _notes(self) -> list[tuple[str, str]]:
         notes = [("answers", self.counts.text())]
@@ -343,12 +346,13 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         by_group = {
-            f"by_{name}": {one: asdict(value) for one, value in scores.items()} for name, scores in self.groups.items()
+            f"by_{name}": {group: asdict(value) for group, value in scores.items()}
+            for name, scores in self.groups.items()
         }
         return {
             "overall": asdict(self.overall),
             "exact_match_interval": self.interval,
-            "baselines": {key: asdict(one) for key, one in self.baselines.items()},
+            "baselines": {key: asdict(baseline_score) for key, baseline_score in self.baselines.items()},
             **by_group,
             "metrics": {key: figure.to_json() for key, figure in self.figures.items()},
             "counts": asdict(self.counts),

@@ -111,9 +111,9 @@ class Prediction:
         """What the question shares with others, by which they are correlated: its images, or without any its record."""
         return self.image_keys or self.images or (self.origin,)
 
-    def accepts(self, given: str) -> bool:
+    def accepts(self, answer: str) -> bool:
         """Whether an answer is right."""
-        return exact(given, (self.answer, *self.references))
+        return exact(answer, (self.answer, *self.references))
 
     @property
     def in_nfc(self) -> Prediction:
@@ -133,7 +133,7 @@ class Prediction:
 
 TEXTS = ("question", "answer", "predicted", "majority", "system", "source", "category", "stage")
 """Keys whose values are single texts to compare."""
-OPTIONAL = {one.name for one in fields(Prediction) if one.default in (None, ())} - {"image_keys"}
+OPTIONAL = {field.name for field in fields(Prediction) if field.default in (None, ())} - {"image_keys"}
 """Keys that a row lacks if they have no value."""
 ROW = TypeAdapter(Prediction)
 
@@ -156,7 +156,7 @@ def read_predictions(path: Path) -> list[Prediction]:
         RecordsError: the file is missing or empty; a line is damaged, has another form, or is there twice; it is named.
     """
     locations: dict[tuple[Any, ...], str] = {}
-    found = []
+    predictions = []
     try:
         for location, row in read_jsonl(path, broken=_refuse_damaged):
             prediction = _read_row(row, location)
@@ -167,12 +167,12 @@ def read_predictions(path: Path) -> list[Prediction]:
                     f"{locations[key]}; remove the file and write it again with: lookonce eval RUN"
                 )
             locations[key] = location
-            found.append(prediction)
+            predictions.append(prediction)
     except FileNotFoundError:
         raise RecordsError(f"no predictions at {located(path)}; write them with: lookonce eval RUN") from None
-    if not found:
+    if not predictions:
         raise RecordsError(f"{path} has no predictions; write them with: lookonce eval RUN")
-    return found
+    return predictions
 
 
 def _refuse_damaged(location: str, error: RecordsError) -> NoReturn:
@@ -216,8 +216,9 @@ class Score:
 
 def score(predictions: Sequence[Prediction]) -> Score:
     """Exact match and majority baseline, as shares."""
-    right, guessed = sum(one.is_right for one in predictions), sum(one.is_majority_right for one in predictions)
-    return Score(len(predictions), share(right, len(predictions)), share(guessed, len(predictions)))
+    right = sum(prediction.is_right for prediction in predictions)
+    majority_right = sum(prediction.is_majority_right for prediction in predictions)
+    return Score(len(predictions), share(right, len(predictions)), share(majority_right, len(predictions)))
 
 
 def scores_by(predictions: Iterable[Prediction], grouping: str) -> dict[str, Score]:
@@ -233,9 +234,9 @@ def macro(scores: Iterable[Score]) -> Score:
     """The means over groups, and the number of their questions; there must be a group."""
     scores = list(scores)
     return Score(
-        sum(one.num_questions for one in scores),
-        fmean(one.exact_match for one in scores),
-        fmean(one.majority for one in scores),
+        sum(group.num_questions for group in scores),
+        fmean(group.exact_match for group in scores),
+        fmean(group.majority for group in scores),
     )
 
 
@@ -258,16 +259,16 @@ class Counts:
     @classmethod
     def of(cls, predictions: Sequence[Prediction], training: TrainingAnswers | None = None) -> Counts:
         """Count them; `training` are the `training_answers` of the run."""
-        endings = [one.ended for one in predictions if one.ended]
+        endings = [row.ended for row in predictions if row.ended]
         outside = None
         if training:
-            known: AbstractSet[str] = set().union(*training.values())
-            outside = sum(one.predicted.strip() not in training.get(one.question, known) for one in predictions)
+            all_answers: AbstractSet[str] = set().union(*training.values())
+            outside = sum(row.predicted.strip() not in training.get(row.question, all_answers) for row in predictions)
         return cls(
-            empty=sum(not one.predicted.strip() for one in predictions),
+            empty=sum(not row.predicted.strip() for row in predictions),
             cut=endings.count("length") if endings else None,
             outside_training=outside,
-            distinct_wrong=len({one.predicted.strip() for one in predictions if not one.is_right}),
+            distinct_wrong=len({row.predicted.strip() for row in predictions if not row.is_right}),
         )
 
     def text(self) -> str:
@@ -275,7 +276,7 @@ class Counts:
         named = {
             "different wrong": self.distinct_wrong,
             "empty": self.empty,
-            "cut": self.cut,
+            "cut off": self.cut,
             "never seen in training": self.outside_training,
         }
         return ", ".join(f"{number:,} {name}" for name, number in named.items() if number is not None)
@@ -301,18 +302,19 @@ SENTENCE = 5
 def score_each(predictions: Sequence[Prediction], metric: Metric) -> tuple[list[float], list[float]]:
     """What the model's and the majority answer to each question score."""
     if metric == "exact_match":
-        return [float(one.is_right) for one in predictions], [float(one.is_majority_right) for one in predictions]
+        right = [float(row.is_right) for row in predictions]
+        return right, [float(row.is_majority_right) for row in predictions]
     overlap = cache(word_overlap)  # the same answer to the same question is scored once
-    predictions = [one.in_nfc for one in predictions]
-    right = [(one.answer, *one.references) for one in predictions]
+    predictions = [row.in_nfc for row in predictions]
+    all_references = [(row.answer, *row.references) for row in predictions]
     model, majority = (
-        [overlap(given, references).f1 for given, references in zip(answers, right, strict=True)]
-        for answers in ([one.predicted for one in predictions], [one.majority for one in predictions])
+        [overlap(answer, references).f1 for answer, references in zip(answers, all_references, strict=True)]
+        for answers in ([row.predicted for row in predictions], [row.majority for row in predictions])
     )
     return model, majority
 
 
 def is_exact_match_poor(rows: Sequence[Sequence[Prediction]]) -> bool:
     """Whether exact match says little about the answers of some runs to the same questions."""
-    are_sentences = median(len(one.answer.split()) for one in rows[0]) >= SENTENCE
-    return are_sentences or all(sum(one.is_right for one in row) < FEW_RIGHT * len(row) for row in rows)
+    are_sentences = median(len(prediction.answer.split()) for prediction in rows[0]) >= SENTENCE
+    return are_sentences or all(sum(prediction.is_right for prediction in row) < FEW_RIGHT * len(row) for row in rows)

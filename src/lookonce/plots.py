@@ -118,7 +118,7 @@ def to_svg(figure: Figure, label: str) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</defs>|<!--.*?-->", "", text.getvalue(), flags=re.S)
     svg = re.sub(r' id="[\w.]+_\d+"', "", svg)  # those that nothing refers to; another plot has them too
     svg = re.sub(
-        "#[0-9a-f]{6}", lambda found: f"var({VARIABLES[found[0]]})" if found[0] in VARIABLES else found[0], svg
+        "#[0-9a-f]{6}", lambda match: f"var({VARIABLES[match[0]]})" if match[0] in VARIABLES else match[0], svg
     )
     box = re.search('viewBox="[^"]*"', svg)
     assert box, "matplotlib writes the size of a plot"
@@ -172,20 +172,20 @@ def forest(variants: Sequence[Mapping[str, Any]]) -> Figure:
 
     figure = _figure(110 + 34 * len(variants))
     left, right = figure.subplots(1, 2, sharey=True)
-    for place, one in enumerate(variants):
-        _interval(left, place, one["exact_match"], one["interval"], BAR, is_filled=True)
-        dots = one["exact_match_by_seed"]
+    for place, variant in enumerate(variants):
+        _interval(left, place, variant["exact_match"], variant["interval"], BAR, is_filled=True)
+        dots = variant["exact_match_by_seed"]
         step = min(0.14, 0.45 / max(len(dots), 1))  # each seed has a height of its own: none hides another
         heights = [place + 0.2 + step * number for number in range(len(dots))]
         left.plot(dots, heights, "o", color=BAR, alpha=0.6, markersize=3.5, label="_" if place else " a seed")
-        if one["difference"] is not None:
-            is_apart, ends = one["is_distinguishable"], one["difference_interval"]
+        if variant["difference"] is not None:
+            is_apart, ends = variant["is_distinguishable"], variant["difference_interval"]
             ends = ends and [100 * end for end in ends]
-            _interval(right, place, 100 * one["difference"], ends, MARK if is_apart else SOFT, is_filled=is_apart)
+            _interval(right, place, 100 * variant["difference"], ends, MARK if is_apart else SOFT, is_filled=is_apart)
     left.axvline(variants[0]["majority"], color=MARK, linestyle="--", linewidth=1.4, label=" majority baseline")
     right.axvline(0, color=INK, linewidth=1)
     left.xaxis.set_major_formatter(PercentFormatter(1, decimals=None))
-    left.set_yticks(range(len(variants)), [shown(one["variant"], 24) for one in variants])
+    left.set_yticks(range(len(variants)), [shown(variant["variant"], 24) for variant in variants])
     left.set_ylim(len(variants) - 0.3, -0.6)
     left.set_xlabel("exact match")
     right.set_xlabel(f"points above {shown(variants[0]['variant'], 24)}")

@@ -79,7 +79,7 @@ class CachePhase:
             return "nothing to encode: the records name no images"
         if not self.num_shards:
             return f"none yet; the records name {count(self.num_files, 'image file')}"
-        planned = f"{count(self.num_shards, 'shard')} for {count(self.report.num_images, 'image')}"
+        planned = f"{count(self.num_shards, 'shard')} of features for {count(self.report.num_images, 'image')}"
         return planned if self.is_planned else f"{planned}; more images need planning"
 
 
@@ -143,8 +143,8 @@ class TrainingPhase:
             "exact match {:.1%}": self.exact_match,
             "{:.1f} ms per sample": self.ms_per_sample,
         }
-        found = [text.format(value) for text, value in figures.items() if value is not None]
-        return found if eta_s is None else [*found, f"steps done in {duration(eta_s)}"]
+        texts = [text.format(value) for text, value in figures.items() if value is not None]
+        return texts if eta_s is None else [*texts, f"steps done in {duration(eta_s)}"]
 
 
 @dataclass(frozen=True)
@@ -172,11 +172,11 @@ class State:
         """The phases with work left, in order: plan, cache (with the number of shards), train, eval."""
         if self.is_trained and self.is_evaluated:
             return []
-        found = ["plan", "cache"]
+        phases = ["plan", "cache"]
         if self.cache.is_planned:
-            found = [f"cache {self.cache.num_pending}"] if self.cache.num_pending else []
-        found += [] if self.is_trained else ["train"]
-        return found if self.is_evaluated else [*found, "eval"]
+            phases = [f"cache {self.cache.num_pending}"] if self.cache.num_pending else []
+        phases += [] if self.is_trained else ["train"]
+        return phases if self.is_evaluated else [*phases, "eval"]
 
     @property
     def is_under_way(self) -> bool:
@@ -203,7 +203,7 @@ class State:
     def _evaluations(self) -> list[tuple[str, str]]:
         texts = [
             f"{split}: {score.exact_match:.1%} exact match on {count(score.num_questions, 'question')}; "
-            f"always the majority answer: {score.majority:.1%}"
+            f"majority baseline (the most frequent training answer): {score.majority:.1%}"
             for split, score in self.scores.items()
         ]
         for name, (num_answered, num_questions) in self.unfinished.items():
@@ -251,10 +251,10 @@ def known_images(plan: Plan, records: Iterable[Record]) -> tuple[ImageIndex, boo
     """The images of `records`, and whether all are known; without a plan none is read, and those it lacks are."""
     records = list(records)
     paths = dict.fromkeys(path for record in records for path in record.images)
-    known = index_from_plan(plan, paths, without_files=True)
-    if all(path in known.key_of for path in paths):
-        return known, True
-    return (index_images(records, known), True) if plan.shards else (known, False)
+    index = index_from_plan(plan, paths, without_files=True)
+    if all(path in index.key_of for path in paths):
+        return index, True
+    return (index_images(records, index), True) if plan.shards else (index, False)
 
 
 def find_cache_phase(opened: OpenRun, images: ImageIndex, plan: Plan, covers: bool) -> CachePhase:
@@ -267,8 +267,8 @@ def find_cache_phase(opened: OpenRun, images: ImageIndex, plan: Plan, covers: bo
         path.stem for path in (folder / SHARDS).glob("*.safetensors")
     }  # after the receipts, which are written later
     shards = [shard for shard in plan.shards if not images.path_of.keys().isdisjoint(shard.keys)]
-    wanted = [PlannedImage(key, 0, ()) for key in images.path_of]
-    new = new_shards(plan, finished, wanted, opened.fingerprint, opened.shard_bytes, images.former)
+    planned = [PlannedImage(key, 0, ()) for key in images.path_of]
+    new = new_shards(plan, finished, planned, opened.fingerprint, opened.shard_bytes, images.former)
     return CachePhase(
         is_planned=covers and not new,
         num_files=len({path for record in opened.all_records() for path in record.images}),
@@ -283,7 +283,8 @@ def _conflict(opened: OpenRun, records: dict[str, list[Record]], images: ImageIn
     """Why the output folder belongs to another run; compares what is known without opening the model."""
     run, folder = opened.run, opened.folder
     identity: dict[str, Any] = {"cache": opened.fingerprint.sha256}
-    if has_all and all(path in images.key_of for some in records.values() for record in some for path in record.images):
+    paths = [path for split_records in records.values() for record in split_records for path in record.images]
+    if has_all and all(path in images.key_of for path in paths):
         identity = records_identity(run, opened.fingerprint, records, images.key_of.__getitem__)
     try:
         folder.check(run, identity | start_identity(run, folder.recorded_inputs()))
@@ -312,7 +313,7 @@ def find_training(folder: RunFolder, expiry_s: float) -> TrainingPhase:
     state = progress.end or ("dead" if silent_s > expiry_s or progress.worker.is_gone() else "running")
     if state != "running" and num_steps:
         state = "finished" if folder.is_finished else "trained"
-    same = ("phase", "step", "loss", "validation_loss", "exact_match", "ms_per_sample", "stepped_s", "reason")
+    shared_fields = ("phase", "step", "loss", "validation_loss", "exact_match", "ms_per_sample", "stepped_s", "reason")
     return TrainingPhase(
         state,
         num_steps=num_steps or progress.num_steps,
@@ -322,7 +323,7 @@ def find_training(folder: RunFolder, expiry_s: float) -> TrainingPhase:
         host=progress.worker.host,
         checkpoint=checkpoint,
         startup_seconds=startup_seconds,
-        **{name: getattr(progress, name) for name in same},
+        **{name: getattr(progress, name) for name in shared_fields},
     )
 
 
@@ -340,10 +341,12 @@ def find_scores(folder: RunFolder, first: str) -> dict[str, Score]:
 
 def find_unfinished(folder: RunFolder, records: Mapping[str, Sequence[Record]]) -> dict[str, tuple[int, int]]:
     """The questions answered so far, of all, of each evaluation of these records that has no result."""
-    asked = {split: sum(len(record.turns) for record in of_split) for split, of_split in records.items()}
-    found = unfinished(folder.folder / "predictions")
+    totals = {split: sum(len(record.turns) for record in of_split) for split, of_split in records.items()}
+    answered = unfinished(folder.folder / "predictions")
     return {
-        name: (number, asked[split]) for name, number in found.items() if (split := name.partition("-")[0]) in asked
+        name: (number, totals[split])
+        for name, number in answered.items()
+        if (split := name.partition("-")[0]) in totals
     }
 
 
@@ -367,8 +370,9 @@ def _logs(cache: CachePhase, training: TrainingPhase) -> Iterator[str]:
     """Where to find the logs of slow or dead processes."""
     for worker in cache.report.workers:
         if worker.state:
-            what = f"worker {worker.worker} is {worker.state}, {duration(worker.age_s)} after it claimed {worker.shard}"
-            yield f"{what}: {_log_of(worker.job, worker.host)}"
+            age = duration(worker.age_s)
+            problem = f"worker {worker.worker} is {worker.state}, {age} after it claimed {worker.shard}"
+            yield f"{problem}: {_log_of(worker.job, worker.host)}"
     if training.state in ("dead", "failed"):
         yield f"training is {training.state}: {_log_of(training.job, training.host)}"
 
@@ -384,8 +388,8 @@ def find_log(job: str) -> Path | None:
     if not number:
         return None
     patterns = [f"*-{number}.out"] if "_" in number else [f"*-{number}.out", f"*-{number}_*.out"]
-    found = [path for pattern in patterns for path in LOGS.glob(pattern)]
-    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+    logs = [path for pattern in patterns for path in LOGS.glob(pattern)]
+    return max(logs, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def next_command(run: RunFile, state: State, run_file: Path, assignments: tuple[str, ...]) -> str:

@@ -68,7 +68,7 @@ class Summary:
 
     def text(self) -> str:
         """One named line per figure."""
-        cache = f"{size(self.cache_bytes)} in {count(self.num_shards, 'shard')}"
+        cache = f"{size(self.cache_bytes)} of features in {count(self.num_shards, 'shard')}"
         lines = [
             ("images", f"{count(self.num_files, 'file')}, {self.num_distinct:,} distinct"),
             ("cache", f"{cache}, encoded once in {duration(self.encode_seconds)}"),
@@ -103,8 +103,8 @@ class Summary:
 
     def _accuracy(self, exact_match: float, majority: float) -> str:
         interval = f" [{Interval(*self.exact_match_interval).in_percent()}]" if self.exact_match_interval else ""
-        asked = f"{exact_match:.1%}{interval} exact match on {self.num_questions:,} questions"
-        return f"{asked}; always the majority answer: {majority:.1%}"
+        result = f"{exact_match:.1%}{interval} exact match on {self.num_questions:,} questions"
+        return f"{result}; majority baseline (the most frequent training answer): {majority:.1%}"
 
 
 def summarise(opened: OpenRun, evaluation: Evaluation | None) -> Summary:
@@ -136,11 +136,11 @@ def summarise(opened: OpenRun, evaluation: Evaluation | None) -> Summary:
 
 
 def _next_command(opened: OpenRun, evaluation: Evaluation | None) -> str:
-    with_images = [one for one in evaluation.predictions if one.images] if evaluation else []
+    with_images = [prediction for prediction in evaluation.predictions if prediction.images] if evaluation else []
     if not with_images:
         split = next(split for split in ("test", "val", "train") if opened.records[split])
         return shell(program(), "eval", opened.run.output, "--split", split)
-    learned = [one for one in with_images if one.is_right and not one.is_majority_right]
+    learned = [prediction for prediction in with_images if prediction.is_right and not prediction.is_majority_right]
     example = (learned or with_images)[-1]
     images = (word for image in example.images for word in ("--image", shorten(image)))
     return shell(program(), "predict", opened.run.output, *images, "--question", example.question)

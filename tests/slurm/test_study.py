@@ -62,7 +62,7 @@ def test_a_study_is_a_job_a_run_and_only_what_is_missing_is_submitted_again(
     assert states == dict.fromkeys(jobs, "COMPLETED") | {"broken-1": "FAILED", "after-1": "CANCELLED"}
     assert "restart 1" in project.log("train-a-1")
     assert "training starts with the adapter of" in project.log("train-b-1")
-    assert "not complete, and left out: broken-1" in project.log("report")
+    assert "broken-1 is not complete, and left out" in project.log("report")
     output = project.folder / "runs" / "study"
     assert (output / "report.html").exists() and (output / "routed-1" / "predictions" / "test.jsonl").exists()
 

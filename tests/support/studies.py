@@ -46,7 +46,7 @@ def look_trained() -> Callable[[StudyRun], None]:
     """Makes a run's folder look as if it had been trained."""
 
     def make(one: StudyRun) -> None:
-        one.folder.claim(one.run, start_identity(one.run, {}) | answers_identity(one.run.data.context))
+        one.folder.claim(one.settings, start_identity(one.settings, {}) | answers_identity(one.settings.data.context))
         one.folder.adapter.mkdir()
         (one.folder.adapter / "adapter_model.safetensors").write_text(f"weights of {one.name}")
         look_folder_trained(one.folder, wait_share=0.0)

@@ -44,12 +44,12 @@ SUMMARY = Summary(
 def test_the_summary_has_one_line_per_figure():
     assert SUMMARY.text().strip().splitlines()[2:] == [
         "  images      66 files, 64 distinct",
-        "  cache       1.3 MB in 1 shard, encoded once in 0.9 s",
+        "  cache       1.3 MB of features in 1 shard, encoded once in 0.9 s",
         "              caches/0123",
         "  training    80 samples in 10 steps; 1 min 1 s, 2.8% of each step waiting for data",
         "              2.5 s before the first step, 2.0 s of them to load weights",
         "  val loss    lowest 0.4321, at step 8 of 10",
-        "  validation  88.4% exact match on 69 questions; always the majority answer: 42.0%",
+        "  validation  88.4% exact match on 69 questions; majority baseline (the most frequent training answer): 42.0%",
         "  adapter     runs/a/adapter",
         "  try next    lookonce eval runs/a",
     ]

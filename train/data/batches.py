@@ -323,11 +323,7 @@ class Prefetcher(Generic[T]):
     """Makes the batches of steps, `num_ahead` of them before they are asked for."""
 
     def __init__(
-        self,
-        steps: Iterator[list[T]],
-        make: Callable[[T], Batch],
-        device: torch.device,
-        num_ahead: int,
+        self, steps: Iterator[list[T]], make: Callable[[T], Batch], device: torch.device, num_ahead: int
     ) -> None:
         self.wait_seconds = 0.0
         """Time spent waiting for batches so far."""

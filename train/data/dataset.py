@@ -62,12 +62,7 @@ class VQADataset(torch.utils.data.Dataset[Example]):
     """
 
     def __init__(
-        self,
-        records: Iterable[Record | Mapping[str, Any]],
-        cache: VisionCache,
-        tokenizer: Any,
-        *,
-        revision: str = "",
+        self, records: Iterable[Record | Mapping[str, Any]], cache: VisionCache, tokenizer: Any, *, revision: str = ""
     ) -> None:
         """Prepare records for a model; `cache` has their images.
 

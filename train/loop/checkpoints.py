@@ -30,16 +30,7 @@ from lookonce.disk_space import full_disk_named
 from lookonce.errors import RunFolderError, TrainingError
 from lookonce.files import flush, flush_files, hash_file, read_json, write_json
 from lookonce.run.config import RunFile
-from lookonce.run.folder import (
-    AGAIN,
-    CHECKSUMS,
-    STATE,
-    RunClaim,
-    RunFolder,
-    is_complete,
-    read_form,
-    step_of,
-)
+from lookonce.run.folder import AGAIN, CHECKSUMS, STATE, RunClaim, RunFolder, is_complete, read_form, step_of
 from lookonce.run.open import OpenRun
 from lookonce.run.start_adapter import check_same_model, find_start
 from lookonce.text import Notify, listed, shown

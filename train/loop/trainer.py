@@ -35,14 +35,7 @@ from lookonce.run.startup import Startup
 from lookonce.text import quiet
 from lookonce.train.data.batches import Batch, Prefetcher
 from lookonce.train.data.dataset import DataCollatorForPacks, PackBatchSampler, PackIndices, VQADataset
-from lookonce.train.loop.checkpoints import (
-    LOSSES,
-    check_undamaged,
-    checkpoint_bytes,
-    delete_old,
-    numbers_only,
-    saving,
-)
+from lookonce.train.loop.checkpoints import LOSSES, check_undamaged, checkpoint_bytes, delete_old, numbers_only, saving
 from lookonce.train.loop.first_pack import FirstPack, first_pack_of
 from lookonce.train.loop.warmup import WarmUp
 from lookonce.train.model.compile import CompileCache, checkpointed

@@ -88,7 +88,7 @@ COMPILER: dict[str, Any] = {
     "optimize_ddp": False,  # would split graphs to exchange gradients earlier; one graph per layer does that already
 }
 AUTOGRAD: dict[str, Any] = {
-    "ban_recompute_materialized_backward": False,  # or the results of norms and SwiGLU are stored for products
+    "ban_recompute_materialized_backward": False  # or the results of norms and SwiGLU are stored for products
 }
 """Settings that let the backward pass compute cheap results again: a quarter less memory in the same time."""
 SUFFIX = ".compiled"

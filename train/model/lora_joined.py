@@ -157,12 +157,7 @@ def mlp_forward(mlp: Any, x: torch.Tensor) -> torch.Tensor:
 
 @triton_op("lookonce::joined_mlp", mutates_args=())
 def joined_mlp(
-    x: torch.Tensor,
-    a: list[torch.Tensor],
-    b: list[torch.Tensor],
-    first: torch.Tensor,
-    last: torch.Tensor,
-    scale: float,
+    x: torch.Tensor, a: list[torch.Tensor], b: list[torch.Tensor], first: torch.Tensor, last: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The MLP's output `[T, H]`, and without gradients what its gradient needs: the products of both first layers
     `[T, 2 I]`, `x A'` of both `[T, 2 R]`, and that of the last layer `[T, R]`.

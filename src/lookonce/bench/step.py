@@ -122,38 +122,40 @@ class StepReport:
     missing: tuple[str, ...] = ()
     """Variants that were not measured to the end."""
 
-    def speedup(self, one: Measured) -> float:
+    def speedup(self, measurement: Measured) -> float:
         """How many times faster a variant is than the first."""
-        return self.measured[0].ms_per_sample / one.ms_per_sample
+        return self.measured[0].ms_per_sample / measurement.ms_per_sample
 
     def text(self) -> str:
-        lines = [f"{one.variant}: {one.description} ({count(one.num_steps, 'step')})" for one in self.measured]
+        lines = [f"{each.variant}: {each.description} ({count(each.num_steps, 'step')})" for each in self.measured]
         lines += [f"not measured: {', '.join(self.missing)}"] if self.missing else []
         lines += [f"matmul rate: {self.tflops:.0f} TFLOP/s, measured in large products"] if self.tflops else []
         samples = count(self.samples_per_epoch, "training sample")
         shared = f", shared by {self.num_ranks} processes" if self.num_ranks > 1 else ""
+        if any(VARIANTS[measurement.variant].has_packs for measurement in self.measured):
+            lines.append("pack: a training sequence of several samples, without padding")
         lines.append(f"epoch: the {samples} of this run; before: compilation and first steps")
         lines.append(f"{self.samples_per_step} samples per step{shared}")
-        return "\n".join([table(HEADER, [self._row(one) for one in self.measured]), *(f"  {line}" for line in lines)])
+        return "\n".join([table(HEADER, list(map(self._row, self.measured))), *(f"  {line}" for line in lines)])
 
-    def _row(self, one: Measured) -> tuple[str, ...]:
+    def _row(self, measurement: Measured) -> tuple[str, ...]:
         return (
-            one.variant,
-            f"{1e3 / one.ms_per_sample:.1f}",
-            f"{one.ms_per_sample:.2f}",
-            f"{self.speedup(one):.1f}x",
-            f"{one.tokens_per_second:,.0f}",
-            _percent(one.matmul_share),
-            _percent(one.wait_share),
-            _gigabytes(one.peak_gb),
-            duration(one.ms_per_sample * self.samples_per_epoch / 1e3),
-            duration(one.warm_up_seconds),
-            f"{one.losses[0]:.4f}",
+            measurement.variant,
+            f"{1e3 / measurement.ms_per_sample:.1f}",
+            f"{measurement.ms_per_sample:.2f}",
+            f"{self.speedup(measurement):.1f}x",
+            f"{measurement.tokens_per_second:,.0f}",
+            _percent(measurement.matmul_share),
+            _percent(measurement.wait_share),
+            _gigabytes(measurement.peak_gb),
+            duration(measurement.ms_per_sample * self.samples_per_epoch / 1e3),
+            duration(measurement.warm_up_seconds),
+            f"{measurement.losses[0]:.4f}",
         )
 
     def to_json(self) -> dict[str, Any]:
-        others = {name: value for name, value in vars(self).items() if name != "measured"}
-        return {"ways": [one.to_json() for one in self.measured]} | others
+        totals = {name: value for name, value in vars(self).items() if name != "measured"}
+        return {"ways": [measurement.to_json() for measurement in self.measured]} | totals
 
 
 def _percent(share: float | None) -> str:
@@ -364,7 +366,7 @@ class _Clock(TrainerCallback):
 
     def __init__(self, trainer: Any, num_steps: int, multiple: int) -> None:
         """Stop after `num_steps`, or after `MIN_SECONDS` if that is 0, at a multiple of `multiple` steps."""
-        self._wanted, self._multiple = num_steps, multiple
+        self._num_requested, self._multiple = num_steps, multiple
         self.num_steps = 0
         self.warm_up_seconds = 0.0
         """Time from the start of training to the first measured step: mostly compilation."""
@@ -378,9 +380,9 @@ class _Clock(TrainerCallback):
 
     def _timed(self, *arguments: Any) -> Any:
         start = time.perf_counter()
-        found = self._get(*arguments)
+        batches = self._get(*arguments)
         self._waited += time.perf_counter() - start
-        return found
+        return batches
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.num_steps = state.global_step - NUM_WARMUP_STEPS
@@ -390,7 +392,7 @@ class _Clock(TrainerCallback):
         elif self.num_steps > 0 and self.num_steps % self._multiple == 0:
             seconds, waited = self._now()
             self.seconds, self.waited = seconds - self._began[0], waited - self._began[1]
-            control.should_training_stop = self._agreed(bool(self._wanted) or self.seconds >= MIN_SECONDS)
+            control.should_training_stop = self._agreed(bool(self._num_requested) or self.seconds >= MIN_SECONDS)
 
     def _agreed(self, is_over: bool) -> bool:
         """Whether it is over on any process: their clocks differ, and all must stop after the same step."""

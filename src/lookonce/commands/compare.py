@@ -123,8 +123,8 @@ def report(
     paths = _with_baseline(paths, baseline)
     check_replaces_page(output)
     with claimed_around(output, "lookonce report"):
-        found = Report.of(open_runs(paths, split), with_first_only=baseline is not None)
-        write_text(output, found.to_page())
-        drawn = write_plots(found.plots(), output) if has_pdf else []
+        run_report = Report.of(open_runs(paths, split), with_first_only=baseline is not None)
+        write_text(output, run_report.to_page())
+        drawn = write_plots(run_report.plots(), output) if has_pdf else []
     notify(f"wrote the page to {output}" + (f", and {count(len(drawn), 'plot')} as PDF beside it" if has_pdf else ""))
-    emit(found.to_json(), "\n".join(found.sentences()), as_json)
+    emit(run_report.to_json(), "\n".join(run_report.sentences()), as_json)

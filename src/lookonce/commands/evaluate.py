@@ -67,7 +67,8 @@ def evaluate(
 ) -> None:
     """Score a split, and compare with the majority baseline and those that a model has answered.
 
-    Questions are answered greedily. An answer is right if it equals the reference, apart from spaces around it.
+    Questions are answered greedily. An answer is right if it equals the reference, apart from spaces around it. The
+    majority baseline always gives the question's most frequent training answer, without the image.
 
     Under torchrun the processes divide the questions. An interrupted evaluation is continued by the same command.
 
@@ -119,7 +120,8 @@ def evaluate(
         notify(f"predictions: {path}")
         folder = RunFolder(path.parent.parent)
         beside = {key: read_metrics(folder, f"{path.stem}-{key}") for key in evaluation.baselines}
-        emit(evaluation.to_json(), evaluation.text({key: one for key, one in beside.items() if one}), as_json)
+        known = {key: metrics for key, metrics in beside.items() if metrics}
+        emit(evaluation.to_json(), evaluation.text(known), as_json)
 
 
 @click.command()
@@ -183,8 +185,8 @@ def predict(
             f"{num_ranks()} in the environment on purpose: unset WORLD_SIZE"
         )
     check_launch()
-    others = patterns or images if records else image_root
-    if bool(records) == bool(questions) or others or (patterns and images):
+    misplaced = patterns or images if records else image_root
+    if bool(records) == bool(questions) or misplaced or (patterns and images):
         raise UsageError(
             "questions come either from --records, with --image-root for its images, or from --question, about each "
             "image of --images or about those of --image together; give the options of one of these"
@@ -201,14 +203,14 @@ def predict(
         check_target(output, records, SUFFIXES, overwrite=overwrite)
     broken: Mapping[str, LookonceError] = {}
     if records:
-        asked, broken = read_questions(records, image_root)
+        record_turns, broken = read_questions(records, image_root)
     else:
         if not patterns and not images:
             notify("no --image given; asking without an image")
-        found = match_images(patterns)
-        if found:
-            notify(f"asking about {count(len(found), 'image')}")
-        asked = ask_each([(path,) for path in found] or [images], questions)
+        matched = match_images(patterns)
+        if matched:
+            notify(f"asking about {count(len(matched), 'image')}")
+        record_turns = ask_each([(path,) for path in matched] or [images], questions)
     with claimed_around(output, "lookonce predict") if output else nullcontext():
         answerer = Answerer.open(run_dir, untuned=untuned)
         if len(questions) == 1 and not patterns and not output:
@@ -216,7 +218,7 @@ def predict(
             row = {"images": [str(image) for image in images]} | _row(questions[0], answer)
             emit(row, answer.text, as_json)
             return
-        report = answer_all(answerer, asked, broken, output, notify)
+        report = answer_all(answerer, record_turns, broken, output, notify)
     emit(report.to_json(), report.text(), as_json)
     for note in report.notes():
         notify(note)
@@ -340,7 +342,7 @@ def export(
     from lookonce.eval.answers.files import AnsweringCost
     from lookonce.eval.join import find_predictions
     from lookonce.eval.scores.prediction import read_predictions
-    from lookonce.eval.submission import SubmissionInfo, lacks, notes, submission, to_text
+    from lookonce.eval.submission import SubmissionInfo, notes, submission, to_text, why_incomplete
     from lookonce.files import create_text
     from lookonce.run.folder import claimed_around
     from lookonce.run.open import Needs, open_run
@@ -353,13 +355,13 @@ def export(
     with claimed_around(output, "lookonce export"):
         split = split or run.eval.split
         predictions = read_predictions(find_predictions(folder, split))
-        what, expected = f"submission info {info_file}", f"a mapping of {', '.join(SubmissionInfo.model_fields)}"
+        title, form = f"submission info {info_file}", f"a mapping of {', '.join(SubmissionInfo.model_fields)}"
         info = SubmissionInfo()
         if info_file:
-            info = read_settings(info_file, SubmissionInfo, what, "name another file", expected)
+            info = read_settings(info_file, SubmissionInfo, title, "name another file", form)
         are_here = all(path.exists() for path in getattr(run.data, split, ()))
         records = [*read_split(run, split)] if split in ("val", "test") and are_here else []
-        missing = lacks(predictions, challenge, records)
+        missing = why_incomplete(predictions, challenge, records)
         if missing and not partial:
             raise UsageError(
                 f"{missing}; answer all with: {shell('lookonce', 'eval', run_dir, '--split', split)}, or export what "

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from lookonce.commands.options import JSON, PATH, PDF, Decimal, check_launch, emit, notify, only_results_on_stdout
-from lookonce.text import count
+from lookonce.text import count, shell
 
 STUDY = click.argument("study_file", metavar="STUDY.yaml", type=PATH)
 
@@ -60,9 +60,9 @@ def plan(study_file: Path, rate: float | None, as_json: bool) -> None:
     check_launch()
     from lookonce.study.plan import plan_study
 
-    found = plan_study(study_file, rate)
-    emit(found.to_json(), found.text(), as_json)
-    sys.exit(1 if found.errors else 0)
+    study_plan = plan_study(study_file, rate)
+    emit(study_plan.to_json(), study_plan.text(), as_json)
+    sys.exit(1 if study_plan.errors else 0)
 
 
 @study.command()
@@ -105,8 +105,8 @@ def run(study_file: Path, num_parallel: int | None, again: bool, as_json: bool) 
         from lookonce.study.state import StudyStatus
 
         outcome = run_study(study_file, again, num_parallel, notify)
-        found = StudyStatus.read(study_file)
-    emit(asdict(outcome) | found.to_json(), "\n".join(filter(None, [found.text(), outcome.text()])), as_json)
+        state = StudyStatus.read(study_file)
+    emit(asdict(outcome) | state.to_json(), "\n".join(filter(None, [state.text(), outcome.text()])), as_json)
     sys.exit(outcome.exit_code)
 
 
@@ -129,8 +129,8 @@ def status(study_file: Path, as_json: bool) -> None:
     """
     from lookonce.study.state import StudyStatus
 
-    found = StudyStatus.read(study_file)
-    emit(found.to_json(), found.text(), as_json)
+    study_status = StudyStatus.read(study_file)
+    emit(study_status.to_json(), study_status.text(), as_json)
 
 
 @study.command()
@@ -156,9 +156,9 @@ def jobs(study_file: Path, as_json: bool) -> None:
     """
     from lookonce.study.run import fields_of, find_missing, line_of
 
-    found = find_missing(study_file)
-    if found or as_json:
-        emit([fields_of(job) for job in found], "\n".join(map(line_of, found)), as_json)
+    missing_jobs = find_missing(study_file)
+    if missing_jobs or as_json:
+        emit([fields_of(job) for job in missing_jobs], "\n".join(map(line_of, missing_jobs)), as_json)
 
 
 @study.command()
@@ -203,9 +203,10 @@ def report(study_file: Path, output: Path | None, has_pdf: bool, as_json: bool) 
     page = output or folder / PAGE
     with RunClaim(folder, "lookonce study report") as owner, claimed_around(page, "lookonce study report"):
         owner.take(patience_s=PATIENCE_S)
-        found = report_study(study_file)
-        written = found.write(page, has_pdf)
-    for name in found.left_out:
-        notify(f"not complete, and left out: {name}")
+        study_report = report_study(study_file)
+        written = study_report.write(page, has_pdf)
+    for name in study_report.left_out:
+        command = shell("lookonce", "study", "run", study_file)
+        notify(f"{name} is not complete, and left out; complete it with: {command}")
     notify(f"wrote the page to {page}, and {count(len(written), 'file')} for a paper beside it")
-    emit(found.to_json(), found.text(), as_json)
+    emit(study_report.to_json(), study_report.text(), as_json)

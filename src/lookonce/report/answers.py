@@ -48,8 +48,8 @@ def answers(runs: Sequence[ReportedRun]) -> list[dict[str, Any]] | None:
 
 def _answers(row: Answered, names: Sequence[str]) -> dict[str, Any]:
     keys = ("origin", "images", "question", "answer", "references", "category", "stage", "source")
-    asked = {key: getattr(row[0], key) for key in keys}
-    return asked | {"predicted": {name: one.predicted for name, one in zip(names, row, strict=True)}}
+    values = {key: getattr(row[0], key) for key in keys}
+    return values | {"predicted": {name: prediction.predicted for name, prediction in zip(names, row, strict=True)}}
 
 
 def draw_sheet(runs: Sequence[Run]) -> dict[str, tuple[int, list[Answered]]]:
@@ -70,8 +70,8 @@ def _kinds(runs: Sequence[Run]) -> dict[str, list[Answered]]:
     rows = list(zip(*in_one_order(runs), strict=True))
     everywhere = " in all runs" if len(runs) > 1 else ""
     kinds = {
-        f"Wrong{everywhere}": [row for row in rows if not any(one.is_right for one in row)],
-        f"Right{everywhere}": [row for row in rows if all(one.is_right for one in row)],
+        f"Wrong{everywhere}": [row for row in rows if not any(prediction.is_right for prediction in row)],
+        f"Right{everywhere}": [row for row in rows if all(prediction.is_right for prediction in row)],
     }
     for place, run in enumerate(runs[1:], start=1):
         won = f"Won by {run.name}: right there, wrong in {runs[0].name}"
@@ -116,9 +116,9 @@ def errors(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
     answered = [run for run in runs if run.answers]
     if not answered:
         return None
-    found, num_others = confusions(answered)
+    most_frequent, num_others = confusions(answered)
     closed = [line for run in answered for line in closed_answers(run)]
-    return {"confusions": found, "num_other_questions": num_others, "closed": closed}
+    return {"confusions": most_frequent, "num_other_questions": num_others, "closed": closed}
 
 
 def confusions(runs: Sequence[ReportedRun]) -> tuple[list[dict[str, Any]], int]:
@@ -131,33 +131,33 @@ def confusions(runs: Sequence[ReportedRun]) -> tuple[list[dict[str, Any]], int]:
     of_question: Counter[str] = Counter()
     for (question, _, _), times in total.items():
         of_question[question] += times
-    ranked: dict[str, list[tuple[str, str, str]]] = {one: [] for one, _ in of_question.most_common(NUM_QUESTIONS)}
+    ranked: dict[str, list[tuple[str, str, str]]] = {text: [] for text, _ in of_question.most_common(NUM_QUESTIONS)}
     for key, _ in total.most_common():
         if key[0] in ranked:
             ranked[key[0]].append(key)
-    found = [
+    rows = [
         dict(zip(("question", "answer", "predicted"), key, strict=True))
         | {"times": {name: wrong[key] for name, wrong in by_run.items()}}
         for keys in ranked.values()
         for key in keys[:NUM_PAIRS]
     ]
-    return found, len(of_question) - len(ranked)
+    return rows, len(of_question) - len(ranked)
 
 
 def _wrong(run: ReportedRun) -> Counter[tuple[str, str, str]]:
     """How often each wrong answer is given: question, truth, answer."""
-    wrong = [one.in_nfc for one in run.answers.predictions if not one.is_right] if run.answers else []
-    return Counter((one.question, one.answer, one.predicted.strip()) for one in wrong)
+    wrong = [row.in_nfc for row in run.answers.predictions if not row.is_right] if run.answers else []
+    return Counter((row.question, row.answer, row.predicted.strip()) for row in wrong)
 
 
 def closed_answers(run: ReportedRun) -> list[dict[str, Any]]:
     """How a run answers the closed questions, by their reference answer."""
-    given: dict[str, Counter[str]] = {}
-    for one in run.answers.predictions if run.answers else []:
-        if is_closed(one.answer):
-            given.setdefault(one.answer.strip().lower(), Counter())[one.predicted.strip().lower()] += 1
+    counts: dict[str, Counter[str]] = {}
+    for row in run.answers.predictions if run.answers else []:
+        if is_closed(row.answer):
+            counts.setdefault(row.answer.strip().lower(), Counter())[row.predicted.strip().lower()] += 1
     return [
         {"run": run.name, "answer": truth, "yes": times["yes"], "no": times["no"]}
         | {"other": times.total() - times["yes"] - times["no"]}
-        for truth, times in sorted(given.items(), reverse=True)
+        for truth, times in sorted(counts.items(), reverse=True)
     ]

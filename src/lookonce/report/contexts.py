@@ -65,7 +65,7 @@ class ContextScores:
         return f"{self.name} ({self.num_seeds} seeds)" if self.num_seeds > 1 else self.name
 
 
-def asked_beside(run: RunFile) -> list[str]:
+def other_contexts(run: RunFile) -> list[str]:
     """With whose answers a run can be asked beside its own evaluation: of those with `data.context` and questions."""
     has_both = run.data.context and getattr(run.data, run.eval.split)
     return [kind for kind in IN_CONTEXT if has_both and kind != run.eval.staged]
@@ -81,7 +81,7 @@ def context_scores(runs: Sequence[ReportedRun]) -> list[ContextScores]:
     for run in runs:
         if run.has_context and run.answers:
             trainings.setdefault(run.answers.training or run.name, []).append(run)
-    return [_scores(some) for some in trainings.values()]
+    return [_scores(seeds) for seeds in trainings.values()]
 
 
 def _scores(seeds: Sequence[ReportedRun]) -> ContextScores:
@@ -91,14 +91,14 @@ def _scores(seeds: Sequence[ReportedRun]) -> ContextScores:
     rows = in_one_order([run for _, _, run in flat])
     right = {kind: dict[int, Right]() for kind in KINDS}  # by seed
     for (kind, seed, _), answered in zip(flat, rows, strict=True):
-        right[kind][seed] = np.array([one.is_right for one in answered], dtype=np.float64)
+        right[kind][seed] = np.array([prediction.is_right for prediction in answered], dtype=np.float64)
     shares = {kind: np.mean([*by_seed.values()], axis=0) for kind, by_seed in right.items() if by_seed}
     pairs = {
         name: np.mean([right[first][seed] - right[second][seed] for seed in both], axis=0)
         for name, (first, second) in PAIRS.items()
         if (both := right[first].keys() & right[second].keys())
     }
-    groups, clusters = _groups(seeds[0], rows[0]), clusters_of([one.sources for one in rows[0]])
+    groups, clusters = _groups(seeds[0], rows[0]), clusters_of([prediction.sources for prediction in rows[0]])
 
     def estimates(values_Q: Right, interval: Callable[[Right, Clusters], Interval | None]) -> dict[str, Estimate]:
         return {
@@ -119,16 +119,16 @@ def _scores(seeds: Sequence[ReportedRun]) -> ContextScores:
 def _answers(run: ReportedRun) -> dict[str, Run]:
     """The answers of a run, by whose answers its prompts have; its result first."""
     assert run.answers and run.settings, "only runs with answers and settings are shown"
-    whose = {one.context_answers or "reference" for one in run.answers.predictions if one.context}
-    found: dict[str, Run] = {whose.pop() if whose else run.settings.eval.staged: run.answers}
+    whose = {prediction.context_answers or "reference" for prediction in run.answers.predictions if prediction.context}
+    by_kind: dict[str, Run] = {whose.pop() if whose else run.settings.eval.staged: run.answers}
     for kind in IN_CONTEXT:
         path = run.folder.predictions(f"{run.split}-{kind}") if run.folder else None
-        if path and path.exists() and kind not in found:
+        if path and path.exists() and kind not in by_kind:
             beside = replace(run.answers, predictions=read_predictions(path))
             with contextlib.suppress(UsageError):  # they are to other questions
                 in_one_order([run.answers, beside])
-                found[kind] = beside
-    return found
+                by_kind[kind] = beside
+    return by_kind
 
 
 def _groups(run: ReportedRun, rows: Sequence[Prediction]) -> dict[str, NDArray[np.bool_]]:
@@ -137,7 +137,7 @@ def _groups(run: ReportedRun, rows: Sequence[Prediction]) -> dict[str, NDArray[n
     form, groups = run.settings.data.context, {ALL: np.ones(len(rows), dtype=np.bool_)}
     if form.by in GROUPINGS:
         for value in map(as_text, form.order):
-            groups[f"{form.by} {value}"] = np.array([getattr(one.in_nfc, form.by) == value for one in rows])
+            groups[f"{form.by} {value}"] = np.array([getattr(row.in_nfc, form.by) == value for row in rows])
     return {name: is_in_Q for name, is_in_Q in groups.items() if is_in_Q.any()}
 
 
@@ -155,37 +155,37 @@ Cell = tuple[str, str]
 """A figure and its interval, as they are shown."""
 
 
-def context_cells(one: ContextScores) -> dict[str, list[Cell]]:
+def context_cells(scores: ContextScores) -> dict[str, list[Cell]]:
     """The cells of a table below `HEADER`, by the questions of a line: all, then each stage."""
     return {
         group: [
-            *(_share(one.exact_match.get(kind, {}).get(group)) for kind in KINDS),
-            *(_points(one.differences.get(name, {}).get(group)) for name in PAIRS),
+            *(_share(scores.exact_match.get(kind, {}).get(group)) for kind in KINDS),
+            *(_points(scores.differences.get(name, {}).get(group)) for name in PAIRS),
         ]
-        for group in one.num_questions
+        for group in scores.num_questions
     }
 
 
-def _share(one: Estimate | None) -> Cell:
-    return (f"{one.value:.1%}", _interval(one)) if one else ("not asked", "")
+def _share(estimate: Estimate | None) -> Cell:
+    return (f"{estimate.value:.1%}", _interval(estimate)) if estimate else ("not evaluated", "")
 
 
-def _points(one: Estimate | None) -> Cell:
-    return (f"{100 * one.value:+.1f}", _interval(one)) if one else ("", "")
+def _points(estimate: Estimate | None) -> Cell:
+    return (f"{100 * estimate.value:+.1f}", _interval(estimate)) if estimate else ("", "")
 
 
-def _interval(one: Estimate) -> str:
-    return one.interval.in_percent() if one.interval else "no interval"
+def _interval(estimate: Estimate) -> str:
+    return estimate.interval.in_percent() if estimate.interval else "no interval"
 
 
-def context_text(one: ContextScores) -> str:
+def context_text(scores: ContextScores) -> str:
     """The scores as a text of 80 columns, where only differences have intervals; and the commands that ask the rest."""
     lines = [
         [group, *(words for words, _ in cells[: len(KINDS)]), *map(with_interval, cells[len(KINDS) :])]
-        for group, cells in context_cells(one).items()
+        for group, cells in context_cells(scores).items()
     ]
-    missing = [f"not asked yet; run: {line}" for line in one.not_asked]
-    title = f"{one.title} with predicted, reference and no earlier answers in the prompts"
+    missing = [f"not evaluated yet; run: {line}" for line in scores.not_asked]
+    title = f"{scores.title} with predicted, reference and no earlier answers in the prompts"
     header = ("", *HEADER[1 : len(KINDS) + 1], "pred. - none", "ref. - pred.")
     return "\n".join([title, table(header, lines), *missing])
 

@@ -62,7 +62,7 @@ class Report:
         numbers = {
             "verdict": {"runs": [_verdict(run) for run in runs]},
             "comparison": compared,
-            **({"contexts": [asdict(one) for one in contexts]} if has_context else {}),
+            **({"contexts": [asdict(scores) for scores in contexts]} if has_context else {}),
             "groups": {run.name: _groups(run) for run in runs if run.scores} or None,
             "metrics": {run.name: _metrics(run) for run in runs if run.metrics.get("metrics")} or None,
             "curves": curves(runs),
@@ -88,12 +88,13 @@ class Report:
     def to_page(self, template: str = "report.html.jinja", **more: Any) -> str:
         """The whole page as text, by this template or one that extends it with `more` values."""
         names, json = [run.name for run in self.runs], self.numbers
-        known = json["settings"] or {"settings": {}, "differing": [], "defaults": None}
-        defaults = {"default value": known["defaults"]} if known["defaults"] else {}
-        scored = [one for one in json["verdict"]["runs"] if "baselines" in one]
+        shown_settings = json["settings"] or {"settings": {}, "differing": [], "defaults": None}
+        defaults = {"default value": shown_settings["defaults"]} if shown_settings["defaults"] else {}
+        scored = [run for run in json["verdict"]["runs"] if "baselines" in run]
         metrics = json["metrics"] or {}
-        counts = [one["counts"] or {} for one in metrics.values()]
-        conditions = [(run, key) for run, one in metrics.items() for key in one["baselines"]]
+        counts = [values["counts"] or {} for values in metrics.values()]
+        libraries = [values["text_metrics"] or "" for values in metrics.values()]
+        conditions = [(run, key) for run, values in metrics.items() for key in values["baselines"]]
         values = {
             "title": f"Report of {listed(names)}",
             "lead": " ".join(self.sentences()[:MAX_TOLD]),
@@ -101,22 +102,20 @@ class Report:
             "named": _tiles(scored),
             "names": names,
             "json": json,
-            "looks": merged([(run.name, _looks(run)) for run in self.runs if run.scores], len(names)),
-            "said": merged(_said_of_records(self.runs, json["data"] or {}), len(names)),
+            "looks": merged([(run.name, _image_sentence(run)) for run in self.runs if run.scores], len(names)),
+            "said": merged(_record_sentences(self.runs, json["data"] or {}), len(names)),
             "conditions": conditions,
             "beside": [NAMES[key] + (f", {run}" if len(metrics) > 1 else "") for run, key in conditions],
-            "metric_names": {key: one for run in reversed(metrics.values()) for key, one in run["metrics"].items()},
-            "not_installed": next(
-                (text for one in metrics.values() if "pip" in (text := one["text_metrics"] or "")), ""
-            ),
-            "counted": {key: name for key, name in COUNTS.items() if any(one.get(key) is not None for one in counts)},
+            "metric_names": {key: name for run in reversed(metrics.values()) for key, name in run["metrics"].items()},
+            "not_installed": next(filter(lambda text: "pip" in text, libraries), ""),
+            "counted": {key: name for key, name in COUNTS.items() if any(run.get(key) is not None for run in counts)},
             "curves": [plots.to_svg(plot, f"{name} of {listed(names)}") for name, plot in self.plots().items()],
-            "contexts": [(one, context_cells(one)) for one in self.contexts],
+            "contexts": [(scores, context_cells(scores)) for scores in self.contexts],
             "contexts_header": CONTEXTS_HEADER,
             "picture_of": pictures(json["answers"] or []),
             "cost_lines": cost_lines(json["cost"] or {}),
-            "settings": _lines(known["settings"], page.setting),
-            "differing": _lines(known["settings"] | defaults, page.setting, known["differing"]),
+            "settings": _lines(shown_settings["settings"], page.setting),
+            "differing": _lines(shown_settings["settings"] | defaults, page.setting, shown_settings["differing"]),
             "facts": _lines(json["provenance"]["facts"], lambda text: shown(text or "", 120)),
             "splits": _splits(self.runs),
             "GROUPINGS": GROUPINGS,
@@ -132,19 +131,19 @@ class Report:
 
 def _tiles(scored: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Names and numbers for the top of a page."""
-    found = [("exact match" if len(scored) == 1 else one["name"], f"{one['exact_match']:.1%}") for one in scored]
-    for one in scored[:1]:
-        found[MAX_TOLD:] = [("majority baseline", f"{one['majority']:.1%}")]
-        found += [("questions", f"{one['num_questions']:,}"), ("images", f"{one['num_images']:,}")]
-    return found
+    tiles = [("exact match" if len(scored) == 1 else run["name"], f"{run['exact_match']:.1%}") for run in scored]
+    for run in scored[:1]:
+        tiles[MAX_TOLD:] = [("majority baseline", f"{run['majority']:.1%}")]
+        tiles += [("questions", f"{run['num_questions']:,}"), ("images", f"{run['num_images']:,}")]
+    return tiles
 
 
 def _lines(
     by_run: Mapping[str, Mapping[str, Any]], show: Callable[[Any], str], keys: Iterable[str] | None = None
 ) -> list[list[str]]:
     """A line for each key, by default all keys, with a cell for each run."""
-    keys = dict.fromkeys(key for one in by_run.values() for key in one) if keys is None else keys
-    return [[key, *(show(one.get(key)) for one in by_run.values())] for key in keys]
+    keys = dict.fromkeys(key for values in by_run.values() for key in values) if keys is None else keys
+    return [[key, *(show(values.get(key)) for values in by_run.values())] for key in keys]
 
 
 def check_replaces_page(path: Path) -> None:
@@ -174,14 +173,14 @@ def report_training(folder: RunFolder, summary: dict[str, Any], data: DataFacts)
     return folder.report
 
 
-def merged(said: Iterable[tuple[str, str]], num_runs: int) -> list[str]:
+def merged(sentences: Iterable[tuple[str, str]], num_runs: int) -> list[str]:
     """Sentences on runs, each once with the names of the runs; of a single run no name is needed."""
     names: dict[str, list[str]] = {}
-    for name, sentence in said:
+    for name, sentence in sentences:
         names.setdefault(sentence, []).append(name)
     if num_runs == 1:
         return [f"{text[0].upper()}{text[1:]}" for text in names]
-    return [f"{'All runs' if len(some) == num_runs else ', '.join(some)}: {text}" for text, some in names.items()]
+    return [f"{'All runs' if len(runs) == num_runs else ', '.join(runs)}: {text}" for text, runs in names.items()]
 
 
 def _verdict(run: ReportedRun) -> dict[str, Any]:
@@ -193,19 +192,22 @@ def _verdict(run: ReportedRun) -> dict[str, Any]:
     return value | overall | {"num_images": run.scores.num_images, "baselines": run.metrics["baselines"]}
 
 
+MAJORITY = "the majority baseline, the most frequent training answer to each question"
+
+
 def run_sentence(run: ReportedRun) -> str:
     """How a run is scored, or why it is not."""
     if run.scores is None:
         training = f"; its training: {run.training.text()}" if run.training else ""
         return f"{run.name} is not evaluated on {run.split}{training}."
     overall, majority = run.scores.overall, run.metrics["baselines"]["majority"]
-    asked = f"{count(overall.num_questions, 'question')} about {count(run.scores.num_images, 'image')}"
-    right = f"{run.name} answers {overall.exact_match:.1%} of {asked} exactly right"
+    questions = f"{count(overall.num_questions, 'question')} about {count(run.scores.num_images, 'image')}"
+    right = f"{run.name} answers {overall.exact_match:.1%} of {questions} exactly right"
     if overall.interval is None or majority["interval"] is None:
-        return f"{right}; {FEW_IMAGES}. The majority answers reach {overall.majority:.1%}."
+        return f"{right}; {FEW_IMAGES}. {MAJORITY.capitalize()}, has {overall.majority:.1%}."
     compared = _beside_majority(100 * majority["difference"], Interval(*majority["interval"]))
     interval = f"(95% interval {overall.interval.in_percent()})"
-    return f"{right} {interval}. That is {compared} always the majority answer ({overall.majority:.1%})."
+    return f"{right} {interval}. That is {compared} {MAJORITY} ({overall.majority:.1%})."
 
 
 def _beside_majority(points: float, interval: Interval) -> str:
@@ -214,16 +216,16 @@ def _beside_majority(points: float, interval: Interval) -> str:
     return f"{-points:.1f} points less than" if interval.high < 0 else "not distinguishable from"
 
 
-def _looks(run: ReportedRun) -> str:
+def _image_sentence(run: ReportedRun) -> str:
     """Whether the model looks at the image, by what it scores without the right one."""
-    if (one := run.metrics["baselines"].get("shuffled")) is None:
+    if (shuffled := run.metrics["baselines"].get("shuffled")) is None:
         return "whether the model looks at the image is not known; to measure it: lookonce eval RUN --baselines"
     result = (
         "it looks at the image"
-        if one["interval"] and one["interval"][0] > 0
+        if shuffled["interval"] and shuffled["interval"][0] > 0
         else "nothing shows that it looks at the image"
     )
-    return f"the model scores {one['exact_match']:.1%} with {NAMES['shuffled']}, so {result}"
+    return f"the model scores {shuffled['exact_match']:.1%} with {NAMES['shuffled']}, so {result}"
 
 
 def comparison(runs: Sequence[ReportedRun], with_first_only: bool) -> dict[str, Any] | None:
@@ -235,10 +237,11 @@ def comparison(runs: Sequence[ReportedRun], with_first_only: bool) -> dict[str, 
     answered = [run.answers for run in runs if run.answers]
     if len(answered) < 2:
         return None
-    found = compare(answered, with_first_only=with_first_only)
-    if not found.is_exact_match_poor:
-        return to_json(found)
-    return to_json(found) | {"token_f1": to_json(compare(answered, with_first_only=with_first_only, metric="token_f1"))}
+    result = compare(answered, with_first_only=with_first_only)
+    if not result.is_exact_match_poor:
+        return to_json(result)
+    in_words = compare(answered, with_first_only=with_first_only, metric="token_f1")
+    return to_json(result) | {"token_f1": to_json(in_words)}
 
 
 def _groups(run: ReportedRun) -> dict[str, Any]:
@@ -246,14 +249,14 @@ def _groups(run: ReportedRun) -> dict[str, Any]:
     assert run.scores
     numbers: dict[str, Any] = {"num_groups": run.scores.num_groups}
     for by in GROUPINGS:
-        beside = {key: found.get(f"by_{by}", {}) for key, found in run.conditions.items()}
+        beside = {key: metrics.get(f"by_{by}", {}) for key, metrics in run.conditions.items()}
         numbers[f"by_{by}"] = {
-            name: asdict(one)
+            name: asdict(score)
             | {
-                "gain": one.gain,
-                "baselines": {key: some[name]["exact_match"] for key, some in beside.items() if name in some},
+                "gain": score.gain,
+                "baselines": {key: scores[name]["exact_match"] for key, scores in beside.items() if name in scores},
             }
-            for name, one in run.scores.groups[by].items()
+            for name, score in run.scores.groups[by].items()
         }
     return numbers
 
@@ -270,7 +273,7 @@ COUNTS = {
 
 def _metrics(run: ReportedRun) -> dict[str, Any]:
     """All other metrics of a run, beside the baselines that the model has answered."""
-    beside = {key: found.get("metrics", {}) for key, found in run.conditions.items()}
+    beside = {key: metrics.get("metrics", {}) for key, metrics in run.conditions.items()}
     return {name: run.metrics.get(name) for name in ("metrics", "counts", "text_metrics")} | {"baselines": beside}
 
 
@@ -278,14 +281,14 @@ def curves(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
     """What each run has logged."""
     return {
         name: {
-            "loss": one.loss,
-            "validation_loss": one.validation_loss,
-            "learning_rate": one.learning_rate,
-            "best": one.best,
-            "exact_match_while_training": one.exact_match,
-            "most_right": one.most_right,
+            "loss": run_curves.loss,
+            "validation_loss": run_curves.validation_loss,
+            "learning_rate": run_curves.learning_rate,
+            "best": run_curves.best,
+            "exact_match_while_training": run_curves.exact_match,
+            "most_right": run_curves.most_right,
         }
-        for name, one in _logged(runs).items()
+        for name, run_curves in _logged(runs).items()
     } or None
 
 
@@ -298,14 +301,16 @@ def _panels(logged: Mapping[str, Curves]) -> Iterator[Panel]:
     """A panel for each figure."""
     is_alone, numbered = len(logged) == 1, [*enumerate(logged.items())]
     if logged:
-        lows, highs = zip(*(one.loss_range() for one in logged.values()), strict=True)
-        losses = [line for number, (name, one) in numbered for line in _losses(name, one, number, is_alone)]
+        lows, highs = zip(*(run_curves.loss_range() for run_curves in logged.values()), strict=True)
+        losses = [
+            line for number, (name, run_curves) in numbered for line in _losses(name, run_curves, number, is_alone)
+        ]
         yield Panel("loss", losses, (min(lows), max(highs)), height=300)
     for key, title in {"learning_rate": "learning rate", "exact_match": "exact match while training"}.items():
         lines = [
             Line("" if is_alone else name, curve, "line" if key == "learning_rate" else "marked", number)
-            for number, (name, one) in numbered
-            if len(curve := getattr(one, key)) > 1
+            for number, (name, run_curves) in numbered
+            if len(curve := getattr(run_curves, key)) > 1
         ]
         if lines:
             yield Panel(title, lines, None if key == "learning_rate" else (0, 1), height=220)
@@ -320,63 +325,64 @@ def _losses(name: str, logged: Curves, number: int, is_alone: bool) -> list[Line
 
 def cost(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
     """What each run cost, as far as it is recorded."""
-    found = {run.name: asdict(Cost.of(run)) for run in runs}
-    return found if cost_lines(found) else None
+    costs = {run.name: asdict(Cost.of(run)) for run in runs}
+    return costs if cost_lines(costs) else None
 
 
 def cost_lines(costs: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     """A line for each figure that is known of a run, with a cell for each run."""
-    cells = [_cost_cells(one) for one in costs.values()]
+    cells = [_cost_cells(run_cost) for run_cost in costs.values()]
     lines = [[name, *(of_run[name] for of_run in cells)] for name in (cells[0] if cells else ())]
     return [line for line in lines if any(line[1:])]
 
 
-def _cost_cells(one: Mapping[str, Any]) -> dict[str, str]:
+def _cost_cells(run_cost: Mapping[str, Any]) -> dict[str, str]:
     """Each figure of a run as text, by its name; empty if it is not known."""
-    startup, since = one["startup_seconds"].values(), f" since step {one['first_step']:,}" if one["first_step"] else ""
+    startup = run_cost["startup_seconds"].values()
+    since = f" since step {run_cost['first_step']:,}" if run_cost["first_step"] else ""
     shown: dict[str, tuple[Any, Callable[[Any], str]]] = {
-        "encoding the cache": (one["cache_seconds"], duration),
+        "encoding the cache": (run_cost["cache_seconds"], duration),
         "before the first step": (sum(startup) if startup else None, duration),
-        "training": (one["training_seconds"], lambda seconds: f"{duration(seconds)}{since}"),
+        "training": (run_cost["training_seconds"], lambda seconds: f"{duration(seconds)}{since}"),
         "answering": (
-            one["answering_seconds"],
-            lambda seconds: f"{duration(seconds)}, {1e3 * seconds / one['num_answered']:.1f} ms a question",
+            run_cost["answering_seconds"],
+            lambda seconds: f"{duration(seconds)}, {1e3 * seconds / run_cost['num_answered']:.1f} ms a question",
         ),
-        "GPU hours": (one["gpu_hours"], lambda hours: f"{hours:.2f} on {one['num_gpus']} GPU"),
-        "memory reserved": (one["memory_gb"], "{:.1f} GB".format),
-        "steps": (one["num_steps"], "{:,}".format),
-        "samples": (one["num_samples"], "{:,}".format),
-        "ms a sample": (one["ms_per_sample"], "{:.2f}".format),
-        "tokens per second": (one["tokens_per_second"], "{:,.0f}".format),
-        "waiting for data": (one["wait_share"], "{:.1%}".format),
-        "cache": (one["cache_bytes"], size),
-        "adapter": (one["adapter_bytes"], size),
+        "GPU hours": (run_cost["gpu_hours"], lambda hours: f"{hours:.2f} on {run_cost['num_gpus']} GPU"),
+        "memory reserved": (run_cost["memory_gb"], "{:.1f} GB".format),
+        "steps": (run_cost["num_steps"], "{:,}".format),
+        "samples": (run_cost["num_samples"], "{:,}".format),
+        "ms a sample": (run_cost["ms_per_sample"], "{:.2f}".format),
+        "tokens per second": (run_cost["tokens_per_second"], "{:,.0f}".format),
+        "waiting for data": (run_cost["wait_share"], "{:.1%}".format),
+        "cache": (run_cost["cache_bytes"], size),
+        "adapter": (run_cost["adapter_bytes"], size),
     }
     cells = {name: "" if value is None else show(value) for name, (value, show) in shown.items()}
-    return cells | ({"GPU hours": "none, on a CPU"} if one["num_gpus"] == 0 else {})
+    return cells | ({"GPU hours": "none, on a CPU"} if run_cost["num_gpus"] == 0 else {})
 
 
 def settings(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
     """All keys of all runs, and those that differ between them, or of a single run from the defaults."""
-    known = {run.name: flatten(run.settings.model_dump(mode="json")) for run in runs if run.settings}
-    if not known:
+    by_run = {run.name: flatten(run.settings.model_dump(mode="json")) for run in runs if run.settings}
+    if not by_run:
         return None
     defaults = None
-    if len(known) == 1:  # those of a run file that names model, records and output, and nothing else
+    if len(by_run) == 1:  # those of a run file that names model, records and output, and nothing else
         [run] = [run.settings for run in runs if run.settings]
         required = {"model": {"path": run.model.path}, "data": {"train": run.data.train}, "output": run.output}
         defaults = flatten(RunFile.model_validate(required, context=RECORDED).model_dump(mode="json"))
-    compared = [*known.values(), *([defaults] if defaults else [])]
-    names = dict.fromkeys(name for values in known.values() for name in values)
+    compared = [*by_run.values(), *([defaults] if defaults else [])]
+    names = dict.fromkeys(name for values in by_run.values() for name in values)
     differing = [name for name in names if len({page.setting(values.get(name)) for values in compared}) > 1]
-    return {"differing": differing, "settings": known, "defaults": defaults}
+    return {"differing": differing, "settings": by_run, "defaults": defaults}
 
 
 def _data(run: ReportedRun) -> dict[str, Any]:
     """What is known of a run's records."""
     predictions = run.answers.predictions if run.answers else []
     return {
-        "splits": {split: vars(one) for split, one in run.data.splits.items()},
+        "splits": {split: vars(facts) for split, facts in run.data.splits.items()},
         "problem": run.data.problem,
         "seen_in_training": overlap(predictions, run.data) if predictions and run.data.seen else None,
         "num_too_long": run.trained.get("num_too_long"),
@@ -388,15 +394,15 @@ def _splits(runs: Sequence[ReportedRun]) -> list[tuple[str, ...]]:
     """The lines of a table of the splits; runs with the same splits are named together."""
     names: dict[Any, list[str]] = {}
     for run in runs:
-        for split, one in run.data.splits.items():
-            names.setdefault((split, one), []).append(run.name)
+        for split, facts in run.data.splits.items():
+            names.setdefault((split, facts), []).append(run.name)
     return [
-        (split, f"{one.num_records:,}", f"{one.num_questions:,}", f"{one.num_images:,}", ", ".join(some))
-        for (split, one), some in names.items()
+        (split, f"{facts.num_records:,}", f"{facts.num_questions:,}", f"{facts.num_images:,}", ", ".join(run_names))
+        for (split, facts), run_names in names.items()
     ]
 
 
-def _said_of_records(runs: Sequence[ReportedRun], numbers: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _record_sentences(runs: Sequence[ReportedRun], numbers: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What is known of each run's records: the run's name, and a sentence."""
     for run in (run for run in runs if run.settings):
         assert run.settings
@@ -419,8 +425,8 @@ def _leak(run: ReportedRun, seen: dict[str, Any]) -> str:
     how = "compared by content" if seen["by_content"] else "compared by file name, which does not find renamed copies"
     if not seen["num_questions"]:
         return f"no image of {run.split} is also in training ({how})"
-    others = seen["exact_match_of_others"]
-    rest = "" if others is None else f"; on the others exact match is {others:.1%}"
+    score_of_others = seen["exact_match_of_others"]
+    rest = "" if score_of_others is None else f"; on the others exact match is {score_of_others:.1%}"
     questions = f"{count(seen['num_questions'], 'question')} of {run.split}"
     return f"{questions} are about {count(seen['num_images'], 'image')} also in training ({how}){rest}"
 
@@ -450,7 +456,7 @@ def _facts(run: ReportedRun) -> dict[str, str]:
         "seed": str(run.settings.train.seed),
         "features (fingerprint)": str(run.inputs.get("cache", UNKNOWN))[:DIGITS],
         "language model (hash)": str(run.inputs.get("language_model", UNKNOWN))[:DIGITS],
-        **{f"{split} records (hash)": str(one)[:DIGITS] for split, one in run.inputs.get("records", {}).items()},
+        **{f"{split} records (hash)": str(digest)[:DIGITS] for split, digest in run.inputs.get("records", {}).items()},
         "commands": "; ".join([*train, shell("lookonce", "eval", run.folder.folder)]),
         "data": str(run.data.prepared.get("title", UNKNOWN)),
         "licence of the data": str(run.data.prepared.get("licence", UNKNOWN)),
@@ -482,7 +488,7 @@ def _limits(run: ReportedRun) -> Iterator[str]:
         yield f"not measured: {', '.join(missing)}"
     if run.split == "val":
         yield "val is not a final test: epochs or settings may have been chosen by it"
-    if not all(one.image_keys or not one.images for one in run.answers.predictions):
+    if not all(prediction.image_keys or not prediction.images for prediction in run.answers.predictions):
         yield "predictions of an earlier version, without image keys: images are compared by their paths"
     if run.settings:
         yield (

@@ -76,12 +76,12 @@ class DataFacts:
         return cls(
             splits={
                 split: SplitFacts(
-                    num_records=len(some),
-                    num_questions=sum(len(record.turns) for record in some),
-                    num_images=len({key_of.get(path, path) for record in some for path in record.images}),
+                    num_records=len(split_records),
+                    num_questions=sum(len(record.turns) for record in split_records),
+                    num_images=len({key_of.get(path, path) for record in split_records for path in record.images}),
                 )
-                for split, some in records.items()
-                if some
+                for split, split_records in records.items()
+                if split_records
             },
             seen=frozenset(keys | set(map(str, trained_on))),
             has_keys=all(path in key_of for path in trained_on),
@@ -106,13 +106,13 @@ class DataFacts:
 
 def overlap(predictions: Sequence[Prediction], facts: DataFacts) -> dict[str, Any]:
     """How many questions and images of a split training has seen, and the exact match of all others."""
-    seen = [one for one in predictions if facts.is_seen(one)]
-    others = [one for one in predictions if not facts.is_seen(one)]
+    seen = [row for row in predictions if facts.is_seen(row)]
+    unseen = [row for row in predictions if not facts.is_seen(row)]
     return {
         "num_questions": len(seen),
-        "num_images": len({one.sources for one in seen}),
-        "exact_match_of_others": sum(one.is_right for one in others) / len(others) if others else None,
-        "by_content": facts.has_keys and all(one.image_keys or not one.images for one in predictions),
+        "num_images": len({row.sources for row in seen}),
+        "exact_match_of_others": sum(row.is_right for row in unseen) / len(unseen) if unseen else None,
+        "by_content": facts.has_keys and all(row.image_keys or not row.images for row in predictions),
     }
 
 
@@ -147,9 +147,9 @@ class RunScores:
 
 def score_run(predictions: Sequence[Prediction]) -> RunScores:
     """Score the answers of a run."""
-    clusters = clusters_of([one.sources for one in predictions])
+    clusters = clusters_of([row.sources for row in predictions])
     right_Q, guessed_Q = (
-        np.array([getattr(one, name) for one in predictions], dtype=np.float64)
+        np.array([getattr(row, name) for row in predictions], dtype=np.float64)
         for name in ("is_right", "is_majority_right")
     )
 
@@ -159,7 +159,7 @@ def score_run(predictions: Sequence[Prediction]) -> RunScores:
 
     groups, num_groups = {}, {}
     for by in GROUPINGS:
-        names = [getattr(one, by) for one in predictions]
+        names = [getattr(row, by) for row in predictions]
         sizes = Counter(name for name in names if name is not None)
         largest = [name for name, _ in sizes.most_common(MAX_GROUPS)]
         groups[by] = {group: scored(np.array([name == group for name in names])) for group in largest}
@@ -209,14 +209,14 @@ class ReportedRun:
         """The metrics of the baselines that a model has answered, by their keys."""
         if self.folder is None:
             return {}
-        known = [key for key in BASELINES if key in self.metrics.get("baselines", {})]
-        return {key: read_metrics(self.folder, f"{self.split}-{key}") for key in known}
+        evaluated = [key for key in BASELINES if key in self.metrics.get("baselines", {})]
+        return {key: read_metrics(self.folder, f"{self.split}-{key}") for key in evaluated}
 
     @cached_property
     def curves(self) -> Curves:
         """What the training has logged, without values that are not finite, which have no place in a plot."""
         logged = vars(read_curves(self.folder.log)) if self.folder else {}
-        return Curves(*({step: one for step, one in curve.items() if isfinite(one)} for curve in logged.values()))
+        return Curves(*({step: value for step, value in curve.items() if isfinite(value)} for curve in logged.values()))
 
     @cached_property
     def log(self) -> list[dict[str, Any]]:

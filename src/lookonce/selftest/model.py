@@ -270,8 +270,7 @@ class ModelChecks:
     def attention(self) -> list[Check]:
         """Compare the attention of the packs alone."""
         return attempted(
-            f"attention, {self.name}",
-            lambda: attention_checks(self._to_mask(), self.heads, self.dtype, self.name),
+            f"attention, {self.name}", lambda: attention_checks(self._to_mask(), self.heads, self.dtype, self.name)
         )
 
     def _to_mask(self) -> list[PackToMask]:

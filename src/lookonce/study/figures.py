@@ -59,12 +59,12 @@ class Table(NamedTuple):
 
 def _columns(figures: Mapping[str, Any]) -> dict[str, Any]:
     """Figures with a column for each; an interval has two."""
-    found: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for name, value in flatten(figures).items():
         is_interval = name.endswith("interval") and (value is None or isinstance(value, Interval))
         low, high = (value if is_interval else None) or (None, None)
-        found |= {f"{name}_low": low, f"{name}_high": high} if is_interval else {name: value}
-    return found
+        columns |= {f"{name}_low": low, f"{name}_high": high} if is_interval else {name: value}
+    return columns
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,10 @@ class VariantCost:
 
         def mean(variants: Sequence[str], value: Callable[[Cost], float | None]) -> float | None:
             """The mean over seeds of the sum over variants; None if a value is not known."""
-            found = [[costs.get(f"{name}-{seed}") for name in variants] for seed in seeds]
-            values = [[value(cost) if cost else None for cost in of_seed] for of_seed in found]
-            known = [[one for one in of_seed if one is not None] for of_seed in values]
-            return fmean(map(sum, known)) if known == values else None
+            costs_by_seed = [[costs.get(f"{name}-{seed}") for name in variants] for seed in seeds]
+            values = [[value(cost) if cost else None for cost in of_seed] for of_seed in costs_by_seed]
+            known_values = [[number for number in of_seed if number is not None] for of_seed in values]
+            return fmean(map(sum, known_values)) if known_values == values else None
 
         needs = needs_of(variant, study)
         answering = [*study.routes[variant].variants.values()] if variant in study.routes else [variant]
@@ -141,19 +141,19 @@ def needs_of(variant: str, study: StudyFile) -> list[str]:
     """The variants whose training a variant needs, itself included, each after those that it needs."""
     is_routed = variant in study.routes
     before = study.routes[variant].variants.values() if is_routed else study.variants[variant].needs
-    found = dict.fromkeys(one for other in before for one in needs_of(other, study))
-    return list(found if is_routed else found | {variant: None})
+    needed = dict.fromkeys(name for other in before for name in needs_of(other, study))
+    return list(needed if is_routed else needed | {variant: None})
 
 
 def figures(comparison: Comparison, study: StudyFile, runs: Mapping[str, ReportedRun]) -> list[VariantFigures]:
     """The figures of all compared variants; without a baseline the first variant is one. `runs` are by name."""
     pairs = {pair.second: pair for pair in comparison.pairs if pair.first == comparison.candidates[0].name}
     costs = {name: Cost.of(run) for name, run in runs.items()}
-    found = []
-    for one in comparison.candidates:
-        variant, pair = one.runs[0], pairs.get(one.name)
-        scores = [runs[f"{variant}-{seed}"].scores for seed in one.seeds]
-        found.append(
+    variants = []
+    for candidate in comparison.candidates:
+        variant, pair = candidate.runs[0], pairs.get(candidate.name)
+        scores = [runs[f"{variant}-{seed}"].scores for seed in candidate.seeds]
+        variants.append(
             VariantFigures(
                 variant=variant,
                 exact_match_by_seed=[score.overall.exact_match for score in scores if score],
@@ -161,16 +161,19 @@ def figures(comparison: Comparison, study: StudyFile, runs: Mapping[str, Reporte
                 difference_interval=pair.interval if pair else None,
                 p_holm=pair.p_holm if pair else None,
                 is_distinguishable=bool(pair and pair.better),
-                cost=VariantCost.of(variant, study, one.seeds, costs),
-                **{name: getattr(one, name) for name in ("seeds", "exact_match", "interval", "majority", "spread")},
+                cost=VariantCost.of(variant, study, candidate.seeds, costs),
+                **{
+                    name: getattr(candidate, name)
+                    for name in ("seeds", "exact_match", "interval", "majority", "spread")
+                },
             )
         )
-    return found
+    return variants
 
 
-def variants_table(found: Sequence[VariantFigures], majority: str) -> Table:
+def variants_table(variants: Sequence[VariantFigures], majority: str) -> Table:
     """All figures of the variants; `majority` says whose the majority answers are."""
-    first = found[0].variant
+    first = variants[0].variant
     note = (
         "Exact match (the answer equals the reference) is the mean over seeds, with its 95% interval over images. "
         "Majority: always the question's most frequent training answer, no image seen. Points: percentage points above "
@@ -181,23 +184,23 @@ def variants_table(found: Sequence[VariantFigures], majority: str) -> Table:
     )
     header = ("variant", "exact match", "its 95% interval", "majority", f"points above {first}")
     more = ("interval of the points", "p (Holm)", "seeds differ by", "records", "training", "answering")
-    title, lines = f"Variants against {first}", [one.row() for one in found]
-    return Table("variants", title, note, header + more, lines, [asdict(one) for one in found])
+    title, lines = f"Variants against {first}", [variant.row() for variant in variants]
+    return Table("variants", title, note, header + more, lines, [asdict(variant) for variant in variants])
 
 
 Groups = dict[str, dict[str, dict[str, float]]]
 """By grouping and group: how many questions, what the majority answers score, and each variant."""
 
 
-def scores_of_groups(found: Sequence[VariantFigures], answers: Mapping[str, Run]) -> Groups:
+def scores_of_groups(variants: Sequence[VariantFigures], answers: Mapping[str, Run]) -> Groups:
     """Exact match of each variant by question and by stage, as the mean over its seeds."""
     groups: Groups = {}
     for by in ("question", "stage"):
         scored = {
-            one.variant: [scores_by(answers[f"{one.variant}-{seed}"].predictions, by) for seed in one.seeds]
-            for one in found
+            variant.variant: [scores_by(answers[f"{variant.variant}-{seed}"].predictions, by) for seed in variant.seeds]
+            for variant in variants
         }
-        first = scored[found[0].variant][0]
+        first = scored[variants[0].variant][0]
         most = sorted(first, key=lambda name: -first[name].num_questions)[:MAX_GROUPS]
         groups[by] = {
             name: {"num_questions": first[name].num_questions, "majority": first[name].majority}
@@ -213,18 +216,18 @@ def _in_order(stages: Mapping[str, object]) -> list[str]:
 
 def group_tables(groups: Groups) -> list[Table]:
     """A table of the questions, and one of the stages if there are any."""
-    found = []
+    tables = []
     for by, scores in groups.items():
         if scores:
             names = [name for name in next(iter(scores.values())) if name != "num_questions"]
             lines = [
-                [name, f"{one['num_questions']:,}", *(f"{one[key]:.1%}" for key in names)]
-                for name, one in scores.items()
+                [name, f"{score['num_questions']:,}", *(f"{score[key]:.1%}" for key in names)]
+                for name, score in scores.items()
             ]
             note = "Exact match of each variant, as the mean over its seeds, beside that of the majority answers."
-            figures = [{by: name} | one for name, one in scores.items()]
-            found.append(Table(f"{by}s", f"Exact match by {by}", note, (by, "asked", *names), lines, figures))
-    return found
+            figures = [{by: name} | score for name, score in scores.items()]
+            tables.append(Table(f"{by}s", f"Exact match by {by}", note, (by, "asked", *names), lines, figures))
+    return tables
 
 
 FORGETTING_NOTE = (
@@ -279,7 +282,7 @@ def _phases(variant: str, study: StudyFile) -> list[str]:
 
 def find_forgetting(study: StudyFile, answers: Mapping[str, Run]) -> list[Forgetting]:
     """The matrix of each sequence whose questions have stages; `answers` are those of complete runs, by name."""
-    return [found for sequence in sequences(study) if (found := _matrix(sequence, study.seeds, answers))]
+    return [forgetting for sequence in sequences(study) if (forgetting := _matrix(sequence, study.seeds, answers))]
 
 
 def _matrix(sequence: list[str], seeds: Sequence[int], answers: Mapping[str, Run]) -> Forgetting | None:
@@ -295,14 +298,14 @@ def _matrix(sequence: list[str], seeds: Sequence[int], answers: Mapping[str, Run
     return Forgetting(sequence, list(seeds), stages, shares, lost)
 
 
-def context_table(one: ContextScores) -> Table:
+def context_table(scores: ContextScores) -> Table:
     """A line for all questions of a variant with `data.context`, and one for each stage."""
-    estimates = (one.exact_match | one.differences).items()
+    estimates = (scores.exact_match | scores.differences).items()
     figures = [
-        {"questions": group, "num_questions": number} | {name: asdict(found[group]) for name, found in estimates}
-        for group, number in one.num_questions.items()
+        {"questions": group, "num_questions": number} | {name: asdict(by_group[group]) for name, by_group in estimates}
+        for group, number in scores.num_questions.items()
     ]
-    lines = [[group, *map(with_interval, cells)] for group, cells in context_cells(one).items()]
+    lines = [[group, *map(with_interval, cells)] for group, cells in context_cells(scores).items()]
     note = "Exact match by whose answers to earlier questions the prompts have, with 95% intervals over images."
-    title = f"Earlier answers in the prompts: {one.title}"
-    return Table(f"contexts-{one.name}", title, note, CONTEXTS_HEADER, lines, figures)
+    title = f"Earlier answers in the prompts: {scores.title}"
+    return Table(f"contexts-{scores.name}", title, note, CONTEXTS_HEADER, lines, figures)

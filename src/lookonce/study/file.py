@@ -89,21 +89,21 @@ class VariantSection(Section):
     def _keys_are_changes(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return {} if values is None else values
-        own = {name: values[name] for name in (STARTS_FROM, ANSWERS_OF, ROUTE) if name in values}
-        return own | {"changes": {name: value for name, value in values.items() if name not in own}}
+        sections = {name: values[name] for name in (STARTS_FROM, ANSWERS_OF, ROUTE) if name in values}
+        return sections | {"changes": {name: value for name, value in values.items() if name not in sections}}
 
     @model_validator(mode="after")
     def _leaves_to_the_study(self) -> VariantSection:
         if self.route and (self.changes or self.needs):
-            raise ValueError(f"a variant with `{ROUTE}` is not trained, so it has no other key")
+            raise ValueError(f"a variant with `{ROUTE}` is not trained, so it takes no other key")
         for key in self.changes:
             if key in OWN_KEYS:
                 raise ValueError(f"{key} is set for all variants; set `{OWN_KEYS[key]}` of the study file instead")
             if "." not in key:  # a whole section would replace that of the base run file
                 raise ValueError(f"{key}: name single keys of the run file, such as train.epochs, or {STARTS_FROM}")
-        for key, own in SET_BY.items():
-            if key in self.changes and getattr(self, own):
-                raise ValueError(f"{own} names variants, and {key} other runs; use one of them")
+        for key, section in SET_BY.items():
+            if key in self.changes and getattr(self, section):
+                raise ValueError(f"{section} names variants, and {key} other runs; use one of them")
         return self
 
     @property
@@ -173,13 +173,13 @@ class StudyFile(Section):
 
     def _named_by_variants(self) -> dict[str, str]:
         """The names of variants in other variants, by their keys."""
-        found: dict[str, str] = {}
+        names: dict[str, str] = {}
         for name, variant in self.variants.items():
-            found |= {f"variants.{name}.{STARTS_FROM}": variant.starts_from} if variant.starts_from else {}
-            found |= {f"variants.{name}.{ANSWERS_OF}[{place}]": other for place, other in enumerate(variant.answers_of)}
+            names |= {f"variants.{name}.{STARTS_FROM}": variant.starts_from} if variant.starts_from else {}
+            names |= {f"variants.{name}.{ANSWERS_OF}[{place}]": other for place, other in enumerate(variant.answers_of)}
             routed = variant.route.variants if variant.route else {}
-            found |= {f"variants.{name}.{ROUTE}.variants.{value}": other for value, other in routed.items()}
-        return found
+            names |= {f"variants.{name}.{ROUTE}.variants.{value}": other for value, other in routed.items()}
+        return names
 
     @property
     def trained(self) -> dict[str, VariantSection]:
@@ -203,8 +203,8 @@ def read_study(path: Path) -> StudyFile:
     Raises:
         UsageError: it is missing or not YAML, or keys or values are wrong.
     """
-    expected = f"a mapping of {', '.join(StudyFile.model_fields)}"
-    return read_settings(path, StudyFile, f"study file {path}", "see docs/studies.md", expected)
+    form = f"a mapping of {', '.join(StudyFile.model_fields)}"
+    return read_settings(path, StudyFile, f"study file {path}", "see docs/studies.md", form)
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class StudyRun:
     name: str
     variant: str
     seed: int
-    run: RunFile
+    settings: RunFile
     start: str | None
     """The name of the run with whose adapter this one starts."""
     answers_of: tuple[str, ...] = ()
@@ -227,15 +227,15 @@ class StudyRun:
 
     @property
     def run_file(self) -> Path:
-        return self.run.output.parent / RUN_FILES / f"{self.name}.yaml"
+        return self.settings.output.parent / RUN_FILES / f"{self.name}.yaml"
 
     @property
     def log(self) -> Path:
-        return self.run.output.parent / LOGS / f"{self.name}.log"
+        return self.settings.output.parent / LOGS / f"{self.name}.log"
 
     @cached_property
     def folder(self) -> RunFolder:
-        return RunFolder(self.run.output)
+        return RunFolder(self.settings.output)
 
 
 def expand(study: StudyFile) -> dict[str, StudyRun]:
@@ -250,12 +250,12 @@ def expand(study: StudyFile) -> dict[str, StudyRun]:
     for seed in study.seeds:
         for variant in study.trained:
             try:
-                found = _run(study, variant, seed, has_val)
-                runs[found.name] = found
+                run = _run(study, variant, seed, has_val)
+                runs[run.name] = run
             except UsageError as error:
                 mistakes[f"variant {variant}: {error}"] = None
-    for one in runs.values():
-        mistakes |= dict.fromkeys(filter(None, (_other_shape(one, runs), _wrong_folds(one, runs))))
+    for run in runs.values():
+        mistakes |= dict.fromkeys(filter(None, (_other_shape(run, runs), _wrong_folds(run, runs))))
     if mistakes:
         raise UsageError("\n".join(mistakes))
     return runs
@@ -277,38 +277,38 @@ def _run(study: StudyFile, variant: str, seed: int, has_val: bool) -> StudyRun:
         folders = [RunFolder(study.output / other) for other in answers_of]
         # No model has seen the validation images, so the answers of the first one serve.
         of_val = [folders[0].predictions("val")] if changes.get("data.val", has_val) else []
-        values[ANSWERS_KEY] = [str(path) for path in [*(one.predictions(HELD_OUT) for one in folders), *of_val]]
+        values[ANSWERS_KEY] = [str(path) for path in [*(folder.predictions(HELD_OUT) for folder in folders), *of_val]]
     assignments = [f"{key}={json.dumps(value, ensure_ascii=False, default=str)}" for key, value in values.items()]
     return StudyRun(name, variant, seed, read_run_file(study.base, assignments), start, answers_of)
 
 
-def _other_shape(one: StudyRun, runs: Mapping[str, StudyRun]) -> str:
+def _other_shape(run: StudyRun, runs: Mapping[str, StudyRun]) -> str:
     """The mistake of a variant that starts from an adapter of another shape; empty if there is none."""
-    start = runs.get(one.start or "")
-    found = shape_differences(one.run.lora, start.run.lora) if start else []
-    if not start or not found:
+    start = runs.get(run.start or "")
+    differing = shape_differences(run.settings.lora, start.settings.lora) if start else []
+    if not start or not differing:
         return ""
-    keys = listed([f"{key}: {mine!r}, there {theirs!r}" for key, mine, theirs in found])
-    return f"variant {one.variant}: the adapter of {start.variant} has another shape ({keys}); give both the same"
+    keys = listed([f"{key}: {value!r}, there {start_value!r}" for key, value, start_value in differing])
+    return f"variant {run.variant}: the adapter of {start.variant} has another shape ({keys}); give both the same"
 
 
-def _wrong_folds(one: StudyRun, runs: Mapping[str, StudyRun]) -> str:
+def _wrong_folds(run: StudyRun, runs: Mapping[str, StudyRun]) -> str:
     """The mistake of a variant whose answers are not those of a variant for each fold; empty if there is none."""
-    if not all(name in runs for name in one.answers_of):
+    if not all(name in runs for name in run.answers_of):
         return ""  # their own mistakes are named
-    folds = {runs[name].variant: runs[name].run.data.held_out for name in one.answers_of}
-    number = len(one.answers_of)
+    folds = {runs[name].variant: runs[name].settings.data.held_out for name in run.answers_of}
+    number = len(run.answers_of)
     if {(fold.fold, fold.of) for fold in folds.values() if fold} == {(fold + 1, number) for fold in range(number)}:
         return ""
     named = [f"{variant}: {f'{fold.fold} of {fold.of}' if fold else 'none'}" for variant, fold in folds.items()]
     return (
-        f"variant {one.variant}: answers_of needs a variant for each fold of the images, and names {listed(named, 9)}; "
+        f"variant {run.variant}: answers_of needs a variant for each fold of the images, and names {listed(named, 9)}; "
         f"give each its own, such as data.held_out: {{fold: 1, of: {number}}}"
     )
 
 
 def write_run_files(runs: Sequence[StudyRun], study: Path) -> None:
     """Write the run file of each run, with absolute paths, so that it can be used from any folder."""
-    for one in runs:
-        comment = f"# Variant {one.variant} with seed {one.seed} of the study {study}; written by lookonce study run.\n"
-        write_text(one.run_file, comment + with_absolute_paths(one.run).to_yaml())
+    for run in runs:
+        comment = f"# Variant {run.variant} with seed {run.seed} of the study {study}; written by lookonce study run.\n"
+        write_text(run.run_file, comment + with_absolute_paths(run.settings).to_yaml())

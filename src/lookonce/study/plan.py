@@ -67,8 +67,8 @@ def measure(run: RunFile) -> Workload:
     images, of_images = check_images(run, records, model)
     of_context = check_context(run, records, images.keys)
     results = [*check_settings(run), *of_records, *of_model, *of_images, *of_context]
-    errors = tuple(f"{one.what}: {one.value}" for one in results if one.level == "error")
-    kept = _kept(run, records, model.counter, images) if model.counter else []
+    errors = tuple(f"{result.what}: {result.value}" for result in results if result.level == "error")
+    kept = _usable_examples(run, records, model.counter, images) if model.counter else []
     if not kept or model.counter is None:
         return Workload(0, 0, 0, 0, (*errors, *(() if errors else ("no record can be trained on",))))
     examples = [example for _, example in kept]
@@ -84,11 +84,11 @@ def measure(run: RunFile) -> Workload:
     )
 
 
-def _kept(
+def _usable_examples(
     run: RunFile, records: CheckedRecords, counter: TokenCounter, images: CheckedImages
 ) -> list[tuple[Record, Example]]:
     """The records that are trained on, as examples; `lookonce check` names what is wrong with the others."""
-    found, order = [], run.batch.stage_order
+    kept, order = [], run.batch.stage_order
     for record in records.by_split["train"]:
         try:
             keys = [images.keys.get(path, str(path)) for path in record.images]
@@ -96,8 +96,8 @@ def _kept(
         except RecordsError:
             continue
         if example.num_tokens <= run.batch.longest_record:
-            found.append((record, replace(example, stage=order.find(record) or 0) if order else example))
-    return found
+            kept.append((record, replace(example, stage=order.find(record) or 0) if order else example))
+    return kept
 
 
 HEADER = ("variant", "runs left", "steps", "answers", "tokens", "time a run")
@@ -118,12 +118,12 @@ class VariantPlan:
     """How long a run trains; None without a measured rate."""
 
     def row(self) -> tuple[str, ...]:
-        one = self.workload
+        workload = self.workload
         needs = [*filter(None, [self.starts_from]), *self.answers_of]
         name = f"{self.variant} (after {listed(needs)})" if needs else self.variant
-        figures = (f"{number:,}" for number in (one.num_steps, one.num_answers, one.num_tokens))
+        figures = (f"{number:,}" for number in (workload.num_steps, workload.num_answers, workload.num_tokens))
         runs = f"{self.num_left} of {self.num_runs}"
-        return name, runs, *figures, "no rate" if self.seconds is None else duration(self.seconds)
+        return name, runs, *figures, "unknown" if self.seconds is None else duration(self.seconds)
 
 
 @dataclass(frozen=True)
@@ -138,32 +138,34 @@ class Plan:
     @property
     def errors(self) -> list[str]:
         """What would stop runs, by variant."""
-        errors = [f"{one.variant}: {error}" for one in self.variants for error in one.workload.errors]
+        errors = [f"{variant.variant}: {error}" for variant in self.variants for error in variant.workload.errors]
         return errors + self.wrong_routes
 
     @property
     def seconds(self) -> float | None:
         """How long all runs that are left train together; None without a measured rate."""
-        times = [(one.num_left, one.seconds) for one in self.variants if one.num_left]
-        known = [number * seconds for number, seconds in times if seconds is not None]
-        return sum(known) if len(known) == len(times) else None
+        times = [(variant.num_left, variant.seconds) for variant in self.variants if variant.num_left]
+        known_times = [number * seconds for number, seconds in times if seconds is not None]
+        return sum(known_times) if len(known_times) == len(times) else None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"errors": self.errors, "seconds": self.seconds}
 
     def text(self) -> str:
-        blocks = [table(HEADER, [one.row() for one in self.variants]), f"left: {self._left()}"]
+        blocks = [table(HEADER, [variant.row() for variant in self.variants]), f"left: {self._left_text()}"]
         blocks += ["\n".join(f"{name} is outdated: {reason}" for name, reason in self.outdated.items())]
         blocks += ["\n".join(f"error: {error}" for error in self.errors)]
         return "\n\n".join(filter(None, blocks))
 
-    def _left(self) -> str:
-        left = [(one.num_left, one.workload) for one in self.variants]
+    def _left_text(self) -> str:
+        left = [(variant.num_left, variant.workload) for variant in self.variants]
         answers, tokens = (
             sum(number * getattr(workload, name) for number, workload in left) for name in ("num_answers", "num_tokens")
         )
         counted = f"{count(sum(number for number, _ in left), 'run')}, {answers:,} answers, {tokens:,} tokens"
-        return counted if self.seconds is None else f"{counted}; {duration(self.seconds)} of training on one GPU"
+        if self.seconds is None:
+            return f"{counted}; for times, train one run, or give --rate (milliseconds per sample)"
+        return f"{counted}; {duration(self.seconds)} of training on one GPU"
 
 
 def plan_study(path: Path, given_ms: float | None = None) -> Plan:
@@ -175,7 +177,7 @@ def plan_study(path: Path, given_ms: float | None = None) -> Plan:
     study = read_study(path)
     runs = expand(study)
     outdated = find_outdated(runs)
-    left = [one.variant for one in runs.values() if one.name in outdated or not read_state(one).is_complete]
+    left = [run.variant for run in runs.values() if run.name in outdated or not read_state(run).is_complete]
     workloads = _measure_all(runs)
     rates = ({next(iter(workloads)): given_ms} if given_ms else {}) | _rates(runs, workloads)
     variants = [
@@ -194,58 +196,60 @@ def plan_study(path: Path, given_ms: float | None = None) -> Plan:
 
 
 def _wrong_routes(routed: Iterable[RoutedRun]) -> list[str]:
-    found = []
-    for one in {one.variant: one for one in routed}.values():
+    problems = []
+    for routed_run in {routed_run.variant: routed_run for routed_run in routed}.values():
         try:
-            one.check()
+            routed_run.check()
         except UsageError as error:
-            found.append(str(error))
+            problems.append(str(error))
         except LookonceError:
             continue  # records that cannot be read are errors of the variants
-    return found
+    return problems
 
 
 def _measure_all(runs: Mapping[str, StudyRun]) -> dict[str, Workload]:
     """The workload of each variant, measured once for all variants that train on the same."""
-    found: dict[str, Workload] = {}
+    by_key: dict[str, Workload] = {}
     by_variant: dict[str, Workload] = {}
-    for one in runs.values():
-        if one.variant not in by_variant:
-            run = _countable(one)
+    for run in runs.values():
+        if run.variant not in by_variant:
+            settings = _countable(run)
             # All that a workload follows from; the run to start from and paths to write to are not among it.
-            key = run.model_dump_json(exclude={"output": True, "eval": True, "train": {"start_from", "learning_rate"}})
-            found[key] = found.get(key) or measure(run)
-            by_variant[one.variant] = found[key]
+            key = settings.model_dump_json(
+                exclude={"output": True, "eval": True, "train": {"start_from", "learning_rate"}}
+            )
+            by_key[key] = by_key.get(key) or measure(settings)
+            by_variant[run.variant] = by_key[key]
     return by_variant
 
 
-def _countable(one: StudyRun) -> RunFile:
+def _countable(run: StudyRun) -> RunFile:
     """The run; with reference answers if those in its contexts are other runs', which may not have answered yet."""
-    data = one.run.data
-    if not (one.answers_of and data.context):
-        return one.run
+    data = run.settings.data
+    if not (run.answers_of and data.context):
+        return run.settings
     context = data.context.model_copy(update={"answers": "reference"})
-    return one.run.model_copy(update={"data": data.model_copy(update={"context": context})})
+    return run.settings.model_copy(update={"data": data.model_copy(update={"context": context})})
 
 
 def _rates(runs: Mapping[str, StudyRun], workloads: Mapping[str, Workload]) -> dict[str, float]:
     """Milliseconds a sample of the variants that have been trained; of several seeds the slowest."""
-    found: dict[str, float] = {}
-    for one in runs.values():
-        if one.folder.trained.exists() and workloads[one.variant].num_samples:
-            trained = one.folder.read_trained()
+    rates: dict[str, float] = {}
+    for run in runs.values():
+        if run.folder.trained.exists() and workloads[run.variant].num_samples:
+            trained = run.folder.read_trained()
             if isinstance(trained, TrainedElsewhere):
                 continue
-            num_samples = trained.num_samples - trained.first_step * one.run.batch.samples_per_step
+            num_samples = trained.num_samples - trained.first_step * run.settings.batch.samples_per_step
             if num_samples > 0:
-                found[one.variant] = max(1000 * trained.seconds / num_samples, found.get(one.variant, 0.0))
-    return found
+                rates[run.variant] = max(1000 * trained.seconds / num_samples, rates.get(run.variant, 0.0))
+    return rates
 
 
 def _seconds(variant: str, workloads: Mapping[str, Workload], rates: Mapping[str, float]) -> float | None:
     """How long a run of a variant trains, by its own rate or by that of another variant; None without any."""
-    workload, known = workloads[variant], variant if variant in rates else next(iter(rates), None)
-    if known is None:
+    workload, measured = workloads[variant], variant if variant in rates else next(iter(rates), None)
+    if measured is None:
         return None
-    tokens, other = (workloads[name].num_tokens / max(workloads[name].num_samples, 1) for name in (variant, known))
-    return rates[known] * workload.num_samples / 1000 * tokens / max(other, 1)
+    tokens, other = (workloads[name].num_tokens / max(workloads[name].num_samples, 1) for name in (variant, measured))
+    return rates[measured] * workload.num_samples / 1000 * tokens / max(other, 1)

@@ -146,8 +146,8 @@ class Pool:
                 self._run()
             except BaseException:
                 self._send(signal.SIGINT)
-                for one in self._running:
-                    one.process.wait()
+                for running in self._running:
+                    running.process.wait()
                 raise
         if self._signal:
             raise Stopped(
@@ -197,26 +197,26 @@ class Pool:
 
     def _collect(self) -> None:
         """Note the processes that have ended, and free their slots."""
-        for one in [one for one in self._running if one.process.poll() is not None]:
-            self._running.remove(one)
-            self._free.append(one.slot)
-            name, code, took = one.job.name, one.process.returncode, duration(time.monotonic() - one.began)
+        for running in [running for running in self._running if running.process.poll() is not None]:
+            self._running.remove(running)
+            self._free.append(running.slot)
+            name, code, took = running.job.name, running.process.returncode, duration(time.monotonic() - running.began)
             if code == 0:
                 self.outcome.done.append(name)
                 self._notify(f"{name}: done in {took}{self._describe(name)}")
             elif code == Stopped.exit_code or (self._signal and code == -self._signal):
                 self.outcome.stopped.append(name)
-                self._notify(f"{name}: stopped after {took}, and can be continued")
-            elif one.job.is_done():  # by another process, which used the folder when this one tried to
+                self._notify(f"{name}: stopped after {took}; continue it with the same command")
+            elif running.job.is_done():  # by another process, which used the folder when this one tried to
                 self.outcome.done.append(name)
                 self._notify(f"{name}: done by another process{self._describe(name)}")
-            elif IN_USE in (error := _last_error(one.job.log)):
+            elif IN_USE in (error := _last_error(running.job.log)):
                 if name not in self._tried:
                     self._notify(f"{name}: {error}; this study waits for it, other jobs continue")
                 self._tried[name] = time.monotonic()
-                self._waiting.append(one.job)
+                self._waiting.append(running.job)
             else:
-                self.outcome.failed[name] = reason = _reason(code, error, one.job.log)
+                self.outcome.failed[name] = reason = _reason(code, error, running.job.log)
                 self._notify(f"{name}: failed after {took}: {reason}")
 
     def _skip(self) -> None:
@@ -248,9 +248,9 @@ class Pool:
             self._waiting.clear()
 
     def _send(self, number: int) -> None:
-        for one in self._running:
-            if one.process.poll() is None:
-                one.process.send_signal(number)
+        for running in self._running:
+            if running.process.poll() is None:
+                running.process.send_signal(number)
 
 
 def _reason(code: int, error: str, log: Path) -> str:

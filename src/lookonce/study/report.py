@@ -62,10 +62,10 @@ def with_base_majority(study: StudyFile, runs: Mapping[str, ReportedRun]) -> tup
     except LookonceError as error:
         why = f"those of the base run cannot be read: {first_line(error)}"
         return runs, f"The majority answers are those of each run's own training records, because {why}"
-    return {name: _with(majority, run) for name, run in runs.items()}, MAJORITY_NOTE
+    return {name: _with_majority(majority, run) for name, run in runs.items()}, MAJORITY_NOTE
 
 
-def _with(majority: Majority, run: ReportedRun) -> ReportedRun:
+def _with_majority(majority: Majority, run: ReportedRun) -> ReportedRun:
     if run.answers is None:
         return run
     rows = [replace(row, majority=majority.answer(row.question)) for row in run.answers.predictions]
@@ -99,28 +99,28 @@ class StudyReport:
             "left_out": self.left_out,
             "majority": self.majority,
             "methods": self.methods,
-            "variants": [asdict(one) for one in self.variants],
+            "variants": [asdict(variant) for variant in self.variants],
             "scores_by": self.groups,
-            "forgetting": [asdict(one) for one in self.forgetting],
+            "forgetting": [asdict(matrix) for matrix in self.forgetting],
         }
         return to_json(self.comparison) | parts | self.report.to_json()
 
     @property
     def tables(self) -> list[Table]:
         """The figures of the variants, their scores by question and stage, and the forgetting of each sequence."""
-        forgetting = [one.table() for one in self.forgetting]
+        forgetting = [matrix.table() for matrix in self.forgetting]
         return [variants_table(self.variants, self.majority), *group_tables(self.groups), *forgetting]
 
     def text(self) -> str:
         """The comparison, forgetting, and predicted, reference and no earlier answers."""
-        forgetting = [one.table() for one in self.forgetting]
-        matrices = [f"exact match by stage\n{table(one.header, one.lines)}" for one in forgetting]
-        contexts = [context_text(one) for one in self.report.contexts]
+        forgetting = [matrix.table() for matrix in self.forgetting]
+        matrices = [f"exact match by stage\n{table(matrix.header, matrix.lines)}" for matrix in forgetting]
+        contexts = [context_text(scores) for scores in self.report.contexts]
         return "\n\n".join([to_text(self.comparison), fill(self.majority, WIDTH), *matrices, *contexts])
 
     def plots(self) -> dict[str, Figure]:
         """The forest plot, then the curves of the runs."""
-        return {"forest": plots.forest([asdict(one) for one in self.variants])} | self.report.plots()
+        return {"forest": plots.forest([asdict(variant) for variant in self.variants])} | self.report.plots()
 
     def write(self, path: Path, has_pdf: bool = False) -> list[Path]:
         """Write the page, and beside it the tables, the methods, and as PDF the plots; returns the paths of these."""
@@ -128,18 +128,19 @@ class StudyReport:
         methods = path.with_name(f"{path.stem}-methods.tex")
         write_text(methods, page.latex(self.methods) + "\n")
         tables = [*self.tables, *map(context_table, self.report.contexts)]
-        written = [methods, *(file for one in tables for file in one.write(path))]
+        written = [methods, *(file for result_table in tables for file in result_table.write(path))]
         return written + (write_plots(self.plots(), path) if has_pdf else [])
 
     def to_page(self) -> str:
         """The whole page as text."""
-        first, seeds = self.variants[0], max(len(one.seeds) for one in self.variants)
+        first, seeds = self.variants[0], max(len(variant.seeds) for variant in self.variants)
         comparison = self.comparison
-        asked = f"{count(comparison.num_questions, 'question')} about {count(comparison.num_images, 'image')}"
+        questions = f"{count(comparison.num_questions, 'question')} about {count(comparison.num_images, 'image')}"
         return self.report.to_page(
             "study.html.jinja",
             title=f"{self.folder.name}: {first.variant} against {count(len(self.variants) - 1, 'variant')}",
-            lead=f"{count(len(self.variants), 'variant')} of a training, with {count(seeds, 'seed')} each, on {asked}.",
+            lead=f"{count(len(self.variants), 'variant')} of a training, with {count(seeds, 'seed')} each, "
+            f"on {questions}.",
             named=[
                 ("variants", f"{len(self.variants)}"),
                 ("seeds each", f"{seeds}"),
@@ -149,7 +150,9 @@ class StudyReport:
             ],
             study=self,
             verdicts=[pair["sentence"] for pair in to_json(comparison)["pairs"]],
-            forest=plots.to_svg(plots.forest([asdict(one) for one in self.variants]), f"forest of {self.folder.name}"),
+            forest=plots.to_svg(
+                plots.forest([asdict(variant) for variant in self.variants]), f"forest of {self.folder.name}"
+            ),
         )
 
 
@@ -162,14 +165,14 @@ def report_study(path: Path) -> StudyReport:
     """
     study, status = read_study(path), StudyStatus.read(path)
     names = [f"{variant}-{seed}" for variant in study.compared() for seed in study.seeds]
-    wanted = [name for name in names if status.has_answered(name)]
-    left_out = [name for name in names if name not in wanted]
-    _check(study, wanted, left_out, path)
+    answered = [name for name in names if status.has_answered(name)]
+    left_out = [name for name in names if name not in answered]
+    _check(study, answered, left_out, path)
     runs, majority = with_base_majority(study, _open(status))
     is_against_one = study.compare.baseline is not None
     answers = {name: run.answers for name, run in runs.items() if run.answers}
-    comparison = compare([answers[name] for name in wanted], with_first_only=is_against_one)
-    variants, compared = figures(comparison, study, runs), [runs[name] for name in wanted]
+    comparison = compare([answers[name] for name in answered], with_first_only=is_against_one)
+    variants, compared = figures(comparison, study, runs), [runs[name] for name in answered]
     return StudyReport(
         folder=study.output,
         comparison=comparison,
@@ -189,10 +192,10 @@ def methods(comparison: Comparison, variants: Sequence[VariantFigures], runs: Se
     text = page.render(
         "methods.txt.jinja",
         version=__version__,
-        ranks=sorted({one.lora.rank for one in settings}),
-        models=sorted({Path(one.model.path).name for one in settings}),
+        ranks=sorted({run_settings.lora.rank for run_settings in settings}),
+        models=sorted({Path(run_settings.model.path).name for run_settings in settings}),
         split=next((run.split for run in runs if run.split), ""),
-        seeds=sorted({seed for one in variants for seed in one.seeds}),
+        seeds=sorted({seed for variant in variants for seed in variant.seeds}),
         variants=variants,
         comparison=comparison,
         permutations=PERMUTATIONS,
@@ -212,11 +215,11 @@ def _check(study: StudyFile, complete: list[str], left_out: list[str], path: Pat
 
 def _open(status: StudyStatus) -> Mapping[str, ReportedRun]:
     """The complete runs of a study by name, whose answers have the name of their variant; and the routed ones."""
-    complete = [one for name, one in status.runs.items() if status.has_answered(name)]
+    complete = [study_run for name, study_run in status.runs.items() if status.has_answered(name)]
     opened = {}
-    for one, run in zip(complete, open_runs([one.run.output for one in complete]), strict=True):
-        answers = replace(run.answers, name=one.variant, training=one.variant) if run.answers else None
-        opened[one.name] = replace(run, answers=answers)
+    for study_run, run in zip(complete, open_runs([study_run.settings.output for study_run in complete]), strict=True):
+        answers = replace(run.answers, name=study_run.variant, training=study_run.variant) if run.answers else None
+        opened[study_run.name] = replace(run, answers=answers)
     for routed in status.routed.values():
         if status.has_answered(routed.name):  # written again, since its runs may have answered again
             opened[routed.name] = ReportedRun(routed.name, "", routed.write(), None, None)

@@ -24,7 +24,7 @@ from typing import Any
 from lookonce.datasets.records import Record
 from lookonce.environment import without_garbage_collection
 from lookonce.errors import LookonceError, UsageError
-from lookonce.report.contexts import OPTIONS, asked_beside
+from lookonce.report.contexts import OPTIONS, other_contexts
 from lookonce.run.config import RunFile
 from lookonce.run.open import FEATURE_SETTINGS
 from lookonce.run.records import SPLITS, check_paths, for_training, read_split
@@ -34,7 +34,7 @@ from lookonce.study.pool import Job, Outcome, Pool, by_urgency, slots
 from lookonce.study.state import (
     RoutedRun,
     Runs,
-    differs,
+    changed_settings,
     in_order,
     read_state,
     refuse_outdated,
@@ -64,33 +64,33 @@ def read_contents(runs: Iterable[StudyRun]) -> dict[str, Content]:
     """
     files: dict[str, dict[str, list[Record]]] = {}
     contents: dict[str, Content] = {}
-    found = {}
+    content_of = {}
     with without_garbage_collection():
-        for one in runs:
-            data = one.run.data
+        for run in runs:
+            data = run.settings.data
             if (named := data.model_dump_json(include=FILES)) not in files:
-                files[named] = {split: list(read_split(one.run, split)) for split in SPLITS}
-            selected = named + data.model_dump_json(include=SELECTION) + (str(one.seed) if data.where else "")
+                files[named] = {split: list(read_split(run.settings, split)) for split in SPLITS}
+            selected = named + data.model_dump_json(include=SELECTION) + (str(run.seed) if data.where else "")
             if selected not in contents:
-                records = for_training(one.run, files[named])
-                images = frozenset(path for some in records.values() for record in some for path in record.images)
+                records = for_training(run.settings, files[named])
+                images = frozenset(path for rows in records.values() for record in rows for path in record.images)
                 contents[selected] = Content(len(records["train"]), images)
-            found[one.name] = contents[selected]
-    return found
+            content_of[run.name] = contents[selected]
+    return content_of
 
 
 def find_builders(runs: Iterable[StudyRun], contents: Mapping[str, Content]) -> dict[str, StudyRun]:
     """For each run, by name, the run whose build has its images: of those that could, the one with the most."""
     builders: list[StudyRun] = []
-    found = {}
-    for one in sorted(runs, key=lambda one: -len(contents[one.name].images)):
-        images, features = contents[one.name].images, _features(one.run)
-        serving = (other for other in builders if _features(other.run) == features)
-        builder = next((other for other in serving if images <= contents[other.name].images), one)
-        if builder is one:
-            builders.append(one)
-        found[one.name] = builder
-    return found
+    builder_of = {}
+    for run in sorted(runs, key=lambda run: -len(contents[run.name].images)):
+        images, features = contents[run.name].images, _features(run.settings)
+        serving = (other for other in builders if _features(other.settings) == features)
+        builder = next((other for other in serving if images <= contents[other.name].images), run)
+        if builder is run:
+            builders.append(run)
+        builder_of[run.name] = builder
+    return builder_of
 
 
 def _features(run: RunFile) -> dict[str, Any]:
@@ -123,8 +123,8 @@ def prepare(path: Path, runs: Runs, routed: Mapping[str, RoutedRun], again: bool
     Raises:
         LookonceError: a run file or records are wrong, or runs are outdated.
     """
-    for one in runs.values():
-        check_paths(one.run)
+    for run in runs.values():
+        check_paths(run.settings)
     for variant in routed.values():
         variant.check()
     jobs = find_jobs(runs, refuse_outdated(runs, again, path))
@@ -138,31 +138,31 @@ def find_jobs(runs: Runs, outdated: Collection[str]) -> list[Job]:
     Raises:
         LookonceError: records are missing or broken.
     """
-    states = {name: read_state(one) for name, one in runs.items()}
+    states = {name: read_state(run) for name, run in runs.items()}
     missing = {name for name, state in states.items() if name in outdated or not state.is_complete}
-    left = [one for one in in_order(runs) if one.name in missing or states[one.name].not_asked]
+    left = [run for run in in_order(runs) if run.name in missing or states[run.name].not_asked]
     contents = read_contents(left)
     builders = find_builders(left, contents)
-    builds = {one.name: _build(one) for one in left if builders[one.name] is one}
+    builds = {run.name: _build(run) for run in left if builders[run.name] is run}
     jobs = []
-    for one in left:
-        cost = _cost(one.run, contents[one.name].num_train)
-        build = builds[builders[one.name].name].name
-        if one.name in missing:
-            jobs.append(_job(one, cost, build, one.name in outdated, missing))
-        if asked_beside(one.run):
-            jobs.append(_context_job(one, (one.name if one.name in missing else build,)))
+    for run in left:
+        cost = _cost(run.settings, contents[run.name].num_train)
+        build = builds[builders[run.name].name].name
+        if run.name in missing:
+            jobs.append(_job(run, cost, build, run.name in outdated, missing))
+        if other_contexts(run.settings):
+            jobs.append(_context_job(run, (run.name if run.name in missing else build,)))
     return [*builds.values(), *jobs]
 
 
-def _build(one: StudyRun) -> Job:
-    log = one.run.output.parent / LOGS / "cache.log"
-    return Job(f"cache of {one.name}", ("cache", "build", str(one.run_file)), log, is_done=lambda: _is_built(one))
+def _build(run: StudyRun) -> Job:
+    log = run.settings.output.parent / LOGS / "cache.log"
+    return Job(f"cache of {run.name}", ("cache", "build", str(run.run_file)), log, is_done=lambda: _is_built(run))
 
 
-def _is_built(one: StudyRun) -> bool:
+def _is_built(run: StudyRun) -> bool:
     try:
-        cache = find_state(one.run).cache
+        cache = find_state(run.settings).cache
     except LookonceError:
         return False  # the build says what is wrong
     return cache.is_planned and not cache.num_pending
@@ -173,34 +173,34 @@ def _cost(run: RunFile, num_train: int) -> float:
     return run.train.steps * run.batch.samples_per_step if run.train.steps else run.train.epochs * num_train
 
 
-def _job(one: StudyRun, cost: float, build: str, is_outdated: bool, missing: Collection[str]) -> Job:
+def _job(run: StudyRun, cost: float, build: str, is_outdated: bool, missing: Collection[str]) -> Job:
     """The job of a run; it waits for its features, and for the runs that it needs if these are missing too."""
-    train = ("train", "--restart" if is_outdated else "--resume", str(one.run_file))
-    is_finished = one.folder.is_finished and not is_outdated
+    train = ("train", "--restart" if is_outdated else "--resume", str(run.run_file))
+    is_finished = run.folder.is_finished and not is_outdated
     return Job(
-        one.name,
-        ("eval", "--split", one.run.eval.split, str(one.run_file)) if is_finished else train,
-        one.log,
+        run.name,
+        ("eval", "--split", run.settings.eval.split, str(run.run_file)) if is_finished else train,
+        run.log,
         cost,
-        tuple(name for name in (build, *one.needs) if name in {build, *missing}),
-        lambda: read_state(one).is_complete and not (is_outdated and differs(one)),
+        tuple(name for name in (build, *run.needs) if name in {build, *missing}),
+        lambda: read_state(run).is_complete and not (is_outdated and changed_settings(run)),
     )
 
 
-def _context_job(one: StudyRun, after: tuple[str, ...]) -> Job:
+def _context_job(run: StudyRun, after: tuple[str, ...]) -> Job:
     """The job of a run's answers with reference and with no context, in one process that loads the model once."""
-    options = [OPTIONS[kind] for kind in asked_beside(one.run)]
+    options = [OPTIONS[kind] for kind in other_contexts(run.settings)]
     return Job(
-        f"{one.name}-contexts",
-        ("eval", *options, "--split", one.run.eval.split, str(one.run_file)),
-        one.log,
+        f"{run.name}-contexts",
+        ("eval", *options, "--split", run.settings.eval.split, str(run.run_file)),
+        run.log,
         after=after,
-        is_done=lambda: not read_state(one).not_asked,
+        is_done=lambda: not read_state(run).not_asked,
     )
 
 
-def _achieved(one: StudyRun | None) -> str:
-    score = read_state(one).score if one else None
+def _achieved(run: StudyRun | None) -> str:
+    score = read_state(run).score if run else None
     return f", {score.exact_match:.1%} exact match" if score else ""
 
 
@@ -231,7 +231,10 @@ def line_of(job: Job) -> str:
     """
     kind, name, file, after, options = fields_of(job).values()
     if not file.isprintable():
-        raise UsageError(f"{file!r} cannot be a field of a line; choose another `output` of the study")
+        raise UsageError(
+            f"the path {file!r} has a tab or a line break, which separate jobs and their fields; choose another "
+            "`output` in the study file"
+        )
     return "\t".join([kind, name, file, ",".join(after) or NONE, " ".join(options)])
 
 
@@ -247,20 +250,22 @@ def find_missing(path: Path) -> list[Job]:
     runs = expand(study)
     jobs = by_urgency(prepare(path, runs, routed_runs(study, runs), again=False))
     left = {job.name: job for job in jobs if not job.is_done()}
-    found = [replace(job, after=tuple(name for name in job.after if name in left)) for job in left.values()]
-    if _has_report(study, runs) and (found or not _is_reported(study, runs)):
-        after = tuple(job.name for job in found if job.command[0] != "cache")
-        found.append(Job("report", ("report", str(path)), study.output / LOGS / "report.log", after=after))
-    return found
+    missing_jobs = [replace(job, after=tuple(name for name in job.after if name in left)) for job in left.values()]
+    if _has_report(study, runs) and (missing_jobs or not _is_reported(study, runs)):
+        after = tuple(job.name for job in missing_jobs if job.command[0] != "cache")
+        missing_jobs.append(Job("report", ("report", str(path)), study.output / LOGS / "report.log", after=after))
+    return missing_jobs
 
 
 def _has_report(study: StudyFile, runs: Runs) -> bool:
     """Whether there are variants to compare, and questions."""
-    return len(study.compared()) > 1 and all(getattr(one.run.data, one.run.eval.split) for one in runs.values())
+    settings = [run.settings for run in runs.values()]
+    return len(study.compared()) > 1 and all(getattr(run.data, run.eval.split) for run in settings)
 
 
 def _is_reported(study: StudyFile, runs: Runs) -> bool:
     """Whether the page is newer than all scores."""
     page = study.output / PAGE
-    scores = [path for one in runs.values() for path in one.folder.metrics(one.run.eval.split).parent.glob("*.json")]
+    folders = [run.folder.metrics(run.settings.eval.split).parent for run in runs.values()]
+    scores = [path for folder in folders for path in folder.glob("*.json")]
     return page.exists() and all(path.stat().st_mtime <= page.stat().st_mtime for path in scores)

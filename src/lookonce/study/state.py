@@ -22,7 +22,7 @@ from lookonce.eval.join import Label, Run, check_labels, find_predictions, route
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.eval.scores.prediction import Score, label, read_predictions, write_predictions
 from lookonce.files import write_json
-from lookonce.report.contexts import asked_beside
+from lookonce.report.contexts import other_contexts
 from lookonce.run.folder import RECORD, RunClaim, RunFolder
 from lookonce.run.open import answers_identity
 from lookonce.run.records import read_splits
@@ -52,40 +52,40 @@ class RunState:
     """With whose answers to earlier questions it is not asked yet beside its own evaluation: `reference`, `none`."""
 
 
-def read_state(one: StudyRun) -> RunState:
+def read_state(run: StudyRun) -> RunState:
     """The state of a run now."""
-    folder, split = one.folder, one.run.eval.split
+    folder, split = run.folder, run.settings.eval.split
     scores = find_scores(folder, split)
-    is_evaluated = split in scores or not getattr(one.run.data, split)
-    training = find_training(folder, one.run.cache.claim_s)
-    not_asked = [kind for kind in asked_beside(one.run) if f"{split}-{kind}" not in scores]
+    is_evaluated = split in scores or not getattr(run.settings.data, split)
+    training = find_training(folder, run.settings.cache.claim_s)
+    not_asked = [kind for kind in other_contexts(run.settings) if f"{split}-{kind}" not in scores]
     is_complete = folder.is_finished and is_evaluated
     return RunState(training, scores.get(split), is_complete, not_asked)
 
 
 def find_outdated(runs: Runs) -> dict[str, str]:
     """Why runs do not belong to the study file any more, by name; those that need such a run are among them."""
-    found: dict[str, str] = {}
-    for one in in_order(runs):
-        if not (one.folder.holds_work and (one.folder.folder / RECORD).exists()):
+    outdated: dict[str, str] = {}
+    for run in in_order(runs):
+        if not (run.folder.holds_work and (run.folder.folder / RECORD).exists()):
             continue
-        if reason := _lacks(one, runs, found):
-            found[one.name] = reason
-        elif changed := differs(one):
-            found[one.name] = listed([f"{name}: now {now!r}, trained with {then!r}" for name, now, then in changed])
-    return found
+        if reason := _outdated_need(run, runs, outdated):
+            outdated[run.name] = reason
+        elif changed := changed_settings(run):
+            outdated[run.name] = listed([f"{name}: now {now!r}, trained with {then!r}" for name, now, then in changed])
+    return outdated
 
 
-def differs(one: StudyRun) -> list[Difference]:
+def changed_settings(run: StudyRun) -> list[Difference]:
     """How the record in a run's folder differs from the study file."""
-    of_others = start_identity(one.run, one.folder.recorded_inputs()) | answers_identity(one.run.data.context)
-    return one.folder.differences(one.run, of_others)
+    of_others = start_identity(run.settings, run.folder.recorded_inputs()) | answers_identity(run.settings.data.context)
+    return run.folder.differences(run.settings, of_others)
 
 
-def _lacks(one: StudyRun, runs: Runs, outdated: Collection[str]) -> str:
+def _outdated_need(run: StudyRun, runs: Runs, outdated: Collection[str]) -> str:
     """Why a run that has begun is outdated by those that it needs; empty if it is not."""
-    for name in one.needs:
-        how = f"starts from {name}, which" if name == one.start else f"has the answers of {name}, which"
+    for name in run.needs:
+        how = f"starts from {name}, which" if name == run.start else f"has the answers of {name}, which"
         if name in outdated:
             return f"{how} is outdated"
         if not runs[name].folder.trained.exists():
@@ -95,7 +95,7 @@ def _lacks(one: StudyRun, runs: Runs, outdated: Collection[str]) -> str:
 
 def in_order(runs: Runs) -> list[StudyRun]:
     """The runs, each after those that it needs."""
-    return [runs[name] for name in TopologicalSorter({one.name: one.needs for one in runs.values()}).static_order()]
+    return [runs[name] for name in TopologicalSorter({run.name: run.needs for run in runs.values()}).static_order()]
 
 
 def refuse_outdated(runs: Runs, again: bool, study: Path) -> set[str]:
@@ -129,7 +129,7 @@ class RoutedRun:
 
     @property
     def split(self) -> str:
-        return next(iter(self.runs.values())).run.eval.split
+        return next(iter(self.runs.values())).settings.eval.split
 
     def check(self) -> None:
         """Check that there is a run for each question of the split.
@@ -137,7 +137,7 @@ class RoutedRun:
         Raises:
             LookonceError: there is none for some, or the records cannot be read.
         """
-        records = read_splits(next(iter(self.runs.values())).run)[self.split]
+        records = read_splits(next(iter(self.runs.values())).settings)[self.split]
         labels = [label(record.metadata.get(self.by)) for record in records for _ in record.turns]
         try:
             check_labels(labels, list(self.runs), self.by)
@@ -153,9 +153,9 @@ class RoutedRun:
         with RunClaim(self.folder.folder, "lookonce study") as owner:
             owner.take(patience_s=PATIENCE_S)
             answers = {}
-            for value, one in self.runs.items():
-                predictions = read_predictions(find_predictions(one.folder, self.split))
-                answers[value] = Run(one.variant, predictions, one.variant, one.seed)
+            for value, run in self.runs.items():
+                predictions = read_predictions(find_predictions(run.folder, self.split))
+                answers[value] = Run(run.variant, predictions, run.variant, run.seed)
             evaluation = Evaluation.of(route(answers, self.by))
             write_predictions(self.folder.predictions(self.split), evaluation.predictions)
             write_json(self.folder.metrics(self.split), evaluation.to_json())
@@ -166,27 +166,27 @@ class RoutedRun:
         return find_scores(self.folder, self.split).get(self.split)
 
     def to_json(self) -> dict[str, Any]:
-        runs = {value: one.name for value, one in self.runs.items()}
+        runs = {value: run.name for value, run in self.runs.items()}
         values = {"run": self.name, "variant": self.variant, "seed": self.seed, "by": self.by, "runs": runs}
         return values | {"folder": self.folder.folder}
 
 
 def routed_runs(study: StudyFile, runs: Mapping[str, StudyRun]) -> dict[str, RoutedRun]:
     """The variants of a study with a `route`, with each seed, by name."""
-    found = {}
+    routed = {}
     for seed in study.seeds:
         for variant, section in study.routes.items():
             parts = {value: runs[f"{other}-{seed}"] for value, other in section.variants.items()}
             name = f"{variant}-{seed}"
-            found[name] = RoutedRun(name, variant, seed, section.by, parts, RunFolder(study.output / name))
-    return found
+            routed[name] = RoutedRun(name, variant, seed, section.by, parts, RunFolder(study.output / name))
+    return routed
 
 
 def write_routed(routed: Iterable[RoutedRun]) -> None:
     """Write the answers of those whose runs are complete."""
-    for one in routed:
-        if all(read_state(part).is_complete for part in one.runs.values()):
-            one.write()
+    for routed_run in routed:
+        if all(read_state(part).is_complete for part in routed_run.runs.values()):
+            routed_run.write()
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class StudyStatus:
     def has_answered(self, name: str) -> bool:
         """Whether a run is complete, of this study file, and evaluated; of a routed one, whether its runs are."""
         if name in self.routed:
-            return all(self.has_answered(one.name) for one in self.routed[name].runs.values())
+            return all(self.has_answered(run.name) for run in self.routed[name].runs.values())
         return self.is_current(name) and self.states[name].score is not None
 
     @property
@@ -228,13 +228,13 @@ class StudyStatus:
 
     def to_json(self) -> dict[str, Any]:
         values = [
-            {"run": name, "variant": one.variant, "seed": one.seed, "folder": one.run.output}
-            | {"starts_from": one.start, "answers_of": one.answers_of}
+            {"run": name, "variant": run.variant, "seed": run.seed, "folder": run.settings.output}
+            | {"starts_from": run.start, "answers_of": run.answers_of}
             | asdict(self.states[name])
             | {"outdated": self.outdated.get(name)}
-            for name, one in self.runs.items()
+            for name, run in self.runs.items()
         ]
-        routed = [one.to_json() | {"score": self._score(one)} for one in self.routed.values()]
+        routed = [routed_run.to_json() | {"score": self._score(routed_run)} for routed_run in self.routed.values()]
         return {"runs": values, "routed": routed}
 
     def _score(self, routed: RoutedRun) -> Score | None:
@@ -242,12 +242,13 @@ class StudyStatus:
 
     def text(self) -> str:
         runs = [_row(name, state, name in self.outdated) for name, state in self.states.items()]
-        routed = [(one.name, "routed", "", *_figures(self._score(one))) for one in self.routed.values()]
+        routed = [(name, "routed", "", *_figures(self._score(run))) for name, run in self.routed.items()]
         lines = [table(HEADER, [*runs, *routed])]
         lines += [f"{name} is outdated: {reason}" for name, reason in self.outdated.items()]
-        absent = {name: one.not_asked for name, one in self.states.items() if one.not_asked and self.is_current(name)}
-        said = {name: " and ".join(WORDS[kind] for kind in kinds) for name, kinds in absent.items()}
-        lines += [f"{name} is not asked with {whose} earlier answers yet" for name, whose in said.items()]
+        for name, state in self.states.items():
+            if state.not_asked and self.is_current(name):
+                kinds = " and ".join(WORDS[kind] for kind in state.not_asked)
+                lines.append(f"{name} is not evaluated with {kinds} answers to earlier questions yet")
         return "\n".join([*lines, "", f"{self.num_complete} of {count(len(self.runs), 'run')} complete"])
 
 

@@ -95,5 +95,5 @@ def test_lines_for_schedulers_and_run_files(tmp_path):
     steps = next_steps(tmp_path / NAME, {"split": {"records": {"train": 3, "val": 1}}})
     check_commands(steps)
     assert f'train: "{tmp_path / NAME}/train.jsonl"' in steps
-    with pytest.raises(UsageError, match="cannot be a field"):
+    with pytest.raises(UsageError, match="has a tab or a line break"):
         line_of(Job("a-1", ("train", "a\tb.yaml"), Path("log")))

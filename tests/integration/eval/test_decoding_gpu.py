@@ -44,7 +44,7 @@ class Asked:
         for batch, answers in zip(batches, given, strict=True):
             for number, some in zip(batch, answers, strict=True):
                 found |= zip(numbers[number], (answer.token_ids for answer in some), strict=True)
-        return [found[number] for number in range(len(self.questions.asked))]
+        return [found[number] for number in range(len(self.questions.record_turns))]
 
     def generated(self) -> Tokens:
         return self.given(Generate(self.session))

@@ -15,7 +15,7 @@ from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.errors import RunFolderError, UsageError
 from lookonce.eval import run as evaluation
 from lookonce.eval.answers.files import AnsweringCost
-from lookonce.eval.answers.questions import Questions, as_asked
+from lookonce.eval.answers.questions import Questions, questions_for
 from lookonce.eval.run import evaluate_run
 from lookonce.eval.scores.metrics import BASELINES
 from lookonce.eval.scores.prediction import read_predictions
@@ -82,7 +82,7 @@ def test_held_out_questions_are_answered_when_training_ends_and_only_while_the_r
     (folder.folder / "summary.json").unlink()  # as if it had been killed while it answered
     notes = []
     train(run, resume=True, notify=notes.append)
-    assert f"the answers of {HELD_OUT} are on disk" in notes
+    assert f"{HELD_OUT}: the answers are on disk, and are used again" in notes
 
     lines = records.read_text().splitlines(keepends=True)
     records.write_text("".join(lines[len(lines) // 2 :]))
@@ -151,7 +151,9 @@ def test_baselines_before_and_after_the_training(run, monkeypatch):
     notes = []
     scored, _ = evaluate_run(folder, baselines="all", notify=notes.append)
     first, second, third = [note for note in notes if "answer" in note]
-    assert (first, third) == ("the answers of val-untuned are on disk", "the answers of val are on disk")
+    assert (first, third) == tuple(
+        f"{name}: the answers are on disk, and are used again" for name in ("val-untuned", "val")
+    )
     assert re.fullmatch(rf"continuing an evaluation: [2-9] of {len(scored.predictions)} questions .*", second)
     assert len(loaded) == 2  # before the interruption and after it
     rows = files(folder, "predictions")
@@ -182,5 +184,5 @@ def test_baselines_before_and_after_the_training(run, monkeypatch):
 def test_each_baseline_has_an_engine_of_its_own(run):
     """An engine keeps passes that were recorded with the adapter."""
     questions = Questions.of(open_run(run, FROM_CACHE), "val")
-    engines = [as_asked(questions, baseline).engine for baseline in (None, *BASELINES)]
+    engines = [questions_for(questions, baseline).engine for baseline in (None, *BASELINES)]
     assert len(set(map(id, engines))) == len(engines)

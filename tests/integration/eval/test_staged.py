@@ -134,7 +134,7 @@ def test_true_answers_and_none_stand_beside_the_own(run):
     notes = []
     evaluate_run(run.output, baselines="all", notify=notes.append)
     assert [note for note in notes if "on disk" in note] == [
-        f"the answers of {name} are on disk"
+        f"{name}: the answers are on disk, and are used again"
         for name in ("val-untuned", "val-shuffled", "val-reference", "val-none", "val")
     ]
     assert rows(run) == own

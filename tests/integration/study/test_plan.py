@@ -72,7 +72,7 @@ def test_what_would_stop_a_variant_is_an_error(write_study):
 def test_a_route_that_lacks_a_variant_is_an_error(write_study):
     plan = plan_study(write_study({"a": None, "b": {"route": {"variants": {1: "a"}}}}))
     assert plan.errors[0].startswith(
-        "variant b: 69 of 69 questions have no run to be routed to: no stage (69); there are"
+        "variant b: 69 of 69 questions have no run to answer them: no stage (69); there are"
     )
 
 

@@ -237,13 +237,15 @@ def test_a_variant_with_context_has_a_table_of_predicted_reference_and_no_answer
     name = "reference - predicted"
     ends = [float(row[f"{name}.{end}"]) for end in ("value", "interval_low", "interval_high")]
     assert ends == [(found := one["differences"][name]["stage 1"])["value"], *found["interval"]]
-    assert r"stage 2 & 10.0\% [" in latex.read_text() and " & not asked & " in latex.read_text()
+    assert r"stage 2 & 10.0\% [" in latex.read_text() and " & not evaluated & " in latex.read_text()
     lines = (
         report.text()
         .partition("one (2 seeds) with predicted, reference and no earlier answers in the prompts\n")[2]
         .splitlines()
     )
-    assert lines[3].split()[:6] == ["stage", "2", "10.0%", "100.0%", "not", "asked"] and max(map(len, lines[:5])) <= 80
+    assert (
+        lines[3].split()[:6] == ["stage", "2", "10.0%", "100.0%", "not", "evaluated"] and max(map(len, lines[:5])) <= 80
+    )
     page = report.to_page()
     assert numbers_of(page) - numbers_in(json.loads(json.dumps(report.to_json(), default=str))) == set()
     assert as_text(page).index("Earlier answers in the prompts") < as_text(page).index("Comparison")

@@ -93,7 +93,7 @@ def test_routed_predictions_are_those_of_each_run_alone(stages, chance):
 def test_questions_without_a_run_are_counted_and_named():
     stages = ["1", "2", "4", None, None]
     message = (
-        r"^3 of 5 questions have no run to be routed to: stage 4 \(1\), no stage \(2\); there are runs for stage 1, 2; "
+        r"^3 of 5 questions have no run to answer them: stage 4 \(1\), no stage \(2\); there are runs for stage 1, 2; "
         "name one for each stage$"
     )
     with pytest.raises(UsageError, match=message):

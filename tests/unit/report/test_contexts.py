@@ -13,7 +13,7 @@ from support.html_page import as_text, numbers_in, numbers_of
 
 from lookonce.datasets.formats.record import Turn
 from lookonce.eval.scores.prediction import Prediction
-from lookonce.report.contexts import ContextScores, asked_beside, context_scores
+from lookonce.report.contexts import ContextScores, context_scores, other_contexts
 from lookonce.report.report import Report
 from lookonce.report.runs import open_runs
 
@@ -79,7 +79,7 @@ def test_what_is_absent_is_named_with_its_command(make_folder, tmp_path, beside)
     [one] = report.to_json()["contexts"]
     assert one["not_asked"] == [command] and list(one["exact_match"]) == ["predicted"] and not one["differences"]
     page = as_text(report.to_page())
-    assert f"Not asked yet; run: {command}" in page and "not asked" in page.partition(TITLE)[2]
+    assert f"Not evaluated yet; run: {command}" in page and "not evaluated" in page.partition(TITLE)[2]
 
 
 def test_a_result_with_true_answers_is_not_shown_as_own(make_folder):
@@ -108,4 +108,4 @@ def test_the_page_of_a_run_with_context_has_the_table_and_its_json_every_number(
     ],
 )
 def test_a_run_is_asked_beside_its_own_evaluation(make_run, data, whose, kinds: Sequence[str]):
-    assert asked_beside(make_run(data=data, eval={"staged": whose})) == kinds
+    assert other_contexts(make_run(data=data, eval={"staged": whose})) == kinds

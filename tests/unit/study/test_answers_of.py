@@ -29,14 +29,17 @@ def test_contexts_have_the_answers_of_the_same_seed(runs, tmp_path):
     study = tmp_path / "study"
     of_val, held_out = study / "half-1-2" / "predictions" / "val.jsonl", f"predictions/{HELD_OUT}.jsonl"
     given = [study / "half-1-2" / held_out, study / "half-2-2" / held_out, of_val]
-    assert runs["own-2"].run.data.context.prediction_files == given and runs["own-2"].needs == ("half-1-2", "half-2-2")
-    assert runs["true-2"].run.data.context.prediction_files == []
+    assert runs["own-2"].settings.data.context.prediction_files == given and runs["own-2"].needs == (
+        "half-1-2",
+        "half-2-2",
+    )
+    assert runs["true-2"].settings.data.context.prediction_files == []
 
 
 def test_without_validation_records_no_answers_to_them_are_needed(write_study):
     for variants in ({**VARIANTS, "own": VARIANTS["own"] | {"data.val": []}}, VARIANTS):
         base = {} if "data.val" in variants["own"] else {"data": {"val": []}}
-        found = expand(read_study(write_study(variants, base)))["own-42"].run.data.context.prediction_files
+        found = expand(read_study(write_study(variants, base)))["own-42"].settings.data.context.prediction_files
         assert [path.stem for path in found] == [HELD_OUT, HELD_OUT]
 
 
@@ -48,7 +51,7 @@ def test_a_run_waits_for_the_answers_in_its_prompts(runs):
 def test_a_run_with_other_answers_than_it_was_trained_with_is_outdated(runs, look_trained, write_study):
     for one in in_order(runs):
         look_trained(one)
-        if one.run.data.held_out:
+        if one.settings.data.held_out:
             for split in (HELD_OUT, "val"):
                 one.folder.predictions(split).parent.mkdir(exist_ok=True)
                 one.folder.predictions(split).write_text(f"{one.name} {split}")

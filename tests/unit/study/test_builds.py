@@ -25,7 +25,7 @@ def builders_of(write_study, tmp_path):
         runs = expand(read_study(write_study(variants, {"data": data}, **values)))
         contents = read_contents(runs.values())
         for one in runs.values():
-            records = read_splits(one.run)
+            records = read_splits(one.settings)
             assert contents[one.name].num_train == len(records["train"])
             assert contents[one.name].images == {record.images[0] for some in records.values() for record in some}
         return {name: one.name for name, one in find_builders(runs.values(), contents).items()}

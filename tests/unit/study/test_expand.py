@@ -18,16 +18,16 @@ VARIANTS = {
 def test_every_variant_and_seed_is_a_run_with_a_folder_of_its_own(write_study, tmp_path):
     runs = expand(read_study(write_study(VARIANTS, seeds=[3, 4], evaluate="test")))
     assert list(runs) == ["later-3", "plain-3", "classic-3", "later-4", "plain-4", "classic-4"]
-    later, plain = runs["later-4"].run, runs["plain-4"].run
+    later, plain = runs["later-4"].settings, runs["plain-4"].settings
     assert (later.train.seed, later.train.steps, later.eval.split) == (4, 2, "test")
     assert later.train.start_from == plain.output == tmp_path / "study" / "plain-4"
-    assert plain.train.start_from is None and runs["classic-4"].run.batch.questions_per_image == 1
+    assert plain.train.start_from is None and runs["classic-4"].settings.batch.questions_per_image == 1
 
 
 def test_a_run_file_is_the_run(write_study, tmp_path):
     runs = expand(read_study(write_study(VARIANTS)))
     write_run_files(list(runs.values()), tmp_path / "study.yaml")
-    assert {name: read_run_file(one.run_file) for name, one in runs.items()} == {k: v.run for k, v in runs.items()}
+    assert {name: read_run_file(one.run_file) for name, one in runs.items()} == {k: v.settings for k, v in runs.items()}
 
 
 def test_all_study_files_of_the_project_are_valid(root, monkeypatch):
@@ -51,5 +51,5 @@ def test_mistakes_of_all_variants_are_named_at_once(write_study, variants, said)
 
 def test_values_keep_their_types(write_study):
     changes = {"train.learning_rate": 1e-5, "lora.targets": ["q_proj"], "data.val": None, "train.scheduler": "constant"}
-    run = expand(read_study(write_study({"a": changes})))["a-42"].run
+    run = expand(read_study(write_study({"a": changes})))["a-42"].settings
     assert (run.train.learning_rate, run.lora.targets, run.data.val) == (1e-5, ["q_proj"], [])

@@ -50,7 +50,7 @@ def test_the_baseline_is_compared_first(write_study, compare, compared):
         ({"a": {"answers_of": ["b"]}}, {}, "answers_of: .* at least 2"),
         ({"b": {"route": {"variants": {1: "c"}}}}, {}, "variants.b.route.variants.1: there is no variant 'c'"),
         ({"a": {"route": {"variants": {1: "a"}}}}, {}, "route.variants.1: the variant a has a `route` and no adapter"),
-        ({"a": {"route": {"variants": {1: "a"}}, "train.epochs": 2}}, {}, "is not trained, so it has no other key"),
+        ({"a": {"route": {"variants": {1: "a"}}, "train.epochs": 2}}, {}, "is not trained, so it takes no other key"),
         ({"a": {"route": {"by": "colour", "variants": {1: "a"}}}}, {}, "route.by: .*'stage', 'category' or 'source'"),
         ({"a": None}, {"seeds": [1, 1]}, "\n  seeds: a seed appears twice"),
         ({"a": None}, {"seeds": True}, r"seeds: Input should be a number \(got True\)"),

@@ -41,7 +41,7 @@ def test_only_what_is_missing_is_a_job(write_study, look_complete, monkeypatch):
     assert found(study) == {"b-1": ("eval", ()), "report": ("report", ("b-1",))}
     lost.rename(answered)
     assert found(study) == {"report": ("report", ())}
-    page = runs["a-1"].run.output.parent / "report.html"
+    page = runs["a-1"].settings.output.parent / "report.html"
     page.touch()
     assert found(study) == {}
     os.utime(page, (0, 0))

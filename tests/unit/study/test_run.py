@@ -53,11 +53,11 @@ def test_a_run_with_context_is_asked_with_reference_and_with_no_answers_after_it
     assert list(jobs) == ["cache of staged-1", "staged-1-contexts"]
     assert jobs["staged-1-contexts"].after == ("cache of staged-1",)
     status = StudyStatus.read(path)
-    assert "staged-1 is not asked with reference and no earlier answers yet" in status.text()
+    assert "staged-1 is not evaluated with reference and no answers to earlier questions yet" in status.text()
     assert status.num_complete == 1
     assert status.to_json()["runs"][1]["not_asked"] == ["reference", "none"]
 
     for kind in ("reference", "none"):
         write_json(own.folder.metrics(f"val-{kind}"), Evaluation.of([ROW]).to_json())
     assert jobs["staged-1-contexts"].is_done() and find_jobs({own.name: own}, set()) == []
-    assert "not asked" not in StudyStatus.read(path).text()
+    assert "not evaluated" not in StudyStatus.read(path).text()

@@ -15,11 +15,11 @@ from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.records import Context, Record, Turn
 from lookonce.eval.answers.accuracy import draw
 from lookonce.eval.answers.questions import (
+    dialogue_numbers,
     in_context,
     questions_of,
     shuffle_images,
     stages_of,
-    together,
     turns_before,
     without_answers,
 )
@@ -31,11 +31,11 @@ ASKED = [(FIRST, 0), (FIRST, 1), (FIRST, 2), (OTHER, 0)]
 
 
 def test_with_own_answers_the_questions_of_a_record_are_one_dialogue():
-    assert together(ASKED, "predicted") == [[0, 1, 2], [3]]
-    assert together(ASKED, "reference") == [[0], [1], [2], [3]]
+    assert dialogue_numbers(ASKED, "predicted") == [[0, 1, 2], [3]]
+    assert dialogue_numbers(ASKED, "reference") == [[0], [1], [2], [3]]
     alone = [(FIRST, 2), (OTHER, 0), (FIRST, 1), (FIRST, 2)]
-    assert together(alone, "predicted") == [[0], [1], [2, 3]]
-    changed = without_answers(alone, together(alone, "predicted"))
+    assert dialogue_numbers(alone, "predicted") == [[0], [1], [2, 3]]
+    changed = without_answers(alone, dialogue_numbers(alone, "predicted"))
     assert changed[:2] == alone[:2]
     assert [turn.answer for turn in changed[3][0].turns] == ["1", NOT_ANSWERED, NOT_ANSWERED] and changed[3][1] == 2
 
@@ -47,11 +47,11 @@ def test_the_turns_before_a_question_have_the_answers_that_its_prompt_shows():
         2: Answer("no", (5, 9), -1.0, "stop"),
         3: Answer("no", (5, 9), -1.0, "stop"),
     }
-    earlier = turns_before(ASKED, together(ASKED, "predicted"), answers, [9])
+    earlier = turns_before(ASKED, dialogue_numbers(ASKED, "predicted"), answers, [9])
     assert earlier == {0: (), 1: (Turn("a?", "yes"),), 2: (Turn("a?", "yes"), Turn("b?", NOT_ANSWERED)), 3: ()}
     special = {0: Answer("yes", (5, 7, 9), -1.0, "stop")}
     assert turns_before(ASKED, [[0, 1]], answers | special, [7, 9])[1] == (Turn("a?", NOT_ANSWERED),)
-    earlier = turns_before(ASKED, together(ASKED, "reference"), answers, [9])
+    earlier = turns_before(ASKED, dialogue_numbers(ASKED, "reference"), answers, [9])
     assert earlier == {0: (), 1: FIRST.turns[:1], 2: FIRST.turns[:2], 3: ()}
 
 

@@ -132,7 +132,7 @@ def test_empty_cut_different_wrong_and_unknown_answers_are_counted():
         [*predictions("1", " ", "", ended="stop"), *predictions("7", "7", "8", ended="length")], TRAINING
     )
     assert counts == Counts(empty=2, cut=3, outside_training=5, distinct_wrong=3)
-    assert counts.text() == "3 different wrong, 2 empty, 3 cut, 5 never seen in training"
+    assert counts.text() == "3 different wrong, 2 empty, 3 cut off, 5 never seen in training"
 
 
 def prediction(is_right: bool, question: str = "q", **labels: str) -> Prediction:
