@@ -12,7 +12,7 @@ import signal
 
 import pytest
 
-PLUGINS = "sample cache_site small_caches hub chat_tokenizers trainings studies processes disks".split()
+PLUGINS = "small_caches sample cache_site hub chat_tokenizers trainings studies processes disks".split()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,11 +30,6 @@ def stood_in(make_project: Make, undisturbed: Project) -> Project:
 
 def called(project: Project) -> list[str]:
     return (project.folder / "called").read_text().splitlines()
-
-
-def test_shellcheck_finds_nothing(root: Path):
-    done = subprocess.run(["shellcheck", "slurm/merge.sbatch"], cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
 
 
 def test_a_job_merges_a_trained_run_and_uploads_the_result(

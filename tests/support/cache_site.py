@@ -19,13 +19,14 @@ from lookonce.cache.build.worker import BuildOptions, BuildReport, build_cache
 from lookonce.cache.format import STORAGE
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.store.claims import CLAIMS, Claim, Claims
-from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
-from lookonce.cache.store.reader import VisionCache
+from lookonce.cache.store.fingerprint import Fingerprint
+from lookonce.cache.store.metadata import Shard, read_plan
 from lookonce.claim_file import Process
 from lookonce.datasets.images import ImageIndex, index_images
 from lookonce.datasets.records import Record
 from lookonce.files import TEMPORARY_MARK
 from support.saved_cache import SavedCache
+from support.small_caches import features_in
 
 PATCH_DIM, NUM_LEVELS = 1536, 4
 SHARD_BYTES = 600_000
@@ -54,9 +55,12 @@ class FakeTower:
     ) -> None:
         self.limit, self.on_image, self.dtype = limit, on_image, dtype
         self.num_encoded = 0
+        self.tokens: list[list[int]] = []
+        """Those of the images of each batch."""
 
     def encode(self, patches: torch.Tensor, grids: list[tuple[int, int, int]]) -> torch.Tensor:
         pieces = []
+        self.tokens.append([t * h * w // self.merge_size**2 for t, h, w in grids])
         for piece in patches.split([t * h * w for t, h, w in grids]):
             if self.num_encoded == self.limit:
                 raise PowerCut
@@ -117,6 +121,12 @@ class Site:
             self.path / root, self.fingerprint, self.processor, images, load_tower, self.options(**options)
         )
 
+    def plan_of(self, images: ImageIndex) -> tuple[Shard, ...]:
+        """The shards of a build of these images that has planned and encoded nothing."""
+        with pytest.raises(PowerCut):
+            self.build(images, FakeTower(0))
+        return read_plan(self.folder()).shards
+
     def build_once(self, images: ImageIndex) -> Path:
         """The folder of a new cache; it is copied if another test has built one of the same images."""
         assert not self.folder().exists()
@@ -130,9 +140,7 @@ class Site:
         return self.folder()
 
     def stored(self, root: str = "caches") -> dict[str, bytes]:
-        """All features of a cache, with checksums compared."""
-        cache = VisionCache.open(self.folder(root))
-        return {key: bytes(raw_bytes(cache[key])) for key in cache.keys()}  # noqa: SIM118
+        return features_in(self.folder(root))
 
     def stamps(self) -> dict[Path, tuple[int, bytes]]:
         """Modification time and content of every shard and receipt."""

@@ -1,15 +1,19 @@
-"""Files of records and images, and the command line, for tests of datasets."""
+"""Files of records and images, and the command line."""
 
 from __future__ import annotations
 
 import io
 import json
+import struct
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from click.testing import CliRunner, Result
 from PIL import Image
+from pyarrow import parquet
 
 from lookonce.cli import main
 
@@ -29,6 +33,14 @@ def write_lines(path: Path, *rows: Any) -> Path:
     return path
 
 
+def write_parquet(path: Path, rows: list[dict[str, Any]], types: Mapping[str, Any] = {}, **options: Any) -> None:
+    """Write a parquet file, of texts but for embedded images and the columns with types; its folder is made."""
+    kinds = {"image": EMBEDDED, **types}
+    schema = pa.schema([(name, kinds.get(name, pa.string())) for name in rows[0]])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pa.Table.from_pylist(rows, schema=schema), path, **options)
+
+
 def encoded(image: Image.Image, format: str, **options: Any) -> bytes:
     target = io.BytesIO()
     image.save(target, format, **options)
@@ -38,6 +50,13 @@ def encoded(image: Image.Image, format: str, **options: Any) -> bytes:
 def png(color: int = 0, size: tuple[int, int] = (40, 40)) -> bytes:
     """A PNG of one colour, which depends on the number."""
     return encoded(Image.new("RGB", size, (color % 256, color // 256, 7)), "PNG")
+
+
+def png_claiming(width: int, height: int) -> bytes:
+    """A PNG of 8 x 8 pixels whose header claims another size."""
+    content = png(size=(8, 8))
+    header = b"IHDR" + struct.pack(">II", width, height) + content[24:29]
+    return content[:12] + header + struct.pack(">I", zlib.crc32(header)) + content[33:]
 
 
 def jpeg_of(name: object) -> bytes:

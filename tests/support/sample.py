@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -74,6 +75,12 @@ def sample(common: Path) -> Path:
 def sample_model(sample: Path) -> ModelFolder:
     """The sample's model, whose weights are not loaded."""
     return ModelFolder.open(str(sample / "model"))
+
+
+@pytest.fixture
+def model(sample: Path, tmp_path: Path) -> Path:
+    """A copy of the sample's model that tests may change."""
+    return Path(shutil.copytree(sample / "model", tmp_path / "model"))
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -13,8 +14,24 @@ import xxhash
 from lookonce.cache.format import SCALE_SUFFIX, STORAGE, Grid
 from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
 from lookonce.cache.store.metadata import Failure, Receipt, read_receipt
+from lookonce.cache.store.reader import VisionCache
 from lookonce.cache.store.shards import ShardWriter, StoredImage, shard_path
 from lookonce.files import write_json
+
+
+def flip(path: Path, at: int = -1, bit: int = 0) -> None:
+    """Flip a bit of a file, by default of its last byte."""
+    with path.open("r+b") as file:
+        file.seek(at, os.SEEK_SET if at >= 0 else os.SEEK_END)
+        [byte] = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1 << bit]))
+
+
+def features_in(cache: VisionCache | Path) -> dict[str, bytes]:
+    """All features of a cache, with checksums compared."""
+    cache = cache if isinstance(cache, VisionCache) else VisionCache.open(cache)
+    return {key: bytes(raw_bytes(cache[key])) for key in cache.keys()}  # noqa: SIM118
 
 
 def write_manifest(folder: Path, fingerprint: Fingerprint) -> None:

@@ -156,14 +156,10 @@ def test_all_pages_have_one_time_for_an_epoch(root):
         assert rows and epoch in rows[0], page
 
 
-def test_the_picture_is_what_the_attention_of_training_draws(root):
-    drawn = load_script(root, "draw_pack").drawing()
+def test_the_picture_is_what_training_draws_and_the_page_of_the_run_file_is_what_the_schema_says(root):
+    drawn, page = load_script(root, "draw_pack").drawing(), load_script(root, "generate_run_file").page()
     assert (root / "docs" / "pack.svg").read_text() == drawn, "run: make docs-pages"
     assert "<title" in drawn and "<desc" in drawn
-
-
-def test_the_page_of_the_run_file_is_what_the_schema_says(root):
-    page = load_script(root, "generate_run_file").page()
     assert (root / "docs" / "run-file.md").read_text() == page, "run: make docs-pages"
 
 

@@ -36,19 +36,15 @@ def test_packs_are_those_of_the_documented_table(model, gpu_gb, tokens, checkpoi
     assert "docs/training.md#memory" in found["batch.tokens_per_pack"].reason
 
 
-def test_all_linear_layers_are_proposed_where_the_default_targets_miss_some():
-    assert "lora.targets" not in proposed()
+def test_a_model_with_linear_attention_gets_all_linear_layers_and_a_template_that_thinks_is_told_not_to():
+    assert not {"lora.targets", "data.enable_thinking"} & proposed().keys()
     found = proposed(has_linear_attention=True)["lora.targets"]
     assert found.value == "all-linear" and "docs/models.md" in found.reason
-
-
-def test_a_template_that_thinks_is_told_not_to():
-    assert "data.enable_thinking" not in proposed()
     found = proposed(thinks=True)["data.enable_thinking"]
     assert found.value is False and "training refuses all records; docs/models.md#thinking" in found.reason
 
 
-def test_what_makes_a_model_fit_is_said():
+def test_what_makes_a_model_fit_is_said_and_so_is_a_gpu_that_is_too_small():
     found = proposed(gpu_gb=16.0)
     assert found["batch.tokens_per_pack"].reason == (
         "Qwen3-VL-8B with train.frozen=nf4 and train.gradient_checkpointing=selective fits packs of 2,176 tokens in "
@@ -56,9 +52,6 @@ def test_what_makes_a_model_fit_is_said():
     )
     assert "without it, Qwen3-VL-8B fits no packs of 2,048 tokens in 16 GB" in found["train.frozen"].reason
     assert "pip install 'lookonce[qlora]'" in found["train.frozen"].reason
-
-
-def test_a_gpu_that_is_too_small_is_said():
     found = proposed(gpu_gb=8.0)
     reason = found["batch.tokens_per_pack"].reason
     assert "Qwen3-VL-8B needs about 11 GB and some to spare, and this GPU has 8: take a smaller model" in reason

@@ -61,7 +61,7 @@ def module_name(path: Path, root: Path) -> str:
 def imported(path: Path, root: Path) -> set[str]:
     """Our modules that a module imports, also within functions and for type checking."""
     known = all_modules(root)
-    return {name if name in known else name.rpartition(".")[0] for name in names_imported_by(path)}
+    return {name if name in known else name.rpartition(".")[0] for name in content(path)[0]}
 
 
 def imported_names(tree: ast.AST) -> set[str]:
@@ -81,10 +81,6 @@ def statements(node: ast.AST) -> Iterator[ast.AST]:
         for inner in getattr(node, field, ()):
             yield inner
             yield from statements(inner)
-
-
-def names_imported_by(path: Path) -> set[str]:
-    return content(path)[0]
 
 
 @functools.cache
@@ -114,15 +110,12 @@ def height(name: str) -> int:
 def test_the_import_name_links_to_the_top_level_folder(root, package):
     link = root / "src" / "lookonce" / package
     assert link.is_symlink() and link.readlink() == Path("../..") / package
-
-
-def test_datasets_is_not_a_package(root):
-    assert not (root / "datasets" / "__init__.py").exists()
+    assert (root / package / "__init__.py").exists() == (package != "datasets")
 
 
 def test_all_names_of_the_public_api_import():
     assert all(getattr(lookonce, name) for name in lookonce.__all__)
-    imported = names_imported_by(Path(lookonce.__file__)) - {"lookonce.version.__version__"}  # for type checkers
+    imported = content(Path(lookonce.__file__))[0] - {"lookonce.version.__version__"}  # for type checkers
     assert imported == {
         f"lookonce.{module}.{name}" for module, names in lookonce._NAMES.items() for name in names.split()
     }
@@ -168,7 +161,7 @@ def test_no_file_has_more_than_600_lines(root):
 def test_scripts_import_names_that_exist(root, folder):
     """Benchmarks, and programs of tests, run too seldom to notice a name that was renamed."""
     for path in sorted((root / folder).rglob("*.py")):
-        for name in names_imported_by(path) - all_modules(root):
+        for name in content(path)[0] - all_modules(root):
             module, _, attribute = name.rpartition(".")
             assert hasattr(importlib.import_module(module), attribute), f"{path}: {name}"
 
@@ -187,16 +180,13 @@ def test_pytest_enters_every_folder_of_tests(root, pytestconfig):
     assert [name for name in sorted(names) if any(fnmatch(name, pattern) for pattern in skipped)] == []
 
 
-def test_every_package_lists_its_modules(root):
+def test_every_module_has_a_docstring_and_every_package_lists_its_modules(root):
+    assert [path for path in sources(root) if not content(path)[1]] == []
     for init in (path for path in sources(root) if path.name == "__init__.py" and path.parent.name != "lookonce"):
         listed = set(re.findall(r"^(\w+) {2,}\w", content(init)[1], re.M))
         inside = init.parent.iterdir()
         names = {path.stem for path in inside if path.suffix == ".py" or (path / "__init__.py").exists()}
         assert listed == names - {"__init__", "__pycache__"}, init
-
-
-def test_every_module_has_a_docstring(root):
-    assert [path for path in sources(root) if not content(path)[1]] == []
 
 
 def test_ci_runs_the_commands_of_contributing(root):

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner, Result
+from click.testing import Result
 from huggingface_hub import ModelCard, snapshot_download
+from support.rows import run
 from transformers import AutoImageProcessor, AutoProcessor
 
 from lookonce.cache.store.reader import VisionCache
-from lookonce.cli import main
 from lookonce.errors import ModelError, UsageError
 from lookonce.fetch import fetch
 from lookonce.files import hash_file, write_json
@@ -29,10 +29,6 @@ NAME, BASE = "owner/adapter", "base-owner/base-model"
 TOKEN = "hf_secret"
 ADAPTER = ["README.md", "adapter_config.json", "adapter_model.safetensors", "metrics/val.json"]
 RECORD = ["run.json", "run.yaml", "trained.json"]
-
-
-def run(*words: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(word) for word in words])
 
 
 @pytest.fixture

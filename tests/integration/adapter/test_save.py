@@ -8,22 +8,22 @@ import re
 import runpy
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
+from support.rows import run as lookonce
 from support.sample import stock_answer
 from transformers import AutoModelForImageTextToText
 
 from lookonce import Answerer, load_without_tower, save_run
 from lookonce.adapter.merge import merge
 from lookonce.cache.store.reader import VisionCache
-from lookonce.cli import main
 from lookonce.datasets.sample.model import write_model
 from lookonce.errors import FolderInUse, LookonceError, ModelError, RunFolderError, UsageError
 from lookonce.eval.run import evaluate_run
@@ -43,10 +43,6 @@ NUM_ASKED, NUM_TOKENS = 6, 6
 WEIGHTS = "adapter_model.safetensors"
 LORA = {"rank": 3, "alpha": 5, "targets": ["q_proj"]}
 """Another section `lora` than that of any adapter here."""
-
-
-def lookonce(*words: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(word) for word in words])
 
 
 @pytest.fixture(scope="module")
@@ -306,7 +302,7 @@ def test_a_folder_that_holds_a_run_is_left_alone_and_an_interrupted_save_is_done
         with pytest.raises(FolderInUse):
             save_run(adapter, run)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("lookonce.adapter.save.flush_files", _interrupt)
+        patch.setattr("lookonce.adapter.save.flush_files", Mock(side_effect=KeyboardInterrupt))
         save_run(adapter, run)
     assert not RunFolder(run.output).trained.exists()
     save_run(str(adapter), run)
@@ -317,10 +313,6 @@ def test_a_folder_that_holds_a_run_is_left_alone_and_an_interrupted_save_is_done
     weights.write_bytes(weights.read_bytes()[:-4])
     with pytest.raises(RunFolderError, match="into another `output` with lookonce.save_run"):
         RunFolder(run.output).check_adapter()
-
-
-def _interrupt(*_: Any) -> Iterator[None]:
-    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.model_type)

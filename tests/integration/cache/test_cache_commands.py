@@ -7,15 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from support.rows import run
+from support.small_caches import flip
 
-from lookonce.cache.store.claims import USES
+from lookonce.cache.store.claims import CLAIMS, USES
 from lookonce.cache.store.reader import VisionCache
-from lookonce.cli import main
-
-
-def run(*words: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(word) for word in words])
 
 
 def test_the_phases_report_json_on_stdout_alone(run_file):
@@ -39,13 +35,7 @@ def run_file(make_run, tmp_path: Path) -> Path:
 def cache(run_file: Path, built: VisionCache) -> Path:
     """The folder of the run file's cache, built."""
     copy = run_file.parent / "caches" / built.folder.name
-    return shutil.copytree(built.folder, copy, ignore=shutil.ignore_patterns(USES))
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
+    return shutil.copytree(built.folder, copy, ignore=shutil.ignore_patterns(CLAIMS, USES))
 
 
 def test_a_cache_is_verified_by_run_file_and_by_folder(run_file, cache):

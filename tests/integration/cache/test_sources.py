@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import json
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +11,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from support.rows import EMBEDDED, write_lines
+from support.small_caches import features_in
 
-from lookonce.cache.store.fingerprint import raw_bytes
-from lookonce.cache.store.reader import VisionCache
 from lookonce.run.config import RunFile
-from lookonce.run.open import TO_BUILD, TO_BUILD_BY_PLAN, OpenRun, open_run
+from lookonce.run.open import TO_BUILD, TO_BUILD_BY_PLAN, open_run
 
 NUM_IMAGES = 24
 MakeSource = Callable[[str], RunFile]
@@ -52,8 +51,7 @@ def write_tars(root: Path, files: dict[str, bytes]) -> list[str]:
 
 def write_parquet(root: Path, files: dict[str, bytes]) -> list[str]:
     rows = [{"bytes": content, "path": name} for name, content in files.items()]
-    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    parquet.write_table(pa.table({"image": pa.array(rows, kind)}), root / "x.parquet", row_group_size=5)
+    parquet.write_table(pa.table({"image": pa.array(rows, EMBEDDED)}), root / "x.parquet", row_group_size=5)
     return [f"x.parquet/{row}" for row in range(len(files))]
 
 
@@ -76,17 +74,11 @@ def make_source(
         root = tmp_path / source
         root.mkdir()
         names = SOURCES[source](root, files)
-        lines = [json.dumps({"image_filename": name, "question": "Is it?", "answer": "yes"}) for name in names]
-        (root / "records.jsonl").write_text("\n".join(lines))
-        data = {"train": str(root / "records.jsonl"), "val": [], "test": []}
+        rows = [{"image_filename": name, "question": "Is it?", "answer": "yes"} for name in names]
+        data = {"train": str(write_lines(root / "records.jsonl", *rows)), "val": [], "test": []}
         return make_run(data=data, cache={"dir": str(root / "caches")})
 
     return make
-
-
-def content(inputs: OpenRun) -> dict[str, bytes]:
-    cache = VisionCache.open(inputs.cache_folder)
-    return {key: bytes(raw_bytes(cache[key])) for key in cache.keys()}  # noqa: SIM118
 
 
 @pytest.mark.guarantee("A folder, a tar file and a parquet file of the same images make the same cache.")
@@ -98,7 +90,7 @@ def test_the_cache_is_the_same_wherever_the_images_are_and_serves_all_other_plac
         report = inputs.build()
         assert (report.num_encoded, report.num_wanted) == (NUM_IMAGES, NUM_IMAGES + 2), source
         assert inputs.images.num_files == NUM_IMAGES + 3
-        caches.append(content(inputs))
+        caches.append(features_in(inputs.cache_folder))
         folders.add(inputs.cache_folder.name)
         failed.append(set(report.quarantined))
     assert len(folders) == 1
@@ -125,4 +117,4 @@ def test_a_truncated_archive_is_reported_and_its_images_are_tried_again(make_sou
     archive.write_bytes(whole)
     report = open_run(run, TO_BUILD_BY_PLAN).build()
     assert len(report.quarantined) == 2
-    assert len(content(inputs)) == NUM_IMAGES
+    assert len(features_in(inputs.cache_folder)) == NUM_IMAGES

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.processes import Preloaded, Process, wait_until
+from support.small_caches import features_in
 
 from lookonce.cache.build import worker as build_module
 from lookonce.cache.build.encode import MAX_ON_DEVICE
 from lookonce.cache.store.claims import CLAIMS, Claims
-from lookonce.cache.store.fingerprint import raw_bytes
 from lookonce.cache.store.metadata import Shard, has_receipt, read_plan, read_receipts
 from lookonce.cache.store.reader import VisionCache
 from lookonce.cache.store.shards import remove_leftovers
@@ -113,23 +113,17 @@ def workers(preloaded: Preloaded, sample: Path, tmp_path_factory: pytest.TempPat
             os.kill(worker.process.pid, signal.SIGKILL)
 
 
-def features(folder: Path) -> dict[str, bytes]:
-    """All features of a cache, with the sizes of its shards and each checksum verified."""
-    cache = VisionCache.open(folder)
-    return {key: bytes(raw_bytes(cache[key])) for key in cache.keys()}  # noqa: SIM118
-
-
 @pytest.fixture(scope="module")
 def alone(workers: Workers) -> dict[str, bytes]:
     """The features that one undisturbed worker builds."""
     report = workers.start("alone").report()
     assert (report["num_encoded"], report["num_missing"]) == (NUM_IMAGES, 0)
-    return features(workers.folder("alone"))
+    return features_in(workers.folder("alone"))
 
 
 def check(folder: Path, alone: dict[str, bytes]) -> None:
     """The cache is the one that one worker builds: same features, a receipt for each shard, no leftovers."""
-    assert features(folder) == alone
+    assert features_in(folder) == alone
     plan = read_plan(folder)
     planned = {shard.name: set(shard.keys) for shard in plan.shards}
     assert {receipt.shard: set(receipt.images) for receipt in read_receipts(folder)} == planned
@@ -222,9 +216,7 @@ def test_workers_start_at_different_shards(site, images):
 
 
 def test_a_build_that_does_not_wait_skips_shards_of_other_workers(site, images):
-    with pytest.raises(site.PowerCut):
-        site.build(images, site.Tower(0))
-    [shard, *_] = read_plan(site.folder()).shards
+    [shard, *_] = site.plan_of(images)
     with Claims(site.folder(), ELSEWHERE) as others:
         assert others.take(shard.name, 1)
         report = site.build(images, wait=False)
@@ -234,9 +226,7 @@ def test_a_build_that_does_not_wait_skips_shards_of_other_workers(site, images):
 
 
 def test_a_build_waits_for_others_and_takes_over_when_they_die(site, images):
-    with pytest.raises(site.PowerCut):
-        site.build(images, site.Tower(0))
-    [shard, *_] = read_plan(site.folder()).shards
+    [shard, *_] = site.plan_of(images)
     claim = Claims(site.folder(), ELSEWHERE).take(shard.name, 1)  # without a heartbeat
     assert claim
     report = site.build(images, expiry_s=0.3)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from support.keys import bounds_of, keys_of
+from support.rows import run
 
-from lookonce.cli import main
 from lookonce.run.config import RunFile
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
@@ -35,7 +35,7 @@ def run_file(make_cached_run, tmp_path: Path) -> Path:
 
 
 def invoke(*words: object) -> Result:
-    result = CliRunner().invoke(main, [str(word) for word in words])
+    result = run(*words)
     assert "Traceback" not in result.output and "unexpected" not in result.stderr, result.output
     return result
 

@@ -9,9 +9,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from support.rows import run
 
-from lookonce.cli import main
 from lookonce.datasets.prepare.run import next_steps
 from lookonce.errors import UsageError
 from lookonce.study.pool import Job
@@ -36,19 +35,14 @@ def place(sample, built, make_run, tmp_path, monkeypatch) -> Path:
     for name in ("images", "model"):
         (folder / f"sample of {NAME}" / name).symlink_to(sample / name)
     data = {split: f"sample of {NAME}/{split}.jsonl" for split in ("train", "val", "test")}
-    run = make_run(
-        model={"path": f"sample of {NAME}/model"},
-        data=data,
-        cache={"dir": str(built.folder.parent)},
-        train={"steps": 1},
-        output=f"output of {NAME}",
-    )
-    Path(f"{NAME}.yaml").write_text(run.to_yaml())
+    model, cache = {"path": f"sample of {NAME}/model"}, {"dir": str(built.folder.parent)}
+    made = make_run(model=model, data=data, cache=cache, train={"steps": 1}, output=f"output of {NAME}")
+    Path(f"{NAME}.yaml").write_text(made.to_yaml())
     return folder
 
 
 def said_by(*words: str) -> str:
-    result = CliRunner().invoke(main, list(words))
+    result = run(*words)
     assert result.exit_code in (0, 1, 2) and "Traceback" not in result.output, result.output
     return result.stdout + result.stderr
 

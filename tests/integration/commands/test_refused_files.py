@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from support.rows import run, write_lines
 
-from lookonce.cli import main
 from lookonce.run.folder import RunFolder
 
 SUFFIXES = (".jsonl", ".parquet")
@@ -27,16 +25,15 @@ def place(sample, built, make_run, tmp_path) -> Path:
     shutil.copytree(built.folder, tmp_path / "caches" / built.folder.name, ignore=shutil.ignore_patterns("user-*"))
     names = {split: str(tmp_path / "sample" / f"{split}.jsonl") for split in ("train", "val", "test")}
     data = names | {"image_root": str(sample)}
-    run = make_run(model={"path": str(tmp_path / "sample" / "model")}, data=data)
-    (tmp_path / "run.yaml").write_text(run.to_yaml())
-    RunFolder(run.output).claim(run, {})
+    made = make_run(model={"path": str(tmp_path / "sample" / "model")}, data=data)
+    (tmp_path / "run.yaml").write_text(made.to_yaml())
+    RunFolder(made.output).claim(made, {})
     return tmp_path
 
 
 def said_by(place: Path, words: str) -> str:
     """What a failing command says, after "Error: "."""
-    arguments = [word.replace("PLACE", str(place)) for word in words.split()]
-    result = CliRunner().invoke(main, arguments)
+    result = run(*(word.replace("PLACE", str(place)) for word in words.split()))
     assert result.exit_code in (1, 2), result.output
     return result.stderr.rpartition("Error: ")[2].strip()
 
@@ -99,8 +96,7 @@ def test_a_full_disk_is_named_with_the_file_and_what_it_needs(place, largest_fil
     (place / "new").mkdir()
     (place / "raw").mkdir()
     (place / "raw" / "frame-0026.jpg").symlink_to(place / "sample" / "images" / "frame-0026.jpg")
-    row = {"image": "frame-0026.jpg", "question": "Is there text?", "answer": "no"}
-    (place / "raw" / "test.jsonl").write_text(json.dumps(row) + "\n")
+    write_lines(place / "raw/test.jsonl", {"image": "frame-0026.jpg", "question": "Is there text?", "answer": "no"})
     (place / "mine.yaml").write_text("name: mine\nfiles: test.jsonl\n")
     (place / "study.yaml").write_text(f"base: {place}/run.yaml\noutput: {place}/new\nseeds: 1\nvariants: {{a: }}\n")
     with largest_file(64):
@@ -119,6 +115,6 @@ def test_a_cache_that_may_not_be_entered_is_not_called_broken(place, with_mode):
 
 def test_a_check_goes_on_after_a_file_that_may_not_be_read(place, with_mode):
     with_mode(place / "sample/model/tokenizer.json", 0o000)
-    result = CliRunner().invoke(main, ["check", str(place / "run.yaml")])
+    result = run("check", place / "run.yaml")
     said = "".join(result.stdout.split())
     assert "Permissiondenied" in said and "GPUmemory" in said, result.output

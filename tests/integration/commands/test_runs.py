@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
-from support.answers import questions
-from support.answers import wrong as wrong_answers
+from support.answers import questions, wrong
+from support.rows import run as invoke
+from support.rows import write_lines
 
-from lookonce.cli import main
 from lookonce.eval.scores.prediction import Prediction, write_predictions
 from lookonce.files import write_json
 from lookonce.run.folder import RunFolder
@@ -27,22 +25,24 @@ def row(number: int, image: str) -> Prediction:
 ROWS = [row(number, str(number // 3)) for number in range(60)]
 
 
-def wrong(number: int) -> list[Prediction]:
-    return [replace(one, predicted="no") if place < number else one for place, one in enumerate(ROWS)]
+@pytest.fixture
+def write_runs(make_run, tmp_path, monkeypatch):
+    """Writes run folders with these answers to the questions of `val`."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(**answers: list[Prediction]) -> None:
+        for number, (name, rows) in enumerate(answers.items()):
+            run = make_run(output=str(tmp_path / name), train={"learning_rate": 0.1 * (number + 1)})
+            write_json(run.output / "run.json", {"run": run.model_dump(mode="json"), "inputs": {}})
+            write_predictions(RunFolder(run.output).predictions("val"), rows)
+
+    return write
 
 
 @pytest.fixture
-def runs(make_run, tmp_path, monkeypatch):
+def runs(write_runs) -> None:
     """Three run folders: `a` answers all right, `b` most, `c` half of the questions."""
-    monkeypatch.chdir(tmp_path)
-    for number, (name, rows) in enumerate([("a", ROWS), ("b", wrong(2)), ("c", wrong(30))]):
-        run = make_run(output=str(tmp_path / name), train={"learning_rate": 0.1 * (number + 1)})
-        write_json(run.output / "run.json", {"run": run.model_dump(mode="json"), "inputs": {}})
-        write_predictions(RunFolder(run.output).predictions("val"), rows)
-
-
-def invoke(*words: str) -> Result:
-    return CliRunner().invoke(main, words, catch_exceptions=False)
+    write_runs(a=ROWS, b=wrong(ROWS, 2), c=wrong(ROWS, 30))
 
 
 def test_compare_prints_a_sentence_for_each_pair(runs):
@@ -55,10 +55,8 @@ def test_compare_prints_a_sentence_for_each_pair(runs):
 def test_compare_with_a_baseline_has_a_pair_for_each_other_run(runs):
     for words in (("a", "b", "c", "--baseline", "c"), ("a", "b", "--baseline", "c")):
         value = json.loads(invoke("compare", *words, "--json").output)
-        assert [(pair["first"], pair["second"], pair["better"]) for pair in value["pairs"]] == [
-            ("c", "a", "a"),
-            ("c", "b", "b"),
-        ]
+        found = [(pair["first"], pair["second"], pair["better"]) for pair in value["pairs"]]
+        assert found == [("c", "a", "a"), ("c", "b", "b")]
 
 
 @pytest.mark.parametrize(
@@ -66,34 +64,28 @@ def test_compare_with_a_baseline_has_a_pair_for_each_other_run(runs):
     [
         (["compare", "a"], "comparing needs two runs; name them: lookonce compare RUN RUN"),
         (["compare", "a", "nothing"], "is not a run folder"),
+        (["report", "nothing"], "is not a run folder"),
+        (["report", "a", "--split", "test"], "no predictions of the split test; there are those of val"),
         (["compare", "a", "b", "--split", "test"], "no predictions of the split test; there are those of val"),
         (["export", "a", "--to", "medico", "--info", "team.yaml"], "Team: unknown key; did you mean `Team_Name`?"),
     ],
 )
-def test_mistakes_are_explained(runs, tmp_path, words, message):
+def test_mistakes_are_explained_and_no_page_is_written(runs, tmp_path, words, message):
     (tmp_path / "team.yaml").write_text("Team: x\n")
     result = invoke(*words)
-    assert result.exit_code in (1, 2) and message in result.output
+    assert result.exit_code in (1, 2) and message in result.output and not (tmp_path / "report.html").exists()
 
 
 def test_export_fails_if_rows_of_the_challenge_are_missing(runs, tmp_path):
     pytest.importorskip("sacrebleu")
-    for words, said in (
-        (("export", "a", "--to", "medvqa-gi"), "69 of 69 questions of the split are not answered: "),
-        (("export", "b", "--to", "medico"), "69 of 69 questions of the split are not answered: "),
-    ):
-        result = invoke(*words, "-o", "new.json")
-        assert (
-            result.exit_code == 2 and said in result.stderr and "export what there is with --partial" in result.stderr
-        )
-        assert not Path("new.json").exists()
+    for words in (("a", "--to", "medvqa-gi"), ("b", "--to", "medico")):
+        result = invoke("export", *words, "-o", "new.json")
+        assert result.exit_code == 2 and "69 of 69 questions of the split are not answered: " in result.stderr
+        assert "export what there is with --partial" in result.stderr and not Path("new.json").exists()
     records = [{"images": list(one.images), "turns": [{"question": one.question, "answer": "yes"}]} for one in ROWS]
-    Path("val.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
-    path = RunFolder(Path("a")).folder / "run.json"
-    value = json.loads(path.read_text())
-    write_json(
-        path, value | {"run": value["run"] | {"data": {"train": ["x.jsonl"], "val": [str(tmp_path / "val.jsonl")]}}}
-    )
+    data = {"train": ["x.jsonl"], "val": [str(write_lines(tmp_path / "val.jsonl", *records))]}
+    value = json.loads(Path("a/run.json").read_text())
+    write_json(Path("a/run.json"), value | {"run": value["run"] | {"data": data}})
     assert "wrote 60 answers" in invoke("export", "a", "--to", "medvqa-gi", "-o", "whole.json").output
     medico = invoke("export", "a", "--to", "medico", "-o", "medico.json")
     assert medico.exit_code == 2 and "medico scores 1,500 public rows, and this split has 60" in medico.stderr
@@ -118,13 +110,9 @@ def test_export_writes_once_and_names_what_is_missing(runs, tmp_path):
 
 
 @pytest.fixture
-def two_runs(make_run, tmp_path, monkeypatch):
+def two_runs(write_runs) -> None:
     """Two evaluated run folders, `a` and `b`."""
-    monkeypatch.chdir(tmp_path)
-    for number, name in enumerate("ab"):
-        run = make_run(output=str(tmp_path / name), train={"learning_rate": 0.1 * (number + 1)})
-        write_json(run.output / "run.json", {"run": run.model_dump(mode="json"), "inputs": {}})
-        write_predictions(RunFolder(run.output).predictions("val"), wrong_answers(questions(), 20 * number))
+    write_runs(a=questions(), b=wrong(questions(), 20))
 
 
 def test_the_page_is_written_and_the_sentences_are_printed(two_runs, tmp_path):
@@ -132,10 +120,8 @@ def test_the_page_is_written_and_the_sentences_are_printed(two_runs, tmp_path):
     assert result.stderr == "wrote the page to new/page.html\n"
     assert result.stdout.startswith("a and b are not distinguishable: a is 33.3 points higher")
     assert "<h1>Report of a, b</h1>" in (tmp_path / "new" / "page.html").read_text()
-    assert (
-        json.loads(invoke("report", "b", "a", "--baseline", "a", "--json").stdout)["comparison"]["pairs"][0]["first"]
-        == "a"
-    )
+    report = json.loads(invoke("report", "b", "a", "--baseline", "a", "--json").stdout)
+    assert report["comparison"]["pairs"][0]["first"] == "a"
     assert (tmp_path / "report.html").exists()
 
 
@@ -145,17 +131,6 @@ def test_the_curves_are_written_as_pdf_if_they_are_wanted(two_runs, tmp_path):
     RunFolder(tmp_path / "a").log.write_text("\n".join(lines) + "\n")
     assert invoke("report", "a", "--pdf").stderr == "wrote the page to report.html, and 2 plots as PDF beside it\n"
     assert {path.name for path in tmp_path.glob("*.pdf")} == {"report-loss.pdf", "report-learning-rate.pdf"}
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["nothing"], "is not a run folder"),
-        (["a", "--split", "test"], "no predictions of the split test; there are those of val"),
-    ],
-)
-def test_mistakes_in_reports_are_explained_and_no_page_is_written(two_runs, tmp_path, words, message):
-    assert message in invoke("report", *words).output and not (tmp_path / "report.html").exists()
 
 
 @pytest.mark.parametrize("output", ["a/predictions/val.jsonl", "a/run.json", "a"])

@@ -9,30 +9,21 @@ import pytest
 from PIL import Image
 
 from lookonce.datasets.images import image_key, index_images
-from lookonce.datasets.records import Record, read_records
+from lookonce.datasets.records import read_records
 from lookonce.datasets.sample import write
 from lookonce.datasets.sample.draw import draw
-from lookonce.datasets.sample.scene import DEFAULT_SEED, Scene, make_scenes
+from lookonce.datasets.sample.scene import DEFAULT_SEED, Scene
 from lookonce.datasets.sample.write import write_sample
 from lookonce.errors import UsageError
 
 SPLITS = ("train", "val", "test")
-
-
 OTHER_SEED = DEFAULT_SEED + 1
-
-
-SCENES = list(make_scenes(DEFAULT_SEED))
 
 
 def contents(folder: Path) -> dict[str, str]:
     """The hash of each file but the run file, which names the folder."""
     paths = (path for path in folder.rglob("*") if path.is_file() and path.name != "run.yaml")
     return {str(path.relative_to(folder)): image_key(path) for path in paths}
-
-
-def records_of(sample: Path) -> list[Record]:
-    return [record for split in SPLITS for record in read_records(sample / f"{split}.jsonl")]
 
 
 def test_same_seed_gives_the_same_bytes_of_every_file_and_the_current_folder_stays(sample, tmp_path, monkeypatch):
@@ -43,13 +34,14 @@ def test_same_seed_gives_the_same_bytes_of_every_file_and_the_current_folder_sta
 
 def test_an_existing_sample_is_kept_and_counted(sample):
     before = {path: path.stat().st_mtime_ns for path in sample.rglob("*")}
-    report, index = write_sample(sample), index_images(records_of(sample))
+    report, records = write_sample(sample), {split: read_records(sample / f"{split}.jsonl") for split in SPLITS}
+    index = index_images([record for some in records.values() for record in some])
     assert not report.fresh
     assert report.text().startswith(f"already exists: {sample}: 66 images (64 distinct)")
     assert {path: path.stat().st_mtime_ns for path in sample.rglob("*")} == before
     assert (report.num_files, report.num_images) == (index.num_files, index.num_distinct)
     assert report.num_files == len(list((sample / "images").iterdir()))
-    assert report.num_questions == {split: len(read_records(sample / f"{split}.jsonl")) for split in SPLITS}
+    assert report.num_questions == {split: len(some) for split, some in records.items()}
     stamp = json.loads((sample / "sample.json").read_text())
     assert stamp.items() >= {"seed": DEFAULT_SEED, "model": "tiny", "tokenizer": None}.items()
 
@@ -90,8 +82,7 @@ def test_interrupted_writing_leaves_nothing_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(write, "draw", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_sample(tmp_path / "sample")
-    assert len(drawn) == 3
-    assert list(tmp_path.iterdir()) == []
+    assert len(drawn) == 3 and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -238,20 +238,15 @@ def test_a_clock_that_jumps_takes_nothing_over_and_makes_no_negative_time(traini
 # A folder that may not be written to.
 
 
-def test_a_read_only_folder_is_refused_before_anything_is_loaded(make_run, small_disk, monkeypatch):
-    run = make_run(output=str(small_disk.folder / "runs" / "a"))
-    run.output.parent.mkdir()
-    small_disk.make_read_only()
-    for name in ("run.open.read_splits", "train.train.load_without_tower"):
-        monkeypatch.setattr(f"lookonce.{name}", pytest.fail)
-    with pytest.raises(RunFolderError, match=rf"cannot write to {run.output} \(Read-only file system\); .*`output`"):
-        train(run, **QUIET)
-
-
-def test_a_read_only_folder_is_refused_before_any_question_is_answered(make_run, small_disk, built, monkeypatch):
-    run = make_run(output=str(small_disk.folder / "run"), train={"steps": 1}, cache={"dir": str(built.folder.parent)})
+def test_a_read_only_folder_is_refused_before_anything_is_loaded_or_answered(make_cached_run, small_disk, monkeypatch):
+    run = make_cached_run(output=str(small_disk.folder / "run"), train={"steps": 1})
+    new = make_cached_run(output=str(small_disk.folder / "runs" / "a"))
     train(run, **QUIET)
+    new.output.parent.mkdir()
     small_disk.make_read_only()
-    monkeypatch.setattr("lookonce.eval.run.load_trained", pytest.fail)
+    for name in ("run.open.read_splits", "train.train.load_without_tower", "eval.run.load_trained"):
+        monkeypatch.setattr(f"lookonce.{name}", pytest.fail)
+    with pytest.raises(RunFolderError, match=rf"cannot write to {new.output} \(Read-only file system\); .*`output`"):
+        train(new, **QUIET)
     with pytest.raises(RunFolderError, match=rf"cannot write to {run.output} \(Read-only file system\)"):
         evaluate_run(run.output)

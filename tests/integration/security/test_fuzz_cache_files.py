@@ -1,6 +1,7 @@
-"""Receipts and plan files with other values and the checksum that fits them: each is read, or refused in our words.
+"""Files of a cache and headers of model weights, damaged: each is read, or refused in our words.
 
-Whoever can write a file of a cache can write its checksum too, so without it the fuzzer would only find the checksum.
+Receipts and plan files have other values and the checksum that fits them: whoever can write a file of a cache can write
+its checksum too, so without it the fuzzer would only find the checksum.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from random import Random
 from typing import Any
 
 import pytest
+import torch
 from pydantic import ValidationError
+from safetensors.torch import save
 from support.fuzzing import cases, mutations
-from support.small_caches import SmallCache
 
 from lookonce.cache.build.progress import index_from_plan
-from lookonce.cache.store.fingerprint import Fingerprint
+from lookonce.cache.maintenance.verify import check_header
+from lookonce.cache.store.fingerprint import Fingerprint, _hash_weights
 from lookonce.cache.store.metadata import (
     checksum_line,
     read_manifest,
@@ -26,17 +29,14 @@ from lookonce.cache.store.metadata import (
     read_receipt,
     shard_name,
 )
-from lookonce.cache.store.reader import Index, VisionCache
-from lookonce.errors import LookonceError
+from lookonce.cache.store.reader import INDEX, INDEX_CHECKSUM, Index, VisionCache, read_index, write_index
+from lookonce.cache.store.shards import shard_path
+from lookonce.errors import CacheCorrupt, LookonceError
+from lookonce.files import hash_file
 
 pytestmark = pytest.mark.guarantee(
     "A damaged or hostile file is read, or refused by an error of lookonce, in bounded time and memory."
 )
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> SmallCache:
-    return SmallCache(tmp_path / SmallCache.fingerprint.folder_name)
 
 
 class WithChecksum:
@@ -52,15 +52,15 @@ class WithChecksum:
         return checksum_line(body).encode() + body if random.random() < 0.95 else text
 
 
-def test_damaged_receipts_are_read_or_refused(cache):
-    path = cache.folder / "receipts" / f"{shard_name(0)}.json"
+def test_damaged_receipts_are_read_or_refused(small):
+    path = small.folder / "receipts" / f"{shard_name(0)}.json"
     content = json.loads(path.read_bytes())
     content["failed"] = {"a" * 64: {"file": "a.png", "reason": "cut", "retry": True}}
-    sha256 = cache.fingerprint.sha256
+    sha256 = small.fingerprint.sha256
 
     def read(path: Path) -> None:
-        index = Index.from_receipts(cache.folder, sha256)
-        opened = VisionCache(cache.folder, cache.fingerprint)
+        index = Index.from_receipts(small.folder, sha256)
+        opened = VisionCache(small.folder, small.fingerprint)
         for key in list(index.keys())[:8]:
             opened[key]
 
@@ -130,8 +130,8 @@ def test_no_plan_names_a_file_outside_the_cache(tmp_path):
             read_plan(tmp_path)
 
 
-def test_damaged_manifests_are_read_or_refused(cache):
-    path = cache.folder / "manifest.json"
+def test_damaged_manifests_are_read_or_refused(small):
+    path = small.folder / "manifest.json"
     value = json.loads(path.read_bytes())
 
     def make(random: Random) -> bytes:
@@ -152,3 +152,59 @@ def test_damaged_quarantines_are_read_or_refused(tmp_path):
     assert cases.fuzz(
         "quarantine", make, lambda path: read_quarantine(path.parent), tmp_path / "quarantine.jsonl"
     ).holds
+
+
+class WithLength:
+    """A safetensors file with a changed header: the JSON, its length, or any byte."""
+
+    def __init__(self, content: bytes) -> None:
+        size = int.from_bytes(content[:8], "little")
+        self.header, self.data = json.loads(content[8 : 8 + size]), content[8 + size :]
+        if "grid_thw" in self.header.get("__metadata__", {}):
+            self.grids = json.loads(self.header["__metadata__"]["grid_thw"])
+
+    def __call__(self, random: Random) -> bytes:
+        header = self.header
+        if random.random() < 0.2 and "grid_thw" in header.get("__metadata__", {}):
+            grids = mutations.as_json(mutations.several(self.grids, random), random).decode("utf-8", "replace")
+            header = header | {"__metadata__": header["__metadata__"] | {"grid_thw": grids}}
+        if random.random() < 0.7:
+            header = mutations.several(header, random)
+        text = mutations.as_json(header, random)
+        size = len(text) if random.random() < 0.9 else random.choice(mutations.HUGE) % (1 << 64)
+        content = size.to_bytes(8, "little") + text + self.data
+        return mutations.damaged(content, random) if random.random() < 0.1 else content
+
+
+def test_damaged_headers_of_shards_are_read_or_refused(small):
+    path, receipt = shard_path(small.folder, shard_name(0)), read_receipt(small.folder, shard_name(0))
+
+    def read(path: Path) -> None:
+        for problem in check_header(path, receipt, small.fingerprint):
+            raise CacheCorrupt(problem.what)
+
+    assert cases.fuzz("shard header", WithLength(path.read_bytes()), read, path).holds
+
+
+def test_damaged_headers_of_weights_are_read_or_refused(tmp_path):
+    tensors = {name: torch.ones(2, 4) for name in ("model.visual.a.weight", "model.b.weight", "lm_head.weight")}
+    content = WithLength(save(tensors, {"format": "pt"}))
+    assert cases.fuzz(
+        "weights", content, lambda path: _hash_weights(path, ("model.visual.",)), tmp_path / "a.safetensors"
+    ).holds
+
+
+def test_damaged_indices_are_read_or_left_out(small):
+    """An index can be made again from receipts, so a damaged one is left out and not refused."""
+    write_index(small.folder, small.fingerprint.sha256)
+    path, num_rows = small.folder / INDEX, []
+
+    def read(path: Path) -> None:
+        (small.folder / INDEX_CHECKSUM).write_text(hash_file(path) + "\n")
+        index = read_index(small.folder, small.fingerprint.sha256)
+        rows = [index.find(key) for key in index.keys()] if index else []
+        num_rows.append(len([index.entry(row) for row in rows if index and row is not None]))
+
+    report = cases.fuzz("index", WithLength(path.read_bytes()), read, path)
+    assert not report.faults and report.num_refused == 0
+    assert min(num_rows) == 0 < max(num_rows)

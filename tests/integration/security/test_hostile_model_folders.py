@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +34,19 @@ def harm(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def hostile(sample: Path, tmp_path: Path, harm: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def hostile(model: Path, harm: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The sample's model, whose files ask for classes in `harmful.py` there."""
 
     def ask(*_: Any) -> str:
         raise AssertionError("asked whether the code may be run")
 
     monkeypatch.setattr("builtins.input", ask)
-    folder = tmp_path / "model"
-    shutil.copytree(sample / "model", folder)
     code = f"import os\nos.makedirs({str(harm)!r}, exist_ok=True)\n"
-    (folder / "harmful.py").write_text(code + "class Harm: pass\nclass HarmFast: pass\n")
+    (model / "harmful.py").write_text(code + "class Harm: pass\nclass HarmFast: pass\n")
     auto_map = {name: "harmful.Harm" for name in CLASSES} | {"AutoTokenizer": ["harmful.Harm", "harmful.HarmFast"]}
-    for path in folder.glob("*config.json"):
+    for path in model.glob("*config.json"):
         write_json(path, read_json(path) | {"auto_map": auto_map})
-    return folder
+    return model
 
 
 def open_all(folder: Path) -> None:
@@ -115,10 +112,9 @@ COMMANDS = (
 
 
 @pytest.fixture
-def templated(sample: Path, tmp_path: Path, make_cached_run: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
+def templated(model: Path, tmp_path: Path, make_cached_run: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the sample's model, in `model`, and a run of it, run.yaml; rendering has a second."""
-    shutil.copytree(sample / "model", tmp_path / "model")
-    (tmp_path / "run.yaml").write_text(make_cached_run(model={"path": str(tmp_path / "model")}).to_yaml())
+    (tmp_path / "run.yaml").write_text(make_cached_run(model={"path": str(model)}).to_yaml())
     monkeypatch.setattr("lookonce.train.data.tokenize.MAX_SECONDS", 1)
     return tmp_path
 

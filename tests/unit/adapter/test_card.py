@@ -1,4 +1,4 @@
-"""The card says what is known, what is not, and what the licence of the data may mean; no base model is guessed."""
+"""The card says what is known, what is not, and what the licence of the data may mean; uploads name no local folder."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lookonce.adapter.card import UNKNOWN, BaseModel, CardFacts, Dataset, card, facts_of, find_base_model, find_dataset
+from lookonce.adapter.push import check_files, reduced_run, without_folders
 from lookonce.errors import ModelError, UsageError
 from lookonce.files import write_json
 from lookonce.report.runs import SplitFacts
@@ -134,7 +137,7 @@ def test_the_commit_of_lookonce_is_named_if_it_is_known(facts):
 COMMIT = "a1" * 20
 
 
-def test_a_name_in_the_run_file_is_taken_with_its_commit(monkeypatch):
+def test_a_name_in_the_run_file_is_taken_with_its_commit_and_a_branch_is_the_commit_that_is_here(monkeypatch, tmp_path):
     def absent(*_, **__):
         raise ModelError("not here")
 
@@ -142,9 +145,6 @@ def test_a_name_in_the_run_file_is_taken_with_its_commit(monkeypatch):
     base = find_base_model(ModelSection(path="owner/name", revision=COMMIT))
     assert (base.name, base.commit, base.licence) == ("owner/name", COMMIT, None)
     assert find_base_model(ModelSection(path="owner/name", revision="main")).commit is None
-
-
-def test_a_branch_is_the_commit_that_is_on_this_machine(monkeypatch, tmp_path):
     folder = tmp_path / COMMIT
     folder.mkdir()
     (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
@@ -177,12 +177,7 @@ def test_a_malformed_name_is_refused(given, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("recorded", "named"),
-    [
-        ("a1" * 20 + "-dirty", True),
-        ("[x](y)" + "a" * 40, False),
-        (None, False),
-    ],
+    ("recorded", "named"), [("a1" * 20 + "-dirty", True), ("[x](y)" + "a" * 40, False), (None, False)]
 )
 def test_a_commit_is_taken_from_the_record_if_it_is_one(make_run, recorded, named):
     run = make_run()
@@ -198,3 +193,52 @@ def test_keys_of_an_evaluation_that_may_have_texts_of_records_are_left_out(make_
     texts = {"by_question": {"Is it me?": score}, "by_source": {"me": score}, "of_another_version": {"Is it me?": 1}}
     write_json(folder.metrics("val"), {"overall": score, "by_stage": {}, **texts})
     assert facts_of(folder, BaseModel("owner/base", None, None)).scores == {"val": {"overall": score, "by_stage": {}}}
+
+
+# What is uploaded names no folder of this machine.
+
+BASE = BaseModel("owner/base", "a" * 40, None)
+NAMES = st.text("abcXYZ019-_.", min_size=1, max_size=8).filter(lambda name: name.strip("."))
+
+
+def test_each_path_of_a_run_file_becomes_its_last_part(make_run):
+    run = make_run(
+        data={"train": ["/home/me/a.jsonl", "sets/b.jsonl"], "image_root": "/data/of/me", "stage_map": "/x/map.yaml"},
+        cache={"dir": "~/caches", "stage": "/scratch/me"},
+        train={"start_from": "/home/me/runs/first"},
+        output="/home/me/runs/second",
+    )
+    reduced = reduced_run(run, BASE)
+    assert [str(path) for path in reduced.data.train] == ["a.jsonl", "b.jsonl"]
+    assert (str(reduced.data.image_root), str(reduced.cache.dir), str(reduced.output)) == ("me", "caches", "second")
+    assert (str(reduced.train.start_from), str(reduced.data.stage_map)) == ("first", "map.yaml")
+    assert (reduced.model.path, reduced.model.revision) == (BASE.name, BASE.commit)
+    assert "/" not in reduced.to_yaml().replace(BASE.name, "")
+    start = f"hf://owner/adapter@{'b' * 40}"
+    assert reduced_run(make_run(train={"start_from": start}), BASE).train.start_from == start
+
+
+@given(st.lists(NAMES, min_size=2, max_size=5), st.sampled_from(["/", "~/"]))
+def test_a_text_that_is_an_absolute_path_becomes_its_last_part(parts, root):
+    path = root + "/".join(parts)
+    assert without_folders({"a": [path, {"b": path}]}) == {"a": [parts[-1], {"b": parts[-1]}]}
+
+
+@pytest.mark.parametrize("text", ["owner/name", "a/b.json", "{% if a %}/{% endif %}", "", "/", "<image>\n/x", "1/2"])
+def test_other_texts_stay(text):
+    assert without_folders([text, 3, None]) == [text, 3, None]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("made in /me/secret", "card names a folder of this machine, /me;"),
+        ('"/srv/runs/me"', "card names a folder of this machine, /srv/runs/me;"),
+        ("with hf_" + "a1" * 20, "card has an access token of the Hub"),
+    ],
+)
+def test_a_file_with_a_folder_or_a_token_is_refused(text, message, monkeypatch):
+    monkeypatch.setattr(Path, "home", lambda: Path("/me"))
+    check_files({"card": "owner/name and /srv/runs/mega, hf_hub"}, [Path("/srv/runs/me"), Path("/")])
+    with pytest.raises(UsageError, match=message):
+        check_files({"card": text}, [Path("/srv/runs/me")])

@@ -46,10 +46,7 @@ def test_the_default_adapter_and_one_of_experts_keep_all_rules(make_run, family)
 )
 def test_what_breaks_a_rule_fails_that_rule(make_run, change, names, rule):
     assert failed(written(make_run) | change, names) == [rule]
-
-
-def test_another_model_fails(make_run):
-    assert failed(written(make_run), family=replace(DEFAULT, vllm_lora="")) == ["model"]
+    assert failed(written(make_run) | change, names, replace(DEFAULT, vllm_lora="")) == ["model", rule]
 
 
 def test_each_rule_names_code_of_a_release_or_at_a_commit_or_a_pull_request(make_run):

@@ -89,7 +89,6 @@ def test_contexts_are_checked_and_lengthen_the_records(checked, built, root, tmp
 
 @pytest.mark.guarantee("`lookonce check` reports every planted mistake of a run at once.")
 def test_all_problems_are_reported_at_once(checked, own, monkeypatch):
-    """One planted mistake of each kind."""
     monkeypatch.delenv("UNSET", raising=False)
     change_line(own / "train.jsonl", 3, "{broken")
     change_line(own / "train.jsonl", 5, '{"images": [], "turns": [{"question": "q", "answer": 3}]}')
@@ -98,14 +97,8 @@ def test_all_problems_are_reported_at_once(checked, own, monkeypatch):
     (own.parent / "thesis").mkdir()
     (own.parent / "thesis" / "thesis.tex").touch()
     wrong = ("train.epoch=3", "lora.rank=0", "data.test=$UNSET/test.jsonl", "train.scheduler=coine")
-    found = checked(
-        *wrong,
-        "train.optimizer=schedule_free_adamw",
-        "batch.max_tokens=45",
-        "lora.targets=[nothing_proj]",
-        data=on(own),
-        output=str(own.parent / "thesis"),
-    )
+    wrong += ("train.optimizer=schedule_free_adamw", "batch.max_tokens=45", "lora.targets=[nothing_proj]")
+    found = checked(*wrong, data=on(own), output=str(own.parent / "thesis"))
     keys = [one.value for one in found.problems("run file")]
     assert [value.partition(":")[0] for value in keys] == ["data.test[0]", "lora.rank", "train.epoch"]
     assert "the environment variable UNSET is not set" in keys[0] and "did you mean `epochs`" in keys[2]
@@ -192,8 +185,7 @@ def test_weights_that_are_missing_are_named_without_reading_any(checked, sample,
     ("state", "level", "message"),
     [
         ("another run", "error", "holds another run, which differs in"),
-        ("unfinished", "warning", "holds this run, unfinished"),
-        ("finished", "warning", "holds this run, finished"),
+        *((state, "warning", f"holds this run, {state}") for state in ("unfinished", "finished")),
         ("read-only", "error", "is not writable"),
     ],
 )
@@ -220,21 +212,15 @@ def test_a_run_folder_in_use_is_an_error_until_the_claim_ends(checked, make_run,
     assert checked(cache={"claim_s": 30}).problems("output") == []
 
 
-@pytest.mark.parametrize(
-    ("gpu_gb", "level", "advice"),
-    [
-        (None, "ok", ""),
-        (80, "ok", ""),
-        (50, "warning", "batch.tokens_per_pack=7168 or train.gradient_checkpointing=selective"),
-        (
-            24,
-            "error",
-            "batch.tokens_per_pack=4480 with train.gradient_checkpointing=true or "
-            "batch.tokens_per_pack=3200 with train.frozen=nf4",
-        ),
-        (10, "error", "a smaller model, a larger GPU or train.fsdp on several"),
-    ],
-)
+AT_24 = "4480 with train.gradient_checkpointing=true or batch.tokens_per_pack=3200 with train.frozen=nf4"
+ADVICE = [
+    *((None, "ok", ""), (80, "ok", ""), (24, "error", f"batch.tokens_per_pack={AT_24}")),
+    (50, "warning", "batch.tokens_per_pack=7168 or train.gradient_checkpointing=selective"),
+    (10, "error", "a smaller model, a larger GPU or train.fsdp on several"),
+]
+
+
+@pytest.mark.parametrize(("gpu_gb", "level", "advice"), ADVICE)
 def test_gpu_memory_is_compared_with_the_measurements(checked, monkeypatch, gpu_gb, level, advice):
     monkeypatch.setattr("lookonce.checks.check.measured_name", lambda path, config: "Qwen3-VL-8B")
     [found] = [one for one in checked(gpu_gb=gpu_gb).report.results if one.what == "GPU memory"]
@@ -265,20 +251,6 @@ def test_a_result_is_a_line_and_what_to_do_another_and_the_last_line_counts():
     assert value["num_errors"] == 1 and value["results"][1]["do"] == "lookonce cache build run.yaml"
 
 
-END = "'<|im_end|>\\n'"
-
-
-@pytest.fixture
-def endless(sample, tmp_path) -> Path:
-    """A model whose template puts no end token after answers."""
-    folder = tmp_path / "endless"
-    shutil.copytree(sample / "model", folder)
-    path = folder / "chat_template.jinja"
-    assert END in path.read_text()
-    path.write_text(path.read_text().replace(END, "'\\n'"))
-    return folder
-
-
 @pytest.mark.parametrize("thinks", [None, True])
 def test_a_check_names_the_key_once_and_counts_tokens_as_with_it(checked, thinking_model, thinks):
     found = checked(model={"path": str(thinking_model)}, data={"enable_thinking": thinks})
@@ -293,10 +265,13 @@ def test_a_check_names_the_key_once_and_counts_tokens_as_with_it(checked, thinki
 
 
 @pytest.mark.parametrize("knows", [False, True])
-def test_a_template_that_no_key_mends_is_an_error_of_the_template_and_not_of_records(checked, endless, knows):
-    path = endless / "chat_template.jinja"
-    path.write_text("{%- if enable_thinking is false %}{%- endif %}" * knows + path.read_text())
-    found = checked(model={"path": str(endless)})
+def test_a_template_that_no_key_mends_is_an_error_of_the_template_and_not_of_records(checked, sample, tmp_path, knows):
+    """It puts no end token after answers."""
+    path = shutil.copytree(sample / "model", tmp_path / "endless") / "chat_template.jinja"
+    whole, end = path.read_text(), "'<|im_end|>\\n'"
+    assert end in whole
+    path.write_text("{%- if enable_thinking is false %}{%- endif %}" * knows + whole.replace(end, "'\\n'"))
+    found = checked(model={"path": str(path.parent)})
     wrong = found.one("template")
     assert wrong.value.startswith("training refuses every record: the chat template puts no end token <|im_end|> after")
     assert wrong.do == "use the model's own chat template" and found.levels()["error"] == 1

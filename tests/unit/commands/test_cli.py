@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import signal
+import sys
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,39 +18,34 @@ import yaml
 from click.testing import CliRunner, Result
 from support.answers import look_trained
 from support.commands import all_commands
+from support.rows import run
 
 from lookonce.cli import main
 from lookonce.errors import CacheError, Stopped, UsageError
 from lookonce.run.folder import RunFolder
 from lookonce.selftest.report import Check, Report, Variant
 
-
-def commands() -> dict[tuple[str, ...], click.Command]:
-    """Every command by the words that call it."""
-    return dict(all_commands())
-
-
-def run(*words: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(word) for word in words])
+COMMANDS = dict(all_commands())
+"""Every command by the words that call it."""
+LEAVES = {names: command for names, command in COMMANDS.items() if not isinstance(command, click.Group)}
 
 
-@pytest.mark.parametrize("names", commands(), ids=" ".join)
+@pytest.mark.parametrize("names", COMMANDS, ids=" ".join)
 def test_every_command_has_help_with_examples_that_parse(names):
     result = run(*names, "-h")
     assert result.exit_code == 0
     examples = [line.split() for line in result.stdout.splitlines() if line.startswith("    lookonce ")]
-    assert examples or isinstance(commands()[names], click.Group)
+    assert examples or isinstance(COMMANDS[names], click.Group)
     for words in examples:
         arguments = [word.strip('"') for word in words[1:]]
-        found = max((name for name in commands() if tuple(arguments[: len(name)]) == name), key=len)
-        options = {option for parameter in commands()[found].params for option in parameter.opts}
-        assert not isinstance(commands()[found], click.Group)
+        found = max((name for name in COMMANDS if tuple(arguments[: len(name)]) == name), key=len)
+        options = {option for parameter in COMMANDS[found].params for option in parameter.opts}
+        assert not isinstance(COMMANDS[found], click.Group)
         assert {word for word in arguments if word.startswith("--")} <= options
 
 
 def test_all_commands_can_print_json():
-    leaves = {names: command for names, command in commands().items() if not isinstance(command, click.Group)}
-    assert all(any("--json" in parameter.opts for parameter in command.params) for command in leaves.values())
+    assert all(any("--json" in parameter.opts for parameter in command.params) for command in LEAVES.values())
 
 
 @pytest.mark.parametrize(
@@ -59,16 +55,8 @@ def test_all_commands_can_print_json():
         (("train", "RUN", "--set", "train.epoch=3"), 2, "did you mean `epochs`?"),
         (("train", "RUN"), 1, "build it with: lookonce cache build"),
         (("eval", "nowhere"), 1, "is not a run folder; make one with: lookonce train"),
-        (
-            ("cache", "verify", "nothing"),
-            2,
-            "nothing does not exist; name a run file (YAML) or the folder of a cache",
-        ),
-        (
-            ("cache", "show", "PICTURE", "x.jpg"),
-            2,
-            "is not a folder, so it was read as a run file; name",
-        ),
+        (("cache", "verify", "nothing"), 2, "nothing does not exist; name a run file (YAML) or the folder of a cache"),
+        (("cache", "show", "PICTURE", "x.jpg"), 2, "is not a folder, so it was read as a run file; name"),
         (
             ("cache", "verify", "RUN"),
             1,
@@ -76,18 +64,10 @@ def test_all_commands_can_print_json():
         ),
         (("cache", "verify", "FOLDER", "--set", "cache.dtype=float32"), 2, "--set replaces keys of a run file"),
         (("cache", "repair", "RUN"), 1, "holds no shards to repair"),
-        (
-            ("cache", "repair", "FOLDER"),
-            2,
-            "is a folder; name a run file (YAML), which names model and records",
-        ),
+        (("cache", "repair", "FOLDER"), 2, "is a folder; name a run file (YAML), which names model and records"),
         (("train", "FOLDER"), 2, "is a folder; name a run file (YAML)"),
         (("cache", "gc", "RUN"), 1, "no folder of caches at"),
-        (
-            ("cache", "gc", "nothing"),
-            2,
-            "nothing does not exist; name a run file (YAML), the folder of a cache, or of",
-        ),
+        (("cache", "gc", "nothing"), 2, "nothing does not exist; name a run file (YAML), the folder of a cache, or of"),
         (("cache", "gc", "FOLDER", "--cache", "01234567"), 2, "add --delete"),
         (("cache", "gc", "FOLDER", "--delete", "--cache", "0123"), 2, "give at least 8 digits"),
         (("no-such-command",), 2, "No such command"),
@@ -142,14 +122,7 @@ def test_every_error_is_a_message(monkeypatch, run_file, error, code, message):
 
 @pytest.mark.parametrize(
     "words",
-    [
-        "train RUN",
-        "eval RUN",
-        "predict RUN --question q",
-        "study run STUDY",
-        "bench step RUN",
-        "adapter merge RUN new",
-    ],
+    ["train RUN", "eval RUN", "predict RUN --question q", "study run STUDY", "bench step RUN", "adapter merge RUN new"],
 )
 @pytest.mark.parametrize(("name", "value"), [("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("RANK", "x")])
 def test_what_is_left_of_torchrun_in_the_environment_is_named_by_all_commands(
@@ -160,12 +133,8 @@ def test_what_is_left_of_torchrun_in_the_environment_is_named_by_all_commands(
     result = run(*(places.get(word, word) for word in words.split()))
     said = " ".join(result.output.split())
     assert result.exit_code in (1, 2) and "Traceback" not in said and "section is not valid" not in said
-    assert re.search(rf"{name}='?{value}\b", said) and f"unset {name}" in said and "rank" not in result.stderr[:12], (
-        said
-    )
-
-
-LEAVES = {names: command for names, command in commands().items() if not isinstance(command, click.Group)}
+    assert re.search(rf"{name}='?{value}\b", said) and f"unset {name}" in said, said
+    assert "rank" not in result.stderr[:12]
 
 
 def stopped(names: tuple[str, ...], number: signal.Signals, monkeypatch) -> Result:
@@ -235,11 +204,7 @@ def test_advice_names_the_run_file_that_was_given_with_the_keys_that_are_set(run
     def fail(*args, **kwargs):
         raise CacheError("broken; run: lookonce cache repair RUN.yaml, not my-RUN.yaml")
 
-    opened = (
-        "lookonce.run.open.open_run",
-        "lookonce.eval.run.evaluate_run",
-        "lookonce.run.open.source_of",
-    )
+    opened = ("lookonce.run.open.open_run", "lookonce.eval.run.evaluate_run", "lookonce.run.open.source_of")
     for name in (*opened, "lookonce.status.find_state"):
         monkeypatch.setattr(name, fail)
     monkeypatch.chdir(run_file.parent)
@@ -314,8 +279,8 @@ def test_json_on_stdout_is_alone_whatever_libraries_print(run_file, monkeypatch)
     result = run("train", run_file, "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout) == {"num_steps": 3}
-    said = result.stderr.splitlines()
-    assert said[0].startswith("load libraries: ") and said[1:] == [
+    first, *said = result.stderr.splitlines()
+    assert first.startswith("load libraries: ") and said == [
         "[INFO] Running in WANDB offline mode",
         "read records: 0.1 s",
     ]
@@ -324,24 +289,16 @@ def test_json_on_stdout_is_alone_whatever_libraries_print(run_file, monkeypatch)
 @pytest.fixture
 def study_file(run_file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    values = {
-        "base": run_file.name,
-        "output": "study",
-        "seeds": [1],
-        "variants": {"a": None, "b": {"starts_from": "a"}},
-    }
+    variants = {"a": None, "b": {"starts_from": "a"}}
+    values = {"base": run_file.name, "output": "study", "seeds": [1], "variants": variants}
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(values))
     return "study.yaml"
 
 
-def invoke(*words: str) -> Result:
-    return run("study", *words)
-
-
 def test_a_study_that_has_not_begun_has_a_table_of_its_runs(study_file):
-    result = invoke("status", study_file)
+    result = run("study", "status", study_file)
     assert result.exit_code == 0 and "0 of 2 runs complete" in result.output
-    found = json.loads(invoke("status", study_file, "--json").output)["runs"]
+    found = json.loads(run("study", "status", study_file, "--json").output)["runs"]
     assert [(one["run"], one["starts_from"], one["training"]["state"]) for one in found] == [
         ("a-1", None, "not begun"),
         ("b-1", "a-1", "not begun"),
@@ -349,14 +306,14 @@ def test_a_study_that_has_not_begun_has_a_table_of_its_runs(study_file):
 
 
 def test_jobs_are_lines_for_a_shell(study_file):
-    lines = [line.split("\t") for line in invoke("jobs", study_file).output.splitlines()]
+    lines = [line.split("\t") for line in run("study", "jobs", study_file).output.splitlines()]
     assert [(kind, name, after) for kind, name, _, after, _ in lines] == [
         ("cache", "cache of a-1", "-"),
         ("train", "a-1", "cache of a-1"),
         ("train", "b-1", "cache of a-1,a-1"),
         ("report", "report", "a-1,b-1"),
     ]
-    assert json.loads(invoke("jobs", study_file, "--json").output)[-1]["file"] == study_file
+    assert json.loads(run("study", "jobs", study_file, "--json").output)[-1]["file"] == study_file
 
 
 @pytest.mark.parametrize(
@@ -368,7 +325,7 @@ def test_jobs_are_lines_for_a_shell(study_file):
     ],
 )
 def test_mistakes_in_studies_are_explained(study_file, words, code, said):
-    result = invoke(*words)
+    result = run("study", *words)
     assert result.exit_code == code and said in result.output
 
 
@@ -399,3 +356,15 @@ def test_an_unsupported_model_is_refused_by_name_before_any_work(words, paligemm
     said = " ".join((result.stdout + result.stderr).split())
     assert result.exit_code == 1 and REFUSED in said, said
     assert "unexpected" not in said and not list(tmp_path.glob("caches/*/"))
+
+
+@pytest.mark.parametrize("words", [("train",), ("cache", "build"), ("cache", "plan"), ("bench", "step")])
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [("data.train", "no records file at /nowhere/x; check the path"), ("model.path", "no model folder at /")],
+)
+def test_wrong_paths_are_found_before_the_slow_imports(run_file, monkeypatch, words, key, message):
+    for name in ("torch", "lookonce.workflow", "lookonce.run.open", "lookonce.bench.step"):
+        monkeypatch.setitem(sys.modules, name, None)  # an import of it fails
+    done = run(*words, run_file, "--set", f"{key}=/nowhere/x")
+    assert message in done.stderr and done.exit_code == 1

@@ -8,29 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from PIL import Image
+from support.rows import run as invoke
+from support.rows import write_lines
 
-from lookonce.cli import main
-
-NAMES = (
-    "a\x1b[31m.jpg",
-    "a\nError: forged.jpg",
-    "a\r.jpg",
-    "a\x9b2J.jpg",
-    "a\u202egpj.jpg",
-    "a\x07\x08.jpg",
-    "a\u2028.jpg",
-)
-SHOWN = (
-    "a\\x1b[31m.jpg",
-    "a\\nError: forged.jpg",
-    "a\\r.jpg",
-    "a\\x9b2J.jpg",
-    "a\\u202egpj.jpg",
-    "a\\x07\\x08.jpg",
-    "a\\u2028.jpg",
-)
+ENDS = ("\x1b[31m", "\nError: forged", "\r", "\x9b2J", "\u202egpj", "\x07\x08", "\u2028")
+NAMES = [f"a{end}.jpg" for end in ENDS]
+SHOWN = [ascii(name).strip("'") for name in NAMES]
 RAW = re.compile(r"[^\n\t\x20-\x7e\xa1-\u024f]")
 """What no output has: these tests use letters of Latin alone."""
 BAR = re.compile(r"\r[\w ]+: +\d+%\|.*?(?=\r|\n|$)|\r(?=\n)")
@@ -48,13 +33,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sample: Path) -> Callab
         rows.append({"image": name, "question": "Is it\x1b[2J?", "answer": f"yes \x1b]0;x\x07{number}", "source": name})
     Path(NAMES[1]).write_bytes(b"no image")
     Path(NAMES[2]).write_bytes(b"")
-    Path("r.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(Path("r.jsonl"), *rows)
     Path("run.yaml").write_text(
         f"model: {{path: {sample / 'model'}}}\ndata: {{train: r.jsonl, val: r.jsonl}}\n"
         "cache: {dir: caches, dtype: float32, shard_mb: 1}\nlora: {rank: 4}\n"
         "train: {steps: 1, precision: fp32}\noutput: out\n"
     )
-    return lambda *words: CliRunner().invoke(main, words)
+    return invoke
 
 
 COMMANDS = (

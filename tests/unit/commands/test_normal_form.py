@@ -11,10 +11,9 @@ from typing import Any
 from unicodedata import normalize
 
 import pytest
-from click.testing import CliRunner, Result
 from PIL import Image
+from support.rows import run
 
-from lookonce.cli import main
 from lookonce.datasets.context import ContextForm, with_context
 from lookonce.datasets.majority import Majority
 from lookonce.datasets.records import Record, Turn
@@ -24,10 +23,6 @@ from lookonce.eval.scores.prediction import read_predictions, training_answers
 
 ONE, OTHER = (normalize(form, "séssile; größe Ω") for form in ("NFC", "NFD"))
 ASKED, ASKED_TOO = (normalize(form, "Quelle lésion?") for form in ("NFC", "NFD"))
-
-
-def run(*words: str | Path) -> Result:
-    return CliRunner().invoke(main, [*map(str, words)])
 
 
 def write(path: Path, *rows: dict[str, Any]) -> Path:
@@ -94,11 +89,10 @@ def test_contexts_have_an_answer_once_and_none_to_the_own_question():
     assert asked.known == (Turn(ASKED, ONE),) and again.known == ()
 
 
-RUN = """\
-model: {{path: {model}}}
-data: {{train: train.jsonl, stage_map: stages.yaml, where: {{category: [{category}]}}}}
-output: out
-"""
+def assert_records_are_found(model: Path, data: str) -> None:
+    Path("run.yaml").write_text(f"model: {{path: {model}}}\ndata: {{train: train.jsonl, {data}}}\noutput: out\n")
+    results = json.loads(run("check", "run.yaml", "--json").stdout)["results"]
+    assert {one["level"] for one in results if one["what"] == "records"} == {"ok"}, results
 
 
 def test_stage_maps_and_selections_find_questions_and_values(sample, tmp_path, monkeypatch):
@@ -108,9 +102,7 @@ def test_stage_maps_and_selections_find_questions_and_values(sample, tmp_path, m
     (tmp_path / "stages.yaml").write_text(
         json.dumps({"questions": {ASKED: {"category": "le\u0301sion"}}}, ensure_ascii=False)
     )
-    (tmp_path / "run.yaml").write_text(RUN.format(model=sample / "model", category="lésion"))
-    results = json.loads(run("check", "run.yaml", "--json").stdout)["results"]
-    assert {one["level"] for one in results if one["what"] == "records"} == {"ok"}, results
+    assert_records_are_found(sample / "model", "stage_map: stages.yaml, where: {category: [lésion]}")
 
 
 def test_names_of_keys_and_columns_are_the_same_in_both_forms(sample, tmp_path, monkeypatch):
@@ -119,11 +111,7 @@ def test_names_of_keys_and_columns_are_the_same_in_both_forms(sample, tmp_path, 
         Image.new("RGB", (40, 40), (number, 0, 0)).save(f"{number}.png")
     asked = {"question": "Why?", "answer": "x"}
     write(Path("train.jsonl"), *({"image": f"{n}.png", **asked, "le\u0301sion": f"e\u0301 {n % 2}"} for n in range(4)))
-    Path("run.yaml").write_text(
-        f"model: {{path: {sample / 'model'}}}\ndata: {{train: train.jsonl, where: {{lésion: é 1}}}}\noutput: out\n"
-    )
-    results = json.loads(run("check", "run.yaml", "--json").stdout)["results"]
-    assert {one["level"] for one in results if one["what"] == "records"} == {"ok"}, results
+    assert_records_are_found(sample / "model", "where: {lésion: é 1}")
     rule = "{rule: keep_rows, name: one, metadata: kind, values: [é 1]}"
     Path("my.yaml").write_text(f"name: my\ncolumns: {{answer: lésion, metadata: {{kind: lésion}}}}\nrules: [{rule}]\n")
     prepared = run("data", "prepare", "my.yaml", "out", "--source", "train.jsonl", "--json")

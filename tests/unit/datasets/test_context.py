@@ -20,7 +20,8 @@ TURNS = ContextForm(by="stage", order=[1, 2, 3], form="turns")
 
 
 def record(stage: object, question: str, answer: str = "yes", image: str = "a") -> Record:
-    return Record((Path(image),) if image else (), (Turn(question, answer),), metadata={"stage": stage})
+    images, origin = (Path(image),) if image else (), f"{image}.jsonl:{stage}"
+    return Record(images, (Turn(question, answer),), metadata={"stage": stage}, origin=origin)
 
 
 def keys_of(record: Record) -> tuple[str, ...]:
@@ -74,9 +75,8 @@ def test_a_summary_is_a_text_in_the_question_and_turns_stand_before_it():
     assert in_turns.shown.turns == (records[0].turns[0], records[1].turns[0], Turn("c?", "yes"))
     assert (in_turns.num_given, with_context(records, FORM, keys_of)[2].num_given, records[0].num_given) == (2, 0, 0)
     own = ContextForm(by="stage", order=[1, 2], each="{answer}", template="{question} ({answers})")
-    assert own.write([Turn("a?", "1"), Turn("b?", "2")], "c?") == Context(
-        (Turn("a?", "1"), Turn("b?", "2")), "c? (1; 2)"
-    )
+    told = (Turn("a?", "1"), Turn("b?", "2"))
+    assert own.write(list(told), "c?") == Context(told, "c? (1; 2)")
     assert records[0].shown is records[0]
 
 
@@ -98,15 +98,13 @@ def test_a_stage_that_no_record_is_in_is_refused():
         FORM.check([Record((), (Turn("a?", "b"),))])
 
 
-NOTHING_ELSE = "and nothing else in braces"
-
-
 def test_wrong_values_are_refused():
+    nothing_else = "and nothing else in braces"
     for values, message in (
         ({"order": [1]}, "at least 2 items"),
         ({"order": [1, "1"]}, "has 1 twice"),
-        ({"each": "{question}"}, f"must have {{answer}}, may have {{question}}, {NOTHING_ELSE}"),
-        ({"template": "{answers} {question} {image}"}, f"must have {{answers}} and {{question}}, {NOTHING_ELSE}"),
+        ({"each": "{question}"}, f"must have {{answer}}, may have {{question}}, {nothing_else}"),
+        ({"template": "{answers} {question} {image}"}, f"must have {{answers}} and {{question}}, {nothing_else}"),
     ):
         with pytest.raises(ValidationError, match=message):
             ContextForm(**{"by": "stage", "order": [1, 2]} | values)
@@ -115,22 +113,14 @@ def test_wrong_values_are_refused():
 TWO_STAGES = ContextForm(by="stage", order=[1, 2])
 
 
-def true_record(stage: int, question: str, image: str) -> Record:
-    return Record((Path(image),), (Turn(question, "true"),), metadata={"stage": stage}, origin=f"{image}.jsonl:{stage}")
-
-
 RECORDS = {
-    "train": [true_record(1, "a?", "x"), true_record(2, "b?", "x")],
-    "val": [true_record(1, "a?", "y"), true_record(2, "b?", "y")],
+    split: [record(1, "a?", "true", image), record(2, "b?", "true", image)]
+    for split, image in (("train", "x-copy"), ("val", "y-copy"))
 }
 
 
-def given_keys(record: Record) -> tuple[str, ...]:
-    return tuple(f"key {path}" for path in record.images)
-
-
 def row(image: str, predicted: str, question: str = "a?", **more: object) -> dict[str, object]:
-    return {"question": question, "image_keys": [f"key {image}"], "predicted": predicted} | more
+    return {"question": question, "image_keys": [image], "predicted": predicted} | more
 
 
 @pytest.fixture
@@ -139,7 +129,7 @@ def read(tmp_path):
 
     def read(*files: list[object]) -> list[tuple[Turn, ...]]:
         paths = [write_lines(tmp_path / f"{number}.jsonl", *rows) for number, rows in enumerate(files)]
-        found = with_given(RECORDS, TWO_STAGES, paths, given_keys)
+        found = with_given(RECORDS, TWO_STAGES, paths, keys_of)
         return [one.known for some in found.values() for one in some]
 
     return read
@@ -156,15 +146,14 @@ def test_answers_are_those_of_the_files_whatever_their_paths(read):
 def test_missing_answers_are_counted_and_named(read, tmp_path):
     with pytest.raises(RecordsError) as error:
         read([row("z", "no")])
-    assert str(error.value) == (
-        f'`data.context.answers`: {tmp_path}/0.jsonl lacks 2 answers to earlier questions: "a?" of x.jsonl:1, "a?" of '
-        "y.jsonl:1; name all predictions of the training and validation records"
-    )
+    lacks = f'{tmp_path}/0.jsonl lacks 2 answers to earlier questions: "a?" of x-copy.jsonl:1, "a?" of y-copy.jsonl:1'
+    advice = "name all predictions of the training and validation records"
+    assert str(error.value) == f"`data.context.answers`: {lacks}; {advice}"
 
 
 def test_a_file_that_is_missing_or_contradicts_itself_or_has_other_rows_is_refused(read, tmp_path):
     with pytest.raises(RecordsError, match="no predictions at .*nowhere.jsonl; write them with: lookonce eval RUN"):
-        with_given(RECORDS, TWO_STAGES, [tmp_path / "nowhere.jsonl"], given_keys)
+        with_given(RECORDS, TWO_STAGES, [tmp_path / "nowhere.jsonl"], keys_of)
     with pytest.raises(RecordsError, match='1.jsonl:1 answers "a\\?" about the same image otherwise than .*0.jsonl; '):
         read([row("x", "no")], [row("x", "yes")])
     assert read([row("x", "no"), row("x", "yes"), row("y", "no")])[1] == (Turn("a?", "no"),)

@@ -71,8 +71,6 @@ MASKS: dict[str, Any] = {
     "fixed size": pa.array([b"0123456789abcdef"] * 2, pa.binary(16)),
     "a list of structs": pa.array([[{"bytes": b"mask", "path": "a"}], []], pa.list_(EMBEDDED)),
 }
-
-
 COLUMNS: dict[str, dict[str, Any]] = {
     "image": {"image": embedded(*IMAGES)},
     "img": {"img": embedded(*IMAGES)},
@@ -145,8 +143,9 @@ def test_a_list_of_answers_has_the_most_frequent_one_first_and_all_as_references
 
 STRUCTS = pa.list_(EMBEDDED)
 LISTS: dict[str, dict[str, Any]] = {
-    "images": {"images": pa.array([[{"bytes": IMAGES[0]}], [{"bytes": one} for one in IMAGES]], STRUCTS)},
-    "image": {"image": pa.array([[{"bytes": IMAGES[0]}], [{"bytes": one} for one in IMAGES]], STRUCTS)},
+    name: {name: pa.array([[{"bytes": IMAGES[0]}], [{"bytes": one} for one in IMAGES]], STRUCTS)}
+    for name in ("images", "image")
+} | {
     "plain bytes": {"images": pa.array([IMAGES[:1], IMAGES])},
     "paths": {"image": [["0.png"], ["0.png", "1.png"]]},
 }

@@ -23,11 +23,7 @@ from lookonce.errors import RecordsError
 ROWS = [{"a": "1", "b": "x, y"}, {"a": "", "b": 'a "quote"\nand a line'}, {"a": "\u2028", "b": "é"}]
 READERS: dict[str, tuple[Callable[..., Any], str, list[str]]] = {
     "CSV": (read_csv, 'a,b\n1,"x, y"\n,"a ""quote""\nand a line"\n\n\u2028,é\n', [":2", ":3", ":6"]),
-    "JSONL": (
-        read_jsonl,
-        "\n".join([json.dumps(ROWS[0]), "", *(json.dumps(row) for row in ROWS[1:])]),
-        [":1", ":3", ":4"],
-    ),
+    "JSONL": (read_jsonl, "\n".join([json.dumps(ROWS[0]), "", *map(json.dumps, ROWS[1:])]), [":1", ":3", ":4"]),
     "array": (read_array, json.dumps(ROWS, indent=1, ensure_ascii=False), [": record 1", ": record 2", ": record 3"]),
 }
 
@@ -82,9 +78,7 @@ def test_malformed_files_are_refused_with_name_and_line(tmp_path, suffix, conten
         (read_array, "[1] 2", 1, ["name"]),
     ],
 )
-def test_reading_continues_after_rows_that_cannot_be_read_where_the_next_begins_is_known(
-    tmp_path, read, text, kept, places
-):
+def test_reading_continues_after_unreadable_rows_if_the_next_has_a_known_place(tmp_path, read, text, kept, places):
     (tmp_path / "a.txt").write_bytes(text.encode("latin-1"))
     broken: list[tuple[str, RecordsError]] = []
     rows = list(read(tmp_path / "a.txt", "name", broken=lambda *found: broken.append(found)))
@@ -95,8 +89,6 @@ def test_reading_continues_after_rows_that_cannot_be_read_where_the_next_begins_
 ROW = {"image": "a.png", "question": "Où est-ce?", "answer": "à gauche"}
 TABLE = "image,question,answer\na.png,Où est-ce?,à gauche\n"
 LINE = json.dumps(ROW, ensure_ascii=False) + "\n"
-
-
 REFUSED: dict[str, tuple[str, bytes, str]] = {
     "UTF-16": ("r.csv", TABLE.encode("utf-16"), "it has zero bytes, as UTF-16 or another type of file); expected a"),
     "UTF-16 without a mark": ("r.jsonl", LINE.encode("utf-16-le"), "with: iconv -f UTF-16 -t UTF-8 r.jsonl > NEW"),
@@ -116,10 +108,7 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
 READ: dict[str, tuple[str, bytes]] = {
     "semicolons": ("r.csv", TABLE.replace(",", ";").encode()),
     "tabs": ("r.csv", TABLE.replace(",", "\t").encode()),
-    "a comma within semicolons": (
-        "r.csv",
-        b"image;question;answer;a, b\na.png;O\xc3\xb9 est-ce?;\xc3\xa0 gauche;x, y\n",
-    ),
+    "a comma within semicolons": ("r.csv", "image;question;answer;a, b\na.png;Où est-ce?;à gauche;x, y\n".encode()),
     "mark of bytes": ("r.csv", TABLE.encode("utf-8-sig")),
     "mark of an array": ("r.json", f"[{LINE}]".encode("utf-8-sig")),
     "line ends of Windows": ("r.csv", TABLE.replace("\n", "\r\n").encode()),

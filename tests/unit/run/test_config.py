@@ -1,4 +1,4 @@
-"""Run files: resolved, strict, and helpful about mistakes."""
+"""Run files: resolved, strict, and helpful about mistakes; their paths hold in every working directory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from lookonce.errors import UsageError
-from lookonce.run.config import REMOVED, RunFile, read_run_file
+from lookonce.errors import CacheError, ModelError, RecordsError, RunFolderError, UsageError
+from lookonce.run.config import REMOVED, RunFile, read_run_file, with_absolute_paths
+from lookonce.run.folder import RunFolder
+from lookonce.run.open import TO_BUILD, open_run, source_of
+from lookonce.run.records import read_splits
 from lookonce.run.sections import RECORDED
 
 MINIMAL = "model: {path: m}\ndata: {train: a.jsonl}\noutput: runs/a\n"
@@ -33,13 +36,9 @@ def test_a_record_is_never_longer_than_a_pack_and_the_key_that_limits_it_is_know
     assert longest("batch.tokens_per_pack=500", "batch.mode=separate") == (900, "batch.max_tokens")
 
 
-def test_compiled_code_is_kept_beside_the_caches_unless_said_otherwise(tmp_path):
-    assert read(tmp_path, MINIMAL, "cache.dir=/shared/caches").compile_cache == Path("/shared/caches/compiler")
-
-
-def test_a_resolved_run_file_reads_as_the_same_run(tmp_path):
-    run = read(tmp_path, MINIMAL, "train.epochs=5", "lora.targets=[q_proj]")
-    assert read(tmp_path, run.to_yaml()) == run
+def test_a_resolved_run_file_reads_as_the_same_run_and_compiled_code_is_beside_the_caches(tmp_path):
+    run = read(tmp_path, MINIMAL, "train.epochs=5", "lora.targets=[q_proj]", "cache.dir=/shared/caches")
+    assert read(tmp_path, run.to_yaml()) == run and run.compile_cache == Path("/shared/caches/compiler")
 
 
 def test_all_run_files_of_the_project_are_valid(root):
@@ -71,7 +70,9 @@ def test_set_replaces_a_key(tmp_path, assignment, section, key, value):
         (MINIMAL + "train: {epoch: 3}\n", (), r"train.epoch: unknown key; did you mean `epochs`\?"),
         (MINIMAL + "trian: {}\n", (), r"trian: unknown key; did you mean `train`\?"),
         (MINIMAL + "lora: {zzz: 1}\n", (), "lora.zzz: unknown key; known keys: rank, alpha, dropout"),
+        (MINIMAL + "lora: {rnk: 1}\ntrain: {epoch: 3}\n", (), r"(?s)lora.rnk.*train.epoch"),
         ("data: {train: a}\noutput: b\n", (), "model: is missing"),
+        ("model: {path: m}\ndata:\n  train:\noutput: b\n", (), "data.train: is missing"),
         (MINIMAL + "lora: {rank: 0}\n", (), r"lora.rank: .* \(got 0\)"),
         (MINIMAL + "train: {precision: fp8}\n", (), r"train.precision: .*'bf16', 'fp16' or 'fp32' \(got 'fp8'\)"),
         (VALIDATED + "train: {best: loss, eval_steps: 3}\n", (), "save_steps to be a multiple of train.eval_steps"),
@@ -96,22 +97,14 @@ def test_set_replaces_a_key(tmp_path, assignment, section, key, value):
         (MINIMAL, ("train.epochs=0",), "nothing is trained, so `start_from` must"),
     ],
 )
-def test_a_mistake_is_refused_and_the_message_says_what_is_allowed(tmp_path, text, assignments, message):
+def test_all_mistakes_are_refused_at_once_and_the_message_says_what_is_allowed(tmp_path, text, assignments, message):
     with pytest.raises(UsageError, match=message):
         read(tmp_path, text, *assignments)
 
 
-def test_an_empty_section_has_its_defaults(tmp_path):
+def test_an_empty_section_has_its_defaults_and_a_learning_rate_that_yaml_reads_as_text_is_a_number(tmp_path):
     run = read(tmp_path, MINIMAL + "train:\n# epochs: 3\nlora:\n", "lora.rank=4")
     assert run.train.epochs == 3 and run.lora.rank == 4
-
-
-def test_all_mistakes_are_reported_at_once(tmp_path):
-    with pytest.raises(UsageError, match=r"(?s)lora.rnk.*train.epoch"):
-        read(tmp_path, MINIMAL + "lora: {rnk: 1}\ntrain: {epoch: 3}\n")
-
-
-def test_a_learning_rate_that_yaml_reads_as_text_is_a_number(tmp_path):
     assert yaml.safe_load("1e-4") == "1e-4"
     assert read(tmp_path, MINIMAL + "train: {learning_rate: 1e-4}\n").train.learning_rate == 1e-4
 
@@ -123,11 +116,6 @@ def test_a_blank_key_has_its_default_or_is_null_where_it_may_be(tmp_path):
     blank = read(tmp_path, f"model: {{path: m}}\noutput: runs/a\n{sections}")
     assert blank == read(tmp_path, "model: {path: m}\noutput: runs/a\ndata: {train: a.jsonl}\n")
     assert blank.data.val == blank.train.track == [] and blank.train.steps is None
-
-
-def test_a_blank_key_without_a_default_is_missing(tmp_path):
-    with pytest.raises(UsageError, match="data.train: is missing"):
-        read(tmp_path, "model: {path: m}\ndata:\n  train:\noutput: runs/a\n")
 
 
 @pytest.mark.parametrize("name", REMOVED)
@@ -175,10 +163,12 @@ def read_here(tmp_path, monkeypatch):
     return lambda *assignments: read(tmp_path, MINIMAL, *assignments)
 
 
-def test_a_tilde_is_the_home_folder(read_here):
+def test_a_tilde_is_the_home_folder_and_that_of_an_unknown_user_is_refused(read_here):
     run = read_here("output=~/runs", "data.train=~/a.jsonl", "model.path=~/m")
     assert run.output == Path("/home/someone/runs") and run.data.train == [Path("/home/someone/a.jsonl")]
     assert run.model.path == "/home/someone/m"
+    with pytest.raises(UsageError, match="output: there is no home folder of ~no-such-user"):
+        read_here("output=~no-such-user/runs")
 
 
 @pytest.mark.parametrize("path", ["$MODELS/x", "${MODELS}/x"])
@@ -211,12 +201,65 @@ def test_an_empty_variable_is_refused(read_here, monkeypatch, key):
     assert read_here("cache.stage=${EMPTY}/x").cache.stage == Path("${EMPTY}/x")
 
 
-def test_the_home_of_an_unknown_user_is_refused(read_here):
-    with pytest.raises(UsageError, match="output: there is no home folder of ~no-such-user"):
-        read_here("output=~no-such-user/runs")
-
-
 def test_in_cache_stage_a_variable_need_not_be_set(read_here):
     """SLURM_TMPDIR is set within jobs only, and the run file is also read elsewhere. The folder is never made."""
     assert read_here("cache.stage=$UNSET/caches").cache.stage == Path("$UNSET/caches")
     assert read_here("cache.stage=$MODELS/caches").cache.stage == Path("/models/caches")
+
+
+# What is recorded with a run is found from every working directory.
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    """The working directory, with a model folder in it."""
+    home = tmp_path / "home"
+    (home / "models" / "m").mkdir(parents=True)
+    monkeypatch.chdir(home)
+    return home
+
+
+@pytest.fixture
+def run(home, monkeypatch) -> RunFile:
+    monkeypatch.delenv("UNSET", raising=False)
+    Path("run.yaml").write_text(
+        "model: {path: models/m}\n"
+        "data: {train: [a.jsonl, ../b.jsonl], val: c.jsonl, image_root: images}\n"
+        "cache: {stage: $UNSET/caches}\n"
+        "output: runs/a\n"
+    )
+    return read_run_file(Path("run.yaml"))
+
+
+def test_all_paths_of_a_run_become_absolute(run, home):
+    recorded = with_absolute_paths(run)
+    assert recorded.model.path == str(home / "models" / "m")
+    assert recorded.data.train == [home / "a.jsonl", home / "../b.jsonl"] and recorded.data.val == [home / "c.jsonl"]
+    assert recorded.data.image_root == home / "images" and recorded.data.test == []
+    assert recorded.cache.dir == home / "caches" and recorded.output == home / "runs" / "a"
+    assert (recorded.lora, recorded.batch, recorded.train) == (run.lora, run.batch, run.train)
+    named = run.model_copy(update={"model": run.model.model_copy(update={"path": "Qwen/Qwen3-VL-2B-Instruct"})})
+    recorded = with_absolute_paths(named)
+    assert recorded.model.path == "Qwen/Qwen3-VL-2B-Instruct" and recorded.cache.stage == Path("$UNSET/caches")
+
+
+def test_a_run_is_the_same_run_from_another_working_directory(run, home, monkeypatch):
+    folder = RunFolder(home / "runs" / "a")
+    folder.claim(run, {"cache": "c1"})
+    folder.log.touch()
+    monkeypatch.chdir("/")
+    folder.check(run, {"cache": "c1"})
+    folder.check(read_run_file(home / "runs" / "a" / "run.yaml"), {"cache": "c1"})
+
+
+def test_what_is_not_found_is_named_in_full_with_what_it_is_relative_to(run, make_run, home, monkeypatch):
+    relative = "is relative to the working directory"
+    with pytest.raises(RecordsError, match=f"no records file at {home}/a.jsonl .a.jsonl {relative}"):
+        read_splits(run)
+    absent = run.model_copy(update={"model": run.model.model_copy(update={"path": "absent"})})
+    with pytest.raises(ModelError, match=f"no model folder at {home}/absent .absent {relative}"):
+        source_of(absent)
+    with pytest.raises(RunFolderError, match=f"{home}/runs/a .runs/a {relative}. is not a run folder"):
+        RunFolder(run.output).read_run()
+    with pytest.raises(CacheError, match=f"no cache in {home}/caches .caches {relative}.; build it with"):
+        open_run(make_run(cache={"dir": "caches"}), TO_BUILD).open_cache()

@@ -7,13 +7,14 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from support.rows import write_lines
 
 from lookonce.checks.check import check
 from lookonce.datasets.records import Context, Record, Turn, write_records
-from lookonce.errors import RecordsError, RunFolderError, UsageError
+from lookonce.errors import FeaturesMissing, RecordsError, RunFolderError, UsageError
 from lookonce.run.config import read_run_file
 from lookonce.run.folder import RunFolder
-from lookonce.run.open import FROM_CACHE, TO_LOOK, OpenRun, open_run
+from lookonce.run.open import FROM_CACHE, TO_BUILD, TO_LOOK, OpenRun, open_run
 from lookonce.run.records import HELD_OUT, check_paths, overlap_note, read_splits
 from lookonce.status import find_state
 
@@ -33,6 +34,14 @@ def staged(make_cached_run, root):
 
 def identity(run):
     return open_run(run, TO_LOOK).records_identity()
+
+
+def claimed(run, inputs) -> RunFolder:
+    """The run's folder as after the first step."""
+    folder = RunFolder(run.output)
+    folder.claim(run, inputs)
+    folder.log.touch()
+    return folder
 
 
 def stages(records) -> Counter[int]:
@@ -69,16 +78,9 @@ def test_status_shows_what_is_left_out_and_in_which_order_an_epoch_goes(staged):
     ]
 
 
-def test_a_record_that_is_in_no_stage_is_found_when_records_are_read(staged):
-    with pytest.raises(RecordsError, match=r"`batch.order`: \d+ of \d+ train records are not in one stage: stage 3"):
-        read_splits(staged(batch={"order": {"by": "stage", "stages": [1, 2]}}))
-
-
 def test_a_run_with_other_records_or_another_selection_is_refused(staged):
     run = staged({"where": {"stage": [1]}})
-    folder = RunFolder(run.output)
-    folder.claim(run, identity(run))
-    folder.log.touch()
+    folder = claimed(run, identity(run))
     folder.check(staged({"where": {"stage": 1}}), identity(run))
     other = staged({"where": {"stage": 1, "share": 0.5}})
     with pytest.raises(RunFolderError, match=r"(?s)inputs.records.train.*run.data.where.share"):
@@ -96,15 +98,15 @@ def test_stages_are_part_of_the_identity_because_a_stage_map_can_change(staged, 
     copy.write_text(copy.read_text().replace("stage: 3", "stage: 2"))
     after = identity(moved)
     assert after["records"] == before["records"] and after["stages"] != before["stages"]
-    folder = RunFolder(moved.output)
-    folder.claim(staged(batch=BY_STAGE), before)
-    folder.log.touch()
+    folder = claimed(staged(batch=BY_STAGE), before)
     folder.check(moved, before)
     with pytest.raises(RunFolderError, match="inputs.stages"):
         folder.check(moved, after)
 
 
-def test_a_missing_stage_map_is_found_before_anything_is_read(staged):
+def test_a_missing_stage_map_is_found_before_anything_is_read_and_a_record_in_no_stage_when_records_are(staged):
+    with pytest.raises(RecordsError, match=r"`batch.order`: \d+ of \d+ train records are not in one stage: stage 3"):
+        read_splits(staged(batch={"order": {"by": "stage", "stages": [1, 2]}}))
     with pytest.raises(UsageError, match="cannot read the stage map /nowhere.yaml: .*; correct `data.stage_map`"):
         check_paths(staged({"stage_map": "/nowhere.yaml"}))
 
@@ -153,9 +155,7 @@ def test_the_answers_of_a_context_are_part_of_the_identity_and_their_path_is_not
     first, copy, other = (staged({"context": CONTEXT | {"answers": str(path)}}) for path in paths)
     assert "context" not in identity(staged())
     assert identity(first) == identity(copy) != identity(other)
-    folder = RunFolder(first.output)
-    folder.claim(first, identity(first))
-    folder.log.touch()
+    folder = claimed(first, identity(first))
     folder.check(copy, identity(copy))
     for changed, named in ((other, "inputs.answers"), (staged({"context": CONTEXT}), "inputs.answers")):
         with pytest.raises(RunFolderError, match=named):
@@ -269,8 +269,35 @@ def test_status_check_and_the_origin_of_answers_know_what_was_trained_on(fold, t
 def test_another_fold_is_another_run(fold):
     run, other = fold(1), fold(2)
     opened = open_run(run, FROM_CACHE)
-    folder = RunFolder(run.output)
-    folder.claim(run, opened.records_identity())
-    folder.log.touch()
+    folder = claimed(run, opened.records_identity())
     with pytest.raises(RunFolderError, match=r"(?s)inputs.records.train.*run.data.held_out.fold: this run 2, that"):
         folder.check(other, open_run(other, FROM_CACHE).records_identity())
+
+
+# Records of unusable images.
+
+GOOD, BAD, MISSING = ("a.png", "b.png"), "text.png", "nowhere.png"
+
+
+@pytest.fixture
+def with_images(site, tmp_path, make_run, files_are_old):
+    """Makes runs whose training records are about these images, of which one cannot be decoded."""
+    for number, name in enumerate(GOOD):
+        site.noise(name, number)
+    (tmp_path / BAD).write_bytes(b"not an image")
+
+    def make(*names):
+        rows = [{"image_filename": name, "question": "Is it?", "answer": "yes"} for name in names]
+        return make_run(data={"train": str(write_lines(tmp_path / "some.jsonl", *rows)), "val": [], "test": []})
+
+    return make
+
+
+@pytest.mark.parametrize(("name", "reason"), [(BAD, "cannot decode"), (MISSING, "No such file")])
+def test_an_unusable_image_is_refused_with_the_command_that_lists_its_records_as_status_says(with_images, name, reason):
+    run = with_images(*GOOD, name)
+    open_run(run, TO_BUILD).build()
+    advice = r"repair the file, or remove .*: lookonce data audit RECORDS --decode"
+    with pytest.raises(FeaturesMissing, match=rf"{name} .*jsonl:3\).*{reason}.*; {advice}"):
+        open_run(run, FROM_CACHE).open_cache()
+    assert "training needs all images: repair the file, or remove" in "\n".join(find_state(run).notes)

@@ -200,17 +200,13 @@ def test_a_model_that_changes_while_it_is_read_gets_no_valid_note(run):
     assert source_of(run).read_note(run.cache.dir) is None
 
 
-def test_read_only_commands_do_not_create_the_folder_of_caches(run):
+@pytest.mark.parametrize("make", [OpenRun.write_plan, OpenRun.build])
+def test_read_only_commands_do_not_create_the_folder_of_caches_and_those_that_do_write_a_note(run, make):
     run.cache.dir.rmdir()
     find_fingerprint(run)
-    open_run(run, TO_BUILD)
+    opened = open_run(run, TO_BUILD)
     assert not run.cache.dir.exists()
-
-
-@pytest.mark.parametrize("make", [OpenRun.write_plan, OpenRun.build])
-def test_commands_that_create_the_folder_of_caches_write_a_note(run, make):
-    run.cache.dir.rmdir()
-    make(open_run(run, TO_BUILD))
+    make(opened)
     assert source_of(run).read_note(run.cache.dir) == computed(run)
 
 

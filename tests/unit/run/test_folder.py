@@ -1,15 +1,17 @@
-"""Run folders: one run per folder, and nothing is overwritten."""
+"""Run folders: one run per folder, and nothing is overwritten. A claim makes and leaves nothing else."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from lookonce.errors import RunFolderError, UsageError
 from lookonce.run.config import keys
-from lookonce.run.folder import RECORD, RunFolder
+from lookonce.run.folder import CLAIM, RECORD, TRAIN, RunClaim, RunFolder, find_trainer
 from lookonce.run.open import TO_ANSWER, Needs, find_run, open_run
 
 IDENTITY = {"model": "m1", "cache": "c1", "records": {"train": "r1"}}
@@ -58,17 +60,14 @@ def test_a_claimed_folder_records_its_run(make_run):
     assert json.loads((run.output / "environment.json").read_text())["libraries"]["torch"]
 
 
-def test_another_run_is_refused_and_the_difference_named(make_run):
-    claim(RunFolder(make_run().output), make_run())
+def test_another_run_or_the_same_run_file_on_other_inputs_is_refused_and_the_difference_named(make_run):
+    folder, run = RunFolder(make_run().output), make_run()
+    claim(folder, run)
     with pytest.raises(RunFolderError, match=r"(?s)holds another run.*run.lora.rank: this run 5, that.*--restart"):
-        claim(RunFolder(make_run().output), make_run(lora={"rank": 5}))
-
-
-@pytest.mark.parametrize("change", [{"cache": "c2"}, {"records": {"train": "r2"}}, {"model": "m2"}])
-def test_the_same_run_file_on_other_inputs_is_another_run(make_run, change):
-    claim(RunFolder(make_run().output), make_run())
-    with pytest.raises(RunFolderError, match="inputs"):
-        claim(RunFolder(make_run().output), make_run(), IDENTITY | change)
+        claim(folder, make_run(lora={"rank": 5}))
+    for change in ({"cache": "c2"}, {"records": {"train": "r2"}}, {"model": "m2"}):
+        with pytest.raises(RunFolderError, match=f"inputs.{[*change][0]}"):
+            claim(folder, run, IDENTITY | change)
 
 
 def test_a_run_recorded_before_a_key_existed_is_the_same_run(make_run):
@@ -184,19 +183,16 @@ def test_what_cannot_change_is_named(folder, assignment, error, message):
 NEEDS = Needs("tests", adapter=True)
 
 
-def test_a_run_that_is_not_trained_names_the_command(make_run):
+def test_a_run_that_is_not_trained_names_the_command_and_a_study_names_its_runs(make_run, tmp_path):
     run = make_run()
     RunFolder(run.output).claim(run, {})
     with pytest.raises(RunFolderError, match=r"holds no trained adapter.* lookonce train \S+run\.yaml --resume"):
         open_run(run.output, NEEDS)
-
-
-def test_a_study_names_its_runs(tmp_path):
     for name in ("low-0", "high-0"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / RECORD).write_text("{}")
+        (tmp_path / "study" / name).mkdir(parents=True)
+        (tmp_path / "study" / name / RECORD).write_text("{}")
     with pytest.raises(RunFolderError, match=r"is not a run folder; name one of those in it: \S+high-0, \S+low-0"):
-        open_run(tmp_path, NEEDS)
+        open_run(tmp_path / "study", NEEDS)
 
 
 def test_what_an_adapter_is_used_for_takes_the_run_that_its_folder_records(folder, run, tmp_path):
@@ -205,3 +201,98 @@ def test_what_an_adapter_is_used_for_takes_the_run_that_its_folder_records(folde
     with pytest.raises(RunFolderError, match="holds another run"):
         find_run(tmp_path / "run.yaml", [], TO_ANSWER)
     assert find_run(tmp_path / "run.yaml", [], Needs("tests", recorded=True))[1] == RunFolder(folder).read_run()
+
+
+# The claim of a run folder.
+
+
+@pytest.fixture
+def place(tmp_path) -> Path:
+    return tmp_path / "runs" / "a"
+
+
+def test_a_folder_that_was_only_claimed_is_removed_again_and_one_that_existed_or_has_files_stays(place):
+    with RunClaim(place, TRAIN) as owner:
+        owner.take()
+        assert [path.name for path in place.iterdir()] == [CLAIM]
+    assert not place.exists()
+    place.mkdir(parents=True)
+    with RunClaim(place, TRAIN) as owner:
+        owner.take()
+    assert list(place.iterdir()) == []
+    place.rmdir()
+    with RunClaim(place, TRAIN) as owner:
+        owner.take()
+        (place / "log.jsonl").touch()
+    assert [path.name for path in place.iterdir()] == ["log.jsonl"]
+
+
+def test_a_claim_does_not_make_a_folder_look_used(make_run):
+    run = make_run()
+    with RunClaim(run.output, TRAIN) as owner:
+        owner.take()
+        RunFolder(run.output).check(run, {})
+        assert not RunFolder(run.output).holds_work
+
+
+def test_restart_moves_the_claim_away_and_claims_the_name_again(make_run):
+    run = make_run()
+    RunFolder(run.output).claim(run, {})
+    with RunClaim(run.output, TRAIN) as owner:
+        owner.take()
+        moved = owner.move_away()
+        assert moved == run.output.with_name("run.old-1") and (moved / "run.json").exists()
+        assert not (moved / CLAIM).exists() and [path.name for path in run.output.iterdir()] == [CLAIM]
+        owner.check()
+        assert owner.move_away() is None
+    RunFolder(run.output).claim(run, {})
+    assert RunFolder(run.output).move_away().name == "run.old-2" and not run.output.exists()
+
+
+def test_a_restart_that_loses_the_name_to_a_faster_process_is_refused(make_run, monkeypatch):
+    run = make_run()
+    folder, move_away = RunFolder(run.output), RunFolder.move_away
+    folder.claim(run, {})
+    with RunClaim(run.output, TRAIN) as faster, RunClaim(run.output, TRAIN) as owner:
+        owner.take()
+
+        def slow(self: RunFolder) -> Path | None:
+            moved = move_away(self)
+            faster.take()
+            return moved
+
+        monkeypatch.setattr(RunFolder, "move_away", slow)
+        with pytest.raises(RunFolderError, match="is in use by"):
+            owner.move_away()
+        assert not (run.output.with_name("run.old-1") / CLAIM).exists()
+        faster.check()
+
+
+def test_a_lost_folder_is_named_with_its_new_owner(place, backdate):
+    with RunClaim(place, TRAIN) as asleep, RunClaim(place, "lookonce eval") as other:
+        asleep.take()
+        backdate(place / CLAIM, 181)
+        other.take()
+        assert asleep.is_lost()
+        with pytest.raises(RunFolderError, match="was taken over .* now in use by `lookonce eval`: process"):
+            asleep.check()
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+def test_a_folder_that_cannot_be_written_to_is_refused_at_once(place, monkeypatch, error):
+    def refuse(*_: object) -> int:
+        raise OSError(error, os.strerror(error))
+
+    place.mkdir(parents=True)
+    monkeypatch.setattr("lookonce.claim_file.os.open", refuse)
+    with pytest.raises(RunFolderError, match=rf"cannot write to .*a \({os.strerror(error)}\); .*another `output`"):
+        with RunClaim(place, TRAIN) as owner:
+            owner.take()
+
+
+def test_only_a_training_is_found_as_trainer(place):
+    assert find_trainer(place, 180) is None
+    for command, is_found in ((TRAIN, True), ("lookonce eval", False)):
+        with RunClaim(place, command) as owner:
+            owner.take()
+            assert bool(find_trainer(place, 180)) == is_found

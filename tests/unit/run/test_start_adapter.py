@@ -53,12 +53,9 @@ def test_a_run_is_found_by_its_folder_and_by_its_run_file(make_run, trained):
     assert find_start(make_run()) is None and start_identity(make_run(), {"start": "x"}) == {"start": None}
 
 
-def test_a_recorded_start_counts_when_the_other_run_is_gone(make_run, tmp_path):
-    run = make_run(train={"start_from": str(tmp_path / "gone")})
-    assert start_identity(run, {"start": "recorded"}) == {"start": "recorded"}
-
-
-def test_an_adapter_of_another_model_is_refused(trained):
+def test_an_adapter_of_another_model_or_of_the_run_itself_is_refused(make_run, trained, tmp_path):
+    with pytest.raises(ValidationError, match="start_from is the run's own output"):
+        make_run(train={"start_from": str(tmp_path / "run")})
     check_same_model(trained, {"language_model": "m1"})
     with pytest.raises(UsageError, match="was trained on another model, .*fits only the weights"):
         check_same_model(trained, {"language_model": "m2"})
@@ -106,16 +103,15 @@ def test_an_upload_without_a_commit_is_refused(make_run, pushed, revision):
         find_start(make_run(train={"start_from": f"hf://owner/name{revision}"}))
 
 
-def test_a_run_cannot_start_from_itself(make_run, tmp_path):
-    with pytest.raises(ValidationError, match="start_from is the run's own output"):
-        make_run(train={"start_from": str(tmp_path / "run")})
-
-
-def test_a_check_says_what_would_stop_the_start(make_run, trained, tmp_path):
+def test_a_check_says_what_would_stop_the_start_and_a_recorded_one_counts_when_the_other_run_is_gone(
+    make_run, trained, tmp_path
+):
     [found] = check_start(make_run(train={"start_from": str(trained.folder)}))
     assert (found.level, found.value) == ("ok", f"from the adapter of {trained.folder}")
-    [found] = check_start(make_run(train={"start_from": str(tmp_path / "gone")}))
+    gone = make_run(train={"start_from": str(tmp_path / "gone")})
+    [found] = check_start(gone)
     assert found.level == "error" and "is not a run folder" in found.value
+    assert start_identity(gone, {"start": "recorded"}) == {"start": "recorded"}
     assert list(check_start(make_run())) == []
 
 

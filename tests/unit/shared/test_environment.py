@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from lookonce import environment, version
-from lookonce import environment as settings
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.tower import Tower
 from lookonce.environment import launch_note, limit_cpu_threads, program, without_garbage_collection
@@ -45,26 +44,35 @@ VALUES = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "nod
 SUBSETS = [("RANK",), ("WORLD_SIZE", "LOCAL_RANK"), ("RANK", "LOCAL_RANK", "MASTER_PORT"), ("MASTER_ADDR",)]
 
 
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], tuple[str, bool]]:
+    """What is said of these variables alone, and whether it is an error."""
+
+    def said(variables: dict[str, str]) -> tuple[str, bool]:
+        for name in (*VALUES, "TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "SLURM_STEP_ID"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        try:
+            return launch_note(), False
+        except UsageError as error:
+            return str(error), True
+
+    return said
+
+
 @pytest.mark.parametrize("names", SUBSETS, ids="+".join)
-def test_a_part_of_what_torchrun_sets_is_named_with_how_to_unset_it(monkeypatch, names):
+def test_a_part_of_what_torchrun_sets_is_named_with_how_to_unset_it(said, names):
     """It is an error if libraries would wait for other processes, and a note if it has no effect."""
-    for name in VALUES:
-        monkeypatch.delenv(name, raising=False)
-    for name in names:
-        monkeypatch.setenv(name, VALUES[name])
-    try:
-        message = launch_note()
-    except UsageError as error:
-        message = str(error)
-        assert "torchrun --nproc-per-node" in message
-    else:
-        assert not {"WORLD_SIZE", "LOCAL_RANK"} & {*names} and "has no effect" in message
+    message, is_error = said({name: VALUES[name] for name in names})
+    assert ("torchrun --nproc-per-node" if is_error else "has no effect") in message
+    assert is_error or not {"WORLD_SIZE", "LOCAL_RANK"} & {*names}
     assert ", ".join(f"{name}={VALUES[name]}" for name in names) in message
     assert f"unset {' '.join(names)}" in message
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "words"),
     [
         ({}, ""),
         ({"RANK": "x"}, "RANK='x' in the environment is not a number"),
@@ -78,16 +86,9 @@ def test_a_part_of_what_torchrun_sets_is_named_with_how_to_unset_it(monkeypatch,
     ],
     ids=str,
 )
-def test_what_a_job_system_has_left_is_named_if_it_matters(monkeypatch, variables, said):
-    for name in (*VALUES, "TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "SLURM_STEP_ID"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    try:
-        message = launch_note()
-    except UsageError as error:
-        message = str(error)
-    assert said in message and bool(said) == bool(message)
+def test_what_a_job_system_has_left_is_named_if_it_matters(said, variables, words):
+    message, _ = said(variables)
+    assert words in message and bool(words) == bool(message)
 
 
 @pytest.mark.parametrize("many", [100, 10**9])
@@ -103,7 +104,7 @@ def test_very_many_objects_are_left_out_of_later_searches_for_cycles(monkeypatch
 @pytest.fixture(autouse=True)
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """PyTorch starts with two threads, as on a machine with two cores, and nothing is set."""
-    for name in settings.THREADS:
+    for name in environment.THREADS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     before = torch.get_num_threads()
@@ -118,26 +119,21 @@ def test_training_evaluation_and_measurements_of_a_small_model_have_one_thread(m
     assert Environment.this().cpu_threads == 1
 
 
-@pytest.mark.parametrize(
-    "load",
-    [lambda folder: load_without_tower(folder, torch.float32), lambda folder: load_with_tower(folder, torch.float32)]
-    + [lambda folder: Tower(folder, torch.float32)],
-    ids=["without tower", "with tower", "tower"],
-)
+@pytest.mark.parametrize("load", [load_without_tower, load_with_tower, Tower], ids=lambda load: load.__name__)
 def test_whatever_loads_a_small_model_has_one_thread(sample, load):
-    load(ModelFolder.open(str(sample / "model")))
+    load(ModelFolder.open(str(sample / "model")), torch.float32)
     assert torch.get_num_threads() == 1
 
 
 def test_a_large_model_keeps_all_threads(tmp_path):
     for number in range(2):
         with (tmp_path / f"model-{number}.safetensors").open("wb") as file:
-            os.truncate(file.fileno(), settings.SMALL_BYTES // 2)
+            os.truncate(file.fileno(), environment.SMALL_BYTES // 2)
     limit_cpu_threads(tmp_path)
     assert torch.get_num_threads() == 2
 
 
-@pytest.mark.parametrize("name", settings.THREADS)
+@pytest.mark.parametrize("name", environment.THREADS)
 def test_a_number_that_the_user_has_set_stays(sample, monkeypatch, name):
     monkeypatch.setenv(name, "2")
     limit_cpu_threads(sample / "model")
@@ -186,15 +182,10 @@ def test_git_is_asked_for_the_commit_of_an_editable_checkout(installed, describe
     assert described == [tmp_path / "with space"] * is_checkout
 
 
-@pytest.mark.parametrize(
-    "note",
-    [
-        None,
-        "{",
-        {"url": "file:///tmp", "dir_info": {"editable": True}},
-        {"url": "file:///tmp/lookonce.whl", "archive_info": {}},
-    ],
-)
+WHEEL = {"url": "file:///tmp/lookonce.whl", "archive_info": {}}
+
+
+@pytest.mark.parametrize("note", [None, "{", {"url": "file:///tmp", "dir_info": {"editable": True}}, WHEEL])
 def test_without_a_note_of_a_commit_there_is_none(installed, described, note):
     installed(note)
     assert version.commit() is None and described == []

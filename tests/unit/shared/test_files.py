@@ -1,19 +1,24 @@
-"""Files are written whole or not at all, as the umask allows; a refusal and a full disk are named with what to do."""
+"""Files are written whole or not at all, as the umask allows; free space is checked, and a full disk is named."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import multiprocessing
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from lookonce.errors import explain_os_error
+from lookonce import disk_space as space
+from lookonce.cache.store.metadata import read_plan
+from lookonce.disk_space import check_room, disk_full, with_margin
+from lookonce.errors import DiskFull, explain_os_error
 from lookonce.files import (
     TEMPORARY_MARK,
     atomic_write,
@@ -59,9 +64,7 @@ def test_the_old_file_stays_until_the_new_one_is_complete(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize("old", ["old", None], ids=["replaced", "new"])
-def test_failed_write_leaves_what_was_there_and_nothing_else(
-    tmp_path: Path, error: type[BaseException], old: str | None
-) -> None:
+def test_failed_write_leaves_what_was_there_and_nothing_else(tmp_path, error, old):
     path = tmp_path / "a.txt"
     if old:
         path.write_text(old)
@@ -182,3 +185,75 @@ def test_a_full_disk_is_named_with_the_file_what_it_needs_and_what_is_free(file,
     assert message.startswith(f"no room for {file}: {os.strerror(code)}") and ".tmp-" not in message
     assert re.search(rf"\(more than 1.5 kB are needed, [\d.]+ \w+ are free in {file.parent}\); make room, or", message)
     assert file.read_text() == "{}" and list(file.parent.iterdir()) == [file]
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets how many bytes are free."""
+    return lambda number: monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=number))
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "num_free", "fits"),
+    [(1, space.MIN_MARGIN_BYTES, False), (1, space.MIN_MARGIN_BYTES + 1, True), (10**12, 10**12 + 2 * 10**10, True)],
+)
+def test_there_must_be_room_for_the_margin_too(tmp_path, free, num_bytes, num_free, fits):
+    free(num_free)
+    said = re.escape(f"({with_margin(num_bytes) - num_free:,} bytes) are missing")
+    with contextlib.nullcontext() if fits else pytest.raises(DiskFull, match=said):
+        check_room(tmp_path, num_bytes)
+
+
+def test_the_message_names_what_is_missing_and_what_to_do(tmp_path, free):
+    free(5 * 10**9)
+    assert str(disk_full(tmp_path, 10**11)) == (
+        f"no room for the rest of {tmp_path}: 102.0 GB are needed with a margin, 5.0 GB are free, 97.0 GB "
+        "(97,000,000,000 bytes) are missing. Finished shards are kept: make room (`lookonce cache gc RUN.yaml` lists "
+        "what can be deleted), choose another `cache.dir`, or halve the cache with `cache.dtype: fp8_e4m3`; then run "
+        "the same command again"
+    )
+    free(10**12)
+    message = str(disk_full(tmp_path, 10**9, OSError(errno.EDQUOT, "Disk quota exceeded")))
+    said = "1.0 GB are needed with a margin, 1.0 TB are free but were refused (Disk quota exceeded; `quota -s`"
+    assert said in message and "missing" not in message
+
+
+def test_a_build_that_does_not_fit_is_refused_before_the_tower_is_loaded(site, images, free):
+    free(1000)
+    with pytest.raises(DiskFull) as caught:
+        site.build(images, site.no_tower)
+    num_tokens = sum(shard.num_tokens for shard in read_plan(site.folder()).shards)
+    needed = with_margin(num_tokens * site.fingerprint.bytes_per_token)
+    assert f"{needed - 1000:,} bytes" in str(caught.value)
+    assert not site.leftovers()
+
+
+@pytest.mark.guarantee("A full disk ends a build at the boundary of a shard, and the next build resumes.")
+def test_finished_shards_need_no_room(site, images, free):
+    site.build(images)
+    free(0)
+    assert site.build(images, site.no_tower).num_reused == 8
+
+
+def written(folder: Path, error: Exception) -> None:
+    with space.full_disk_named(folder, 10**6, "a checkpoint", lambda: "Make room"):
+        raise error
+
+
+def test_a_librarys_error_on_a_full_disk_names_the_disk(small_disk, monkeypatch):
+    monkeypatch.setattr(space, "MIN_MARGIN_BYTES", 0)  # which is small beside shards of real size
+    ballast = small_disk.fill(leave=100_000)
+    error = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
+    with pytest.raises(DiskFull, match=r"no room for a checkpoint: 1.0 MB are .* bytes\) are missing. Make room"):
+        written(small_disk.folder, error)
+    ballast.unlink()
+    with pytest.raises(RuntimeError, match="enforce fail"):
+        written(small_disk.folder, error)
+    assert list(small_disk.folder.iterdir()) == []
+
+
+def test_errors_that_are_not_of_the_disk_stay_as_they_are(tmp_path):
+    for error in (OSError(errno.EIO, "Input/output error"), ValueError("no"), DiskFull("said already")):
+        with pytest.raises(type(error)) as caught:
+            written(tmp_path, error)
+        assert caught.value is error

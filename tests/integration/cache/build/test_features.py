@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from support.small_caches import features_in
 from transformers import Qwen3VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -15,7 +16,7 @@ from lookonce.cache.build.worker import BuildOptions, build_cache
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.model.tower import Tower
-from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
+from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.images import ImageIndex
 
@@ -37,18 +38,14 @@ def real_build(sample: Path, root: Path, images: ImageIndex, dtype: str, shard_b
     return VisionCache.open(build_cache(root, fingerprint, processor, images, lambda: tower, options).folder)
 
 
-def features(cache: VisionCache) -> dict[str, bytes]:
-    return {key: bytes(raw_bytes(cache[key])) for key in cache.keys()}  # noqa: SIM118
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_features_do_not_depend_on_neighbours_or_on_the_order(site, sample, tmp_path, dtype):
     paths = sorted((sample / "images").glob("frame-*.jpg"))[::20]
-    together = features(real_build(sample, tmp_path / "together", site.index(*paths), dtype))
+    together = features_in(real_build(sample, tmp_path / "together", site.index(*paths), dtype))
     backwards = ImageIndex({}, dict(reversed(site.index(*paths).path_of.items())), site.index(*paths).size_of)
-    assert features(real_build(sample, tmp_path / "backwards", backwards, dtype, shard_bytes=1)) == together
+    assert features_in(real_build(sample, tmp_path / "backwards", backwards, dtype, shard_bytes=1)) == together
     for path in paths:
-        [(key, alone)] = features(real_build(sample, tmp_path / path.stem, site.index(path), dtype)).items()
+        [(key, alone)] = features_in(real_build(sample, tmp_path / path.stem, site.index(path), dtype)).items()
         assert alone == together[key]
 
 

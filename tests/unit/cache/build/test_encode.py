@@ -34,32 +34,20 @@ def test_each_image_gets_its_own_features_in_tower_batches_of_any_size(site, ima
         assert cache.grid_thw(key) == grid
 
 
-class RecordingTower:
-    """Records the tokens of the images of each tower batch."""
-
-    def __init__(self, tower):
-        self.__dict__ |= {name: getattr(tower, name) for name in ("device", "dtype", "merge_size", "encode")}
-        self.batches, self._encode, self.encode = [], tower.encode, self.record
-        self.tokens_per_tower_batch = 50
-
-    def record(self, patches, grids):
-        self.batches.append([t * h * w // 4 for t, h, w in grids])
-        return self._encode(patches, grids)
-
-
 def test_only_the_plan_decides_which_images_share_a_tower_batch(site, images):
     shard = Shard("shard-00000", tuple(planned_images(images, site.processor)))
     keys = []
     for order in (1, -1):
-        tower = RecordingTower(site.Tower())
+        tower = site.Tower()
+        tower.tokens_per_tower_batch = 50
         encoder = Encoder(images.path_of, site.processor, tower, site.fingerprint)
         encoded = list(encoder.run([Shard(shard.name, shard.images[::order])]))
         encoder.close()
         keys.append([[image.key for image in batch.images] for batch in encoded])
-        sizes = [tokens for batch in tower.batches for tokens in batch]
+        sizes = [tokens for batch in tower.tokens for tokens in batch]
         assert sizes == sorted(image.num_tokens for image in shard.images)
-        assert all(len(batch) == 1 or sum(batch) <= 50 for batch in tower.batches)
-        assert 1 < len(tower.batches) < 8
+        assert all(len(batch) == 1 or sum(batch) <= 50 for batch in tower.tokens)
+        assert 1 < len(tower.tokens) < 8
         assert [batch.is_last for batch in encoded] == [False] * (len(encoded) - 1) + [True]
     assert keys[0] == keys[1]
 

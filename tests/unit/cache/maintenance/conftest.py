@@ -1,9 +1,8 @@
-"""Fixtures of cache maintenance: built caches, damage to their files, and a repair followed by a build."""
+"""Fixtures of cache maintenance: built caches, and a repair followed by a build."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from lookonce.cache.maintenance.repair import RepairReport, repair
-from lookonce.cache.maintenance.verify import VerifyReport, verify
+from lookonce.cache.maintenance.verify import verify
 from lookonce.cache.store.metadata import finished_shards
 from lookonce.cache.store.reader import read_index
 from lookonce.datasets.images import ImageIndex
@@ -69,23 +68,3 @@ def run_repair(site: Any) -> Callable[..., RepairReport]:
         return report
 
     return run
-
-
-@pytest.fixture(scope="session")
-def flip() -> Callable[..., None]:
-    """Flips a bit of a file, by default of its last byte."""
-
-    def flip(path: Path, at: int = -1, bit: int = 0) -> None:
-        with path.open("r+b") as file:
-            file.seek(at, os.SEEK_SET if at >= 0 else os.SEEK_END)
-            [byte] = file.read(1)
-            file.seek(-1, os.SEEK_CUR)
-            file.write(bytes([byte ^ 1 << bit]))
-
-    return flip
-
-
-@pytest.fixture(scope="session")
-def found() -> Callable[[VerifyReport], list[tuple[str, str, str]]]:
-    """Lists shard, image and part of each problem of a report."""
-    return lambda report: [(problem.shard, problem.image, problem.part) for problem in report.problems]

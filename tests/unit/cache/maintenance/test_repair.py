@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.small_caches import flip
 
 from lookonce.cache.maintenance.repair import repair
 from lookonce.cache.maintenance.verify import verify
@@ -23,47 +24,38 @@ from lookonce.cache.store.metadata import (
 )
 from lookonce.cache.store.reader import VisionCache
 from lookonce.cache.store.shards import shard_path
-from lookonce.datasets.images import ImageIndex
 from lookonce.errors import CacheError, CacheMismatch, FeaturesMissing
 
 DAMAGED = "shard-00001"
 
 
-def only(index: ImageIndex, *paths: Path) -> ImageIndex:
-    """The images of a run that has only these files."""
-    key_of = {path: index.key_of[path] for path in paths}
-    return replace(index, key_of=key_of, path_of={key: path for path, key in key_of.items()})
-
-
 DAMAGE = {
-    "an image": lambda path, flip: flip(path),
-    "the header": lambda path, flip: flip(path, 100),
-    "lost": lambda path, flip: path.unlink(),
-    "emptied": lambda path, flip: path.write_bytes(b""),
+    "an image": flip,
+    "the header": lambda path: flip(path, 100),
+    "lost": Path.unlink,
+    "emptied": lambda path: path.write_bytes(b""),
 }
 
 
 @pytest.mark.guarantee("Repair rebuilds only the damaged shard.")
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_only_the_damaged_shard_is_built_again(site, images, folder, before, damage, run_repair, flip):
+def test_only_the_damaged_shard_is_built_again(site, images, folder, before, damage, run_repair):
     stamps = {path: stamp for path, stamp in site.stamps().items() if DAMAGED not in path.name}
-    damage(shard_path(folder, DAMAGED), flip)
+    damage(shard_path(folder, DAMAGED))
     report = run_repair(images)
     assert report.removed == [DAMAGED] and report.num_again == len(read_receipt(folder, DAMAGED).images)
     assert site.stamps().items() >= stamps.items()
     assert f"{report.num_again} images to encode again" in report.text()
 
 
-def test_quick_repairs_what_quick_finds(site, images, folder, before, run_repair, flip):
+def test_quick_repairs_what_quick_finds(site, images, folder, before, run_repair):
     flip(shard_path(folder, DAMAGED))
     assert run_repair(images, level="quick").num_problems == 0
     shard_path(folder, DAMAGED).unlink()
     assert run_repair(images, level="quick").removed == [DAMAGED]
 
 
-def test_a_damaged_shard_is_kept_if_the_file_of_an_image_is_gone_unless_it_is_dropped(
-    site, images, folder, run_repair, flip
-):
+def test_a_damaged_shard_is_kept_if_the_file_of_an_image_is_gone_unless_it_is_dropped(site, images, folder, run_repair):
     keys = sorted(read_receipt(folder, DAMAGED).images)
     images.path_of[keys[0]].unlink()
     flip(shard_path(folder, DAMAGED))
@@ -84,14 +76,14 @@ def test_a_damaged_shard_is_kept_if_the_file_of_an_image_is_gone_unless_it_is_dr
     assert verify(folder).problems == []
 
 
-def test_a_changed_file_does_not_count_as_its_image(site, images, folder, run_repair, flip):
+def test_a_changed_file_does_not_count_as_its_image(site, images, folder, run_repair):
     key = next(iter(read_receipt(folder, DAMAGED).images))
     site.noise(images.path_of[key].name, seed=99)
     flip(shard_path(folder, DAMAGED))
     assert list(run_repair(images).left) == [DAMAGED]
 
 
-def test_an_image_that_another_shard_has_is_not_lost(site, images, folder, before, run_repair, flip):
+def test_an_image_that_another_shard_has_is_not_lost(site, images, folder, before, run_repair):
     extend_plan(folder, read_plan(folder), [Shard("shard-00099", read_plan(folder).shards[1].images)])
     receipt_path(folder, DAMAGED).unlink()
     site.build(images)  # builds both
@@ -102,14 +94,14 @@ def test_an_image_that_another_shard_has_is_not_lost(site, images, folder, befor
     assert (report.removed, report.lost, report.left) == ([DAMAGED], [], {})
 
 
-def test_images_that_only_the_plan_names_are_encoded_again(site, images, folder, before, run_repair, flip):
+def test_images_that_only_the_plan_names_are_encoded_again(site, images, folder, before, run_repair):
     flip(shard_path(folder, DAMAGED))
-    foreign = [path for path, key in images.key_of.items() if key not in read_receipt(folder, DAMAGED).images]
-    report = run_repair(only(images, *foreign))
+    others = {path: key for path, key in images.key_of.items() if key not in read_receipt(folder, DAMAGED).images}
+    report = run_repair(replace(images, key_of=others, path_of={key: path for path, key in others.items()}))
     assert report.removed == [DAMAGED] and report.left == {}
 
 
-def test_files_of_the_run_are_preferred_to_those_of_the_plan(site, images, folder, before, run_repair, flip):
+def test_files_of_the_run_are_preferred_to_those_of_the_plan(site, images, folder, before, run_repair):
     moved = site.path / "moved"
     moved.mkdir()
     paths = [path.rename(moved / path.name) for path in images.key_of]
@@ -117,7 +109,7 @@ def test_files_of_the_run_are_preferred_to_those_of_the_plan(site, images, folde
     assert run_repair(site.index(*paths)).removed == [DAMAGED]
 
 
-def test_a_quarantined_image_stays_in_quarantine(site, images, run_repair, flip):
+def test_a_quarantined_image_stays_in_quarantine(site, images, run_repair):
     (site.path / "bad.png").write_text("no image")
     index = site.index(*images.key_of, site.path / "bad.png")
     site.build(index)
@@ -134,19 +126,16 @@ def test_a_quarantined_image_stays_in_quarantine(site, images, run_repair, flip)
     assert run_repair(index).removed == [shard]
 
 
-def test_a_cache_of_another_fingerprint_is_not_repaired(site, images, folder):
-    with pytest.raises(CacheMismatch, match="made with other settings"):
-        repair(folder, replace(site.fingerprint, tower_sha256="1" * 64), images)
-
-
-def test_a_folder_without_shards_is_not_repaired(site, images):
+def test_a_folder_without_shards_and_a_cache_of_another_fingerprint_are_not_repaired(site, images):
     with pytest.raises(CacheError, match="holds no shards to repair; make them with: lookonce cache build"):
         repair(site.folder(), site.fingerprint, images)
     assert not site.folder().exists()
+    with pytest.raises(CacheMismatch, match="made with other settings"):
+        repair(site.build_once(images), replace(site.fingerprint, tower_sha256="1" * 64), images)
 
 
 @pytest.mark.parametrize("step", [0, 1])
-def test_an_interrupted_repair_can_be_run_again(site, images, folder, before, monkeypatch, step, run_repair, flip):
+def test_an_interrupted_repair_can_be_run_again(site, images, folder, before, monkeypatch, step, run_repair):
     flip(shard_path(folder, DAMAGED))
     unlink = Path.unlink
     steps = [shard_path(folder, DAMAGED), receipt_path(folder, DAMAGED)]
@@ -163,7 +152,7 @@ def test_an_interrupted_repair_can_be_run_again(site, images, folder, before, mo
     assert run_repair(images).removed == [DAMAGED]
 
 
-def test_a_shard_of_unknown_content_is_not_removed(site, images, folder, before, run_repair, flip):
+def test_a_shard_of_unknown_content_is_not_removed(site, images, folder, before, run_repair):
     """Its receipt is broken, the plan is lost, and its header cannot be read, so nothing names its images."""
     receipt_path(folder, DAMAGED).write_text("{")
     (folder / PLAN).unlink()
@@ -173,21 +162,21 @@ def test_a_shard_of_unknown_content_is_not_removed(site, images, folder, before,
     assert run_repair(images, drop=True).removed == [DAMAGED]
 
 
-def test_a_shard_with_a_broken_receipt_is_built_again(site, images, folder, before, run_repair, flip):
+def test_a_shard_with_a_broken_receipt_is_built_again(site, images, folder, before, run_repair):
     flip(receipt_path(folder, DAMAGED), 3)
     assert run_repair(images).removed == [DAMAGED]
     receipt_path(folder, DAMAGED).write_text("{")
     assert run_repair(images).removed == [DAMAGED]
 
 
-def test_a_lost_receipt_is_not_damage_and_its_shard_is_not_trusted(site, images, folder, before, flip):
+def test_a_lost_receipt_is_not_damage_and_its_shard_is_not_trusted(site, images, folder, before):
     flip(shard_path(folder, DAMAGED))
     receipt_path(folder, DAMAGED).unlink()
     assert repair(folder, site.fingerprint, images)[0].num_problems == 0
     site.build(images)
 
 
-def test_a_broken_manifest_is_written_again(site, images, folder, before, run_repair, flip):
+def test_a_broken_manifest_is_written_again(site, images, folder, before, run_repair):
     for damage in (lambda path: path.write_text("{"), lambda path: flip(path, 120), Path.unlink):
         damage(folder / MANIFEST)
         assert run_repair(images, provenance={"model": "fake"}).rewritten == [MANIFEST]
@@ -197,7 +186,7 @@ def test_a_broken_manifest_is_written_again(site, images, folder, before, run_re
 @pytest.mark.parametrize("is_lost", [True, False])
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_plan_that_was_lost_or_broken_names_the_same_files_again(
-    site, images, folder, before, run_repair, flip, is_lost, number
+    site, images, folder, before, run_repair, is_lost, number
 ):
     new = site.index(*images.key_of, site.noise("new.png", 100))
     site.build(new)

@@ -7,15 +7,10 @@ import shutil
 from dataclasses import asdict
 
 import pytest
+from support.small_caches import flip
 
 from lookonce.cache.maintenance.show import show
-from lookonce.cache.store.metadata import (
-    PlannedImage,
-    Shard,
-    extend_plan,
-    read_plan,
-    read_receipt,
-)
+from lookonce.cache.store.metadata import PlannedImage, Shard, extend_plan, read_plan, read_receipt
 from lookonce.cache.store.reader import VisionCache
 from lookonce.cache.store.shards import shard_path
 from lookonce.errors import UsageError
@@ -67,20 +62,15 @@ def test_an_intact_image_has_the_statistics_of_its_receipt(cache, images):
 def test_a_damaged_image_is_reported(cache, images):
     key = next(iter(images.path_of))
     shard, entry = cache.entry(key)
-    content = bytearray(shard_path(cache.folder, shard).read_bytes())
-    content[entry.offset : entry.offset + 4096] = bytes(4096)
-    shard_path(cache.folder, shard).write_bytes(content)
+    flip(shard_path(cache.folder, shard), entry.offset)
     report = show(VisionCache.open(cache.folder), key)
     assert report.checksum_ok is False and "WRONG; run: lookonce cache repair RUN.yaml" in report.text()
 
 
-def test_a_quarantined_image_is_shown_with_its_reason(cache, site):
+def test_a_quarantined_image_is_shown_with_its_reason_and_a_planned_one_with_its_shard(cache, site):
     report = show(cache, str(site.path / "bad.png"))
     assert report.state == "quarantined" and "unknown image format" in report.reason
     assert show(cache, report.key[:8]) == report and report.reason in report.text()
-
-
-def test_a_planned_image_is_shown_with_its_shard(cache):
     plan_also(cache, PlannedImage("f" * 64, 1, ("x.png",)))
     report = show(cache, "f" * 12)
     assert (report.state, report.shard, report.files) == ("planned", "shard-00099", ["x.png"])

@@ -10,12 +10,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from support.rows import files_in
+from support.small_caches import features_in, flip
 
 from lookonce.cache.maintenance import staging as module
 from lookonce.cache.maintenance.staging import find_staged, stage
 from lookonce.cache.maintenance.verify import verify
 from lookonce.cache.store.claims import CLAIMS, using
-from lookonce.cache.store.fingerprint import Fingerprint, raw_bytes
+from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.metadata import finished_shards, receipt_path
 from lookonce.cache.store.reader import VisionCache
 from lookonce.cache.store.shards import shard_path
@@ -26,15 +28,6 @@ from lookonce.files import TEMPORARY_MARK, writer_host
 @pytest.fixture
 def source(folder_with_quarantine) -> Path:
     return folder_with_quarantine
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def features(folder: Path) -> dict[str, bytes]:
-    cache = VisionCache.open(folder)
-    return {key: bytes(raw_bytes(cache[key])) for key in cache.keys()}  # noqa: SIM118
 
 
 def stamps(folder: Path) -> dict[Path, tuple[int, int]]:
@@ -50,12 +43,12 @@ def test_a_staged_cache_equals_its_source_which_is_not_changed(site, source, tmp
     report = stage(source, tmp_path / "local")
     assert report.folder == tmp_path / "local" / source.name
     assert stamps() == before
-    mine, theirs = content(report.folder), content(source)
+    mine, theirs = files_in(report.folder), files_in(source)
     derived = {"index.safetensors", "index.xxh3"}
     assert {name: mine[name] for name in mine.keys() - derived} == {
         name: theirs[name] for name in theirs.keys() - derived if not name.startswith(CLAIMS)
     }
-    assert features(report.folder) == features(source) and VisionCache.open(report.folder).failed
+    assert features_in(report.folder) == features_in(source) and VisionCache.open(report.folder).failed
     assert verify(report.folder).problems == [] and verify(report.folder).index == "current"
     assert (report.num_copied, report.num_reused) == (report.num_shards, 0)
     json.dumps(asdict(report), default=str)
@@ -78,10 +71,10 @@ def test_only_missing_shards_are_copied_again(source, tmp_path, damage):
     report = stage(source, tmp_path / "local")
     assert (report.num_copied, report.num_reused) == (1, report.num_shards - 1)
     assert stamps(folder).items() >= before.items()
-    assert features(folder) == features(source)
+    assert features_in(folder) == features_in(source)
 
 
-def test_verify_finds_damage_of_the_copy_and_copies_again(source, tmp_path, flip):
+def test_verify_finds_damage_of_the_copy_and_copies_again(source, tmp_path):
     folder = stage(source, tmp_path / "local").folder
     flip(shard_path(folder, "shard-00001"))
     assert stage(source, tmp_path / "local").num_copied == 0
@@ -90,7 +83,7 @@ def test_verify_finds_damage_of_the_copy_and_copies_again(source, tmp_path, flip
 
 
 @pytest.mark.parametrize("at", [-1, 100, 5000], ids=["image", "header", "header's blanks"])
-def test_damage_in_the_source_is_reported_and_not_copied(source, tmp_path, at, flip):
+def test_damage_in_the_source_is_reported_and_not_copied(source, tmp_path, at):
     flip(shard_path(source, "shard-00001"), at)
     report = stage(source, tmp_path / "local")
     assert {problem.shard for problem in report.problems} == {"shard-00001"}
@@ -99,12 +92,6 @@ def test_damage_in_the_source_is_reported_and_not_copied(source, tmp_path, at, f
     assert finished_shards(report.folder) == [name for name in names if name != "shard-00001"]
     assert not shard_path(report.folder, "shard-00001").exists()
     assert not list(report.folder.rglob(f"*{TEMPORARY_MARK}*"))
-
-
-def test_a_broken_receipt_in_the_source_is_refused(source, tmp_path, flip):
-    flip(receipt_path(source, "shard-00001"))
-    with pytest.raises(CacheCorrupt, match="shard-00001.json"):
-        stage(source, tmp_path / "local")
 
 
 def test_without_a_shard_to_stage_nothing_is_written(source, tmp_path):
@@ -125,7 +112,7 @@ def test_with_keys_only_their_shards_are_copied_and_more_can_follow(source, tmp_
     assert first in VisionCache.open(report.folder) and last not in VisionCache.open(report.folder)
     assert stage(source, tmp_path / "local", [first, last]).num_copied == 1
     assert stage(source, tmp_path / "local").num_reused == 2
-    assert features(report.folder) == features(source)
+    assert features_in(report.folder) == features_in(source)
 
 
 def test_find_staged_opens_the_copy_if_it_has_all_keys_and_shards(site, source, tmp_path, images):
@@ -146,17 +133,17 @@ def test_find_staged_opens_the_copy_if_it_has_all_keys_and_shards(site, source, 
     assert note.startswith(f"the staged cache {local / source.name} is not used: ") and "shard-00001" in note
 
 
-def test_without_room_nothing_is_written(source, tmp_path, monkeypatch):
-    monkeypatch.setattr("lookonce.disk_space.free_bytes", lambda folder: 1000)
-    with pytest.raises(DiskFull, match="missing"):
-        stage(source, tmp_path / "local")
-    assert not (tmp_path / "local").exists()
-
-
-def test_a_full_disk_ends_the_staging_which_can_be_resumed(source, tmp_path, monkeypatch):
+def test_without_room_nothing_is_written_and_a_full_disk_ends_the_staging_which_can_be_resumed(
+    source, tmp_path, monkeypatch
+):
     def full(descriptor: int, piece: memoryview, offset: int) -> None:
         raise OSError(28, "No space left on device")
 
+    with monkeypatch.context() as patch:
+        patch.setattr("lookonce.disk_space.free_bytes", lambda folder: 1000)
+        with pytest.raises(DiskFull, match="missing"):
+            stage(source, tmp_path / "local")
+    assert not (tmp_path / "local").exists()
     with monkeypatch.context() as patch:
         patch.setattr(module, "write_all", full)
         with pytest.raises(DiskFull, match="No space left on device"):
@@ -166,7 +153,7 @@ def test_a_full_disk_ends_the_staging_which_can_be_resumed(source, tmp_path, mon
     assert stage(source, tmp_path / "local").problems == []
 
 
-def test_a_place_that_has_another_cache_of_the_name_or_the_source_is_refused(source, tmp_path):
+def test_a_place_with_another_cache_or_the_source_and_a_source_with_a_broken_receipt_are_refused(source, tmp_path):
     with pytest.raises(CacheError, match="is already in .*; name another folder"):
         stage(source, source.parent)
     with pytest.raises(CacheError, match="is not a cache"):
@@ -179,6 +166,9 @@ def test_a_place_that_has_another_cache_of_the_name_or_the_source_is_refused(sou
     (target / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CacheMismatch, match="dtype"):
         stage(source, tmp_path / "local")
+    flip(receipt_path(source, "shard-00001"))
+    with pytest.raises(CacheCorrupt, match="shard-00001.json"):
+        stage(source, tmp_path / "elsewhere")
 
 
 def test_a_read_only_source_can_be_staged(source, tmp_path, monkeypatch):
@@ -191,9 +181,9 @@ def test_a_read_only_source_can_be_staged(source, tmp_path, monkeypatch):
         return really_open(path, flags, *args, **kwargs)
 
     monkeypatch.setattr(os, "open", guarded)
-    before = content(source)
+    before = files_in(source)
     assert stage(source, tmp_path / "local").problems == []
-    assert content(source) == before
+    assert files_in(source) == before
 
 
 def test_a_second_process_that_stages_into_a_folder_is_refused_until_the_first_has_ended(source, tmp_path):
@@ -210,4 +200,4 @@ def test_what_a_killed_staging_left_is_removed_and_copied(source, tmp_path):
     shard = shard_path(folder, "shard-00001")
     left = shard.rename(f"{shard}{TEMPORARY_MARK}{writer_host()}-4999999-0123abcd")
     assert stage(source, tmp_path / "local").num_copied == 1
-    assert not left.exists() and features(folder) == features(source)
+    assert not left.exists() and features_in(folder) == features_in(source)

@@ -12,8 +12,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from support.small_caches import flip
 
-from lookonce.cache.maintenance.verify import Reading, regions, verify
+from lookonce.cache.maintenance.verify import Reading, VerifyReport, regions, verify
 from lookonce.cache.store.claims import CLAIMS
 from lookonce.cache.store.metadata import (
     PLAN,
@@ -34,6 +35,11 @@ from lookonce.cache.store.shards import shard_path
 def rewrite(folder: Path, name: str, change: Callable[[Receipt], Receipt]) -> None:
     """Replace a receipt by a changed one that has a valid checksum."""
     receipt_path(folder, name).write_text(to_text(change(read_receipt(folder, name))))
+
+
+def found(report: VerifyReport) -> list[tuple[str, str, str]]:
+    """Shard, image and part of each problem."""
+    return [(problem.shard, problem.image, problem.part) for problem in report.problems]
 
 
 def state(folder: Path) -> dict[Path, tuple[int, int]]:
@@ -61,7 +67,7 @@ def test_an_intact_cache_has_no_problems_and_is_not_written_to(folder, level):
 
 
 @pytest.mark.guarantee("Every flipped byte of a shard is found and named.")
-def test_quick_finds_every_flipped_bit_of_a_header(folder, flip, found):
+def test_quick_finds_every_flipped_bit_of_a_header(folder):
     [name, *_] = finished_shards(folder)
     size = read_receipt(folder, name).header_bytes
     for at in (0, 7, 8, *random.Random(0).sample(range(size), 20), size - 1):
@@ -73,7 +79,7 @@ def test_quick_finds_every_flipped_bit_of_a_header(folder, flip, found):
 @pytest.mark.guarantee("Every flipped byte of a shard is found and named.")
 @pytest.mark.parametrize("level", ["quick", "full"])
 @pytest.mark.parametrize("part", ["receipt", "plan"])
-def test_every_flipped_bit_of_a_receipt_or_the_plan_is_found(folder, level, part, flip, found):
+def test_every_flipped_bit_of_a_receipt_or_the_plan_is_found(folder, level, part):
     shard = finished_shards(folder)[0] if part == "receipt" else ""
     path = receipt_path(folder, shard) if shard else folder / PLAN
     for at in random.Random(0).sample(range(path.stat().st_size), 40):
@@ -96,7 +102,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize(("damage", "quick", "full"), DAMAGE.values(), ids=DAMAGE)
-def test_a_lost_cut_lengthened_zeroed_or_swapped_shard_is_found(folder, damage, quick, full, found):
+def test_a_lost_cut_lengthened_zeroed_or_swapped_shard_is_found(folder, damage, quick, full):
     damage(shard_path(folder, "shard-00001"))
     for level, parts in (("quick", quick), ("full", full)):
         report = verify(folder, level)
@@ -104,7 +110,7 @@ def test_a_lost_cut_lengthened_zeroed_or_swapped_shard_is_found(folder, damage, 
         assert report.damaged == (["shard-00001"] if parts else [])
 
 
-def test_all_problems_are_reported_at_once(folder, flip, found):
+def test_all_problems_are_reported_at_once(folder):
     [first, second, third, *_] = finished_shards(folder)
     for _, region in regions(read_receipt(folder, first))[1:]:
         flip(shard_path(folder, first), region.offset)
@@ -179,7 +185,7 @@ def test_after_a_failure_the_other_threads_end_at_their_next_block():
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "fp8_e4m3"])
-def test_scales_and_features_of_every_dtype_have_checksums(site, images, dtype, flip, found):
+def test_scales_and_features_of_every_dtype_have_checksums(site, images, dtype):
     compute = site.use(dtype)
     site.build(images, lambda: site.Tower(dtype=compute))
     folder = site.folder()
@@ -190,7 +196,7 @@ def test_scales_and_features_of_every_dtype_have_checksums(site, images, dtype, 
     assert found(verify(folder)) == [("shard-00000", last, "image")]
 
 
-def test_every_flipped_bit_of_the_fingerprint_in_the_manifest_is_found(folder, flip, found):
+def test_every_flipped_bit_of_the_fingerprint_in_the_manifest_is_found(folder):
     path = folder / "manifest.json"
     content = path.read_bytes()
     begin, end = content.index(b'"fingerprint"'), content.index(b'"provenance"')
@@ -200,7 +206,7 @@ def test_every_flipped_bit_of_the_fingerprint_in_the_manifest_is_found(folder, f
         path.write_bytes(content)
 
 
-def test_a_broken_manifest_does_not_hide_other_problems(folder, flip, found):
+def test_a_broken_manifest_does_not_hide_other_problems(folder):
     (folder / "manifest.json").write_text("{")
     flip(shard_path(folder, "shard-00001"))
     assert [part for *_, part in found(verify(folder))] == ["manifest", "image"]
@@ -217,7 +223,7 @@ def test_shards_without_a_receipt_are_unfinished_and_not_damage(folder):
     assert "3 shards unfinished: shard-00001, shard-00007, shard-00099" in report.text()
 
 
-def test_a_broken_index_is_reported_and_not_damage(folder, flip):
+def test_a_broken_index_is_reported_and_not_damage(folder):
     flip(folder / "index.safetensors", 100)
     report = verify(folder, "quick")
     assert (report.problems, report.index) == ([], "not used")
@@ -226,7 +232,7 @@ def test_a_broken_index_is_reported_and_not_damage(folder, flip):
 
 
 @pytest.mark.parametrize("level", ["quick", "full"])
-def test_a_lost_plan_is_a_problem_outside_the_shards(folder, level, found):
+def test_a_lost_plan_is_a_problem_outside_the_shards(folder, level):
     (folder / PLAN).unlink()
     report = verify(folder, level)
     assert found(report) == [("", "", "plan")] and report.damaged == []
@@ -235,7 +241,7 @@ def test_a_lost_plan_is_a_problem_outside_the_shards(folder, level, found):
 
 
 @pytest.mark.guarantee("Every flipped byte of a shard is found and named.")
-def test_each_of_200_flipped_bits_is_found_and_traced_to_its_shard_and_image(folder, flip):
+def test_each_of_200_flipped_bits_is_found_and_traced_to_its_shard_and_image(folder):
     rng = random.Random(0)
     names = finished_shards(folder)
     regions_of = {name: regions(read_receipt(folder, name)) for name in names}

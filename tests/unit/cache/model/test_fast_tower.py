@@ -39,16 +39,12 @@ def test_a_tower_batch_gives_the_features_of_each_image_alone(model_folder, dtyp
     assert (found - expected).norm() < tolerance * expected.norm()
 
 
-def test_the_fast_tower_has_the_weights_of_the_stock_one_under_the_same_names(model_folder):
+def test_the_fast_tower_has_the_weights_of_the_stock_one_which_a_cpu_runs_with_one_image_a_batch(model_folder):
     fast, stock = (Tower(model_folder, torch.float32, fast=fast).module.state_dict() for fast in (True, False))
     assert fast.keys() == stock.keys()
     assert all(torch.equal(fast[name], stock[name]) for name in stock)
-
-
-def test_on_a_cpu_the_tower_is_the_stock_one_and_each_image_is_a_batch(model_folder):
-    tower = Tower(model_folder, torch.float32)
-    assert not isinstance(tower._run, FastTower)
-    assert tower.tokens_per_tower_batch == 1
+    by_default = Tower(model_folder, torch.float32)  # on a CPU
+    assert not isinstance(by_default._run, FastTower) and by_default.tokens_per_tower_batch == 1
 
 
 def test_why_the_rotary_embedding_is_not_compiled_is_reported_once(monkeypatch, capsys):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,19 +15,9 @@ from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.tower import Tower
 from lookonce.errors import ModelError
 
-TEXT_ONLY = {
-    "model_type": "qwen3",
-    "hidden_size": 8,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-    "num_key_value_heads": 1,
-}
-
-
-@pytest.fixture
-def model(sample: Path, tmp_path: Path) -> Path:
-    """A copy of the sample's model that tests may change."""
-    return Path(shutil.copytree(sample / "model", tmp_path / "model"))
+INDEX = "model.safetensors.index.json"
+SIZES = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+TEXT_ONLY = {"model_type": "qwen3", "hidden_size": 8, **dict.fromkeys(SIZES, 1)}
 
 
 def tower_tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -53,7 +42,7 @@ def test_a_checkpoint_in_several_files_reads_the_same(sample, model):
     for file in set(file_of.values()):
         save_file({name: tensor for name, tensor in tensors.items() if file_of[name] == file}, model / file)
     (model / "model.safetensors").unlink()
-    (model / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": file_of}))
+    (model / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": file_of}))
     assert same(tower_tensors(model), tower_tensors(sample / "model"))
 
 
@@ -62,7 +51,7 @@ def test_files_without_tower_tensors_are_not_opened(sample, model):
     file_of = {name: "tower.safetensors" if ".visual." in name else "absent.safetensors" for name in tensors}
     tower = {name: tensor for name, tensor in tensors.items() if ".visual." in name}
     save_file(tower, model / "tower.safetensors")
-    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": file_of}))
+    (model / INDEX).write_text(json.dumps({"weight_map": file_of}))
     assert same(tower_tensors(model), tower_tensors(sample / "model"))
 
 
@@ -107,6 +96,8 @@ UNUSABLE = {
     "LFS pointer": (write("model.safetensors", "version https://git-lfs"), "cannot read .*model.safetensors"),
     "text-only model": (make_text_only, "is of type 'qwen3', which lookonce does not support"),
     "no tower tensors": (drop_tower, "no vision tower"),
+    "index not JSON": (write(INDEX, "{"), f"/{INDEX} is broken .*download it again"),
+    "index without a map": (write(INDEX, '{"weight_map": 3}'), f"/{INDEX} is broken .*download it again"),
 }
 
 
@@ -125,18 +116,10 @@ def test_a_hub_model_that_is_unavailable_is_refused_with_the_command_to_fetch_it
         ModelFolder.open("owner/name")
 
 
-@pytest.mark.parametrize("content", ["{", '{"weight_map": 3}'])
-def test_a_broken_index_is_refused_by_name(model, content):
-    path = model / "model.safetensors.index.json"
-    path.write_text(content)
-    with pytest.raises(ModelError, match=f"{path} is broken .*download it again"):
-        ModelFolder.open(str(model))
-
-
 def test_a_missing_weights_file_is_refused_by_name(model):
     names = load_file(model / "model.safetensors")
     index = {"weight_map": dict.fromkeys(names, "part-1.safetensors")}
-    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    (model / INDEX).write_text(json.dumps(index))
     with pytest.raises(ModelError, match="cannot read .*part-1.safetensors: .*download it again"):
         list(ModelFolder.open(str(model)).tower_tensors())
 

@@ -75,14 +75,10 @@ def test_a_worker_whose_claim_was_taken_over_notices_and_leaves_the_others_alone
     assert not claim_file.exists()
 
 
-def write_dead(path: Path) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(asdict(Work(path.stem, replace(ME, born=0.0)))))
-
-
 def test_a_living_claim_with_the_inode_of_a_dead_one_is_not_removed(tmp_path, take, claim_file, monkeypatch):
     """Between a worker's check of a dead claim and its removal, another may take over, with the same inode."""
-    write_dead(claim_file)
+    claim_file.parent.mkdir()
+    claim_file.write_text(json.dumps(asdict(Work(SHARD, replace(ME, born=0.0)))))
     inode, living = claim_file.stat().st_ino, []
 
     def check_slowly(path: Path, expiry_s: float) -> bool:
@@ -344,14 +340,11 @@ def test_a_use_ends_when_the_run_folder_is_removed_or_empty(tmp_path, run):
     assert uses(tmp_path / "cache") == []
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"run": 3, "host": "", "time": 0}'])
-def test_a_broken_note_is_not_a_use(tmp_path, content):
+def test_a_broken_note_is_not_a_use_and_a_read_only_cache_is_no_error(tmp_path, run):
     (tmp_path / "uses").mkdir()
-    (tmp_path / "uses" / "0123456789abcdef.json").write_text(content)
-    assert uses(tmp_path) == []
-
-
-def test_a_read_only_cache_is_no_error(tmp_path, run):
+    for content in ("", "[]", '{"run": 3, "host": "", "time": 0}'):
+        (tmp_path / "uses" / "0123456789abcdef.json").write_text(content)
+        assert uses(tmp_path) == []
     (tmp_path / "file").write_text("")
     note_use(tmp_path / "file", run)  # as on a read-only disk, also for root
     assert uses(tmp_path / "file") == []

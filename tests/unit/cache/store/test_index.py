@@ -209,21 +209,13 @@ def replace_with_the_same_time(folder: Path) -> None:
     os.utime(path, ns=(0, time_ns))
 
 
-def touch(folder: Path) -> None:
-    os.utime(receipt_path(folder, "shard-00001"), ns=(0, 10**18))
-
-
-def rename(folder: Path) -> None:
-    receipt_path(folder, "shard-00001").rename(receipt_path(folder, "shard-00012"))
-
-
 STALE: dict[str, Callable[[Path], object]] = {
     "added": add,
     "removed": lambda folder: receipt_path(folder, "shard-00001").unlink(),
     "rewritten": rewrite,
     "same time": replace_with_the_same_time,
-    "touched": touch,
-    "renamed": rename,
+    "touched": lambda folder: os.utime(receipt_path(folder, "shard-00001"), ns=(0, 10**18)),
+    "renamed": lambda folder: receipt_path(folder, "shard-00001").rename(receipt_path(folder, "shard-00012")),
 }
 
 

@@ -1,4 +1,4 @@
-"""The whole audit: findings, leaks, the answers of each question, the majority baseline."""
+"""The whole audit: findings, images that are missing, broken or odd, leaks, answers, and the majority baseline."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import json
 import re
 import time
 import tracemalloc
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.rows import png, run
+from PIL import Image
+from support.rows import encoded, png, run
 
 from lookonce.datasets.audit.corpus import Corpus
 from lookonce.datasets.audit.findings import normal_labels
 from lookonce.datasets.audit.report import to_text
 from lookonce.datasets.majority import Majority
-from lookonce.datasets.records import read_records
+from lookonce.datasets.records import Record, Turn, read_records
 from lookonce.errors import UsageError
 
 Row = tuple[str, str, str]
@@ -38,13 +40,11 @@ DIRT: dict[str, tuple[list[Row], str]] = {
 }  # fmt: skip
 
 
-def codes_of(result):
-    return {finding.code for finding in result.findings}
-
-
-def test_clean_records_have_no_findings(look_at):
+def test_clean_records_have_no_findings_and_no_columns_of_what_is_rare(look_at):
     result = look_at(*CLEAN)
-    assert result.findings == () and "No problems found" in to_text(result)
+    text = to_text(result)
+    assert result.findings == () and "No problems found" in text
+    assert text.splitlines()[3].split() == ["file", "records", "questions", "image", "names", "distinct"]
 
 
 WITH_LINES = ("contradictions", "duplicates", "missing-values", "empty-answers", "images-missing")
@@ -64,14 +64,10 @@ def test_dirt_is_found_counted_and_reported_with_file_and_line(code, look_at, fi
 
 def test_answers_with_a_common_reference_do_not_contradict(look_at, finding_of):
     rows = [("a.png", "What is it?", "one"), ("a.png", "What is it?", "two")]
-    assert "contradictions" in codes_of(look_at(*rows))
-    lines = [
-        {"image_filename": image, "question": question, "answer": answer, "references": [answer, "one", "two"]}
-        for image, question, answer in rows
-    ]
-    with_references = look_at(*lines)
-    assert "contradictions" not in codes_of(with_references)
-    assert finding_of(with_references, "duplicates").count == 1
+    assert finding_of(look_at(*rows), "contradictions").count == 1
+    row = {"image_filename": "a.png", "question": "What is it?", "references": ["one", "two"]}
+    [finding] = look_at(*(row | {"answer": answer} for answer in ("one", "two"))).findings
+    assert (finding.code, finding.count) == ("duplicates", 1)
 
 
 def turns(*pairs: tuple[str, str]) -> list[dict[str, str]]:
@@ -81,7 +77,7 @@ def turns(*pairs: tuple[str, str]) -> list[dict[str, str]]:
 def test_the_same_question_after_other_turns_is_another_question(look_at):
     talks = [turns(("A polyp?", "yes"), ("Why is that?", "x")), turns(("A tube?", "no"), ("Why is that?", "y"))]
     result = look_at(*({"images": ["a.png"], "turns": talk} for talk in talks))
-    assert "contradictions" not in codes_of(result)
+    assert "contradictions" not in {finding.code for finding in result.findings}
     assert (result.files[0].num_several_turns, result.num_questions) == (2, 4)
 
 
@@ -94,7 +90,7 @@ def test_images_are_identified_by_content_and_not_by_name(look_at, finding_of):
 def test_json_has_all_items_and_text_a_few(look_at):
     result = look_at(*(("a.png", f"Is it {number}?", answer) for number in range(9) for answer in "xy"))
     value = json.loads(json.dumps(result.to_json()))
-    [finding] = [finding for finding in value["findings"] if finding["code"] == "contradictions"]
+    [finding] = value["findings"]
     assert len(finding["items"]) == finding["count"] == 9 and len(finding["examples"]) == 3
     assert "and 6 more" in to_text(result)
 
@@ -114,17 +110,11 @@ def test_text_only_records_and_several_images_are_counted(look_at):
     assert "1 question about 0 images" in to_text(look_at(text_only))
 
 
-@pytest.fixture
-def malformed_file(write):
+def test_all_malformed_records_are_reported_by_kind(write, look, finding_of):
     numbers = [{"image_filename": "a.png", "question": f"Is it {n}?", "answer": n} for n in range(5)]
     path = write(*CLEAN, *numbers)
     path.write_text(path.read_text() + '{"question"\n')
-    return path
-
-
-def test_all_malformed_records_are_reported_by_kind(malformed_file, look, finding_of):
-    """An audit ended at the first one."""
-    result = look(malformed_file)
+    result = look(path)
     finding = finding_of(result, "malformed")
     assert (finding.level, finding.count, result.files[0].num_malformed, result.num_questions) == ("error", 6, 6, 3)
     assert [item["count"] for item in finding.items] == [5, 1]
@@ -135,18 +125,14 @@ def test_all_malformed_records_are_reported_by_kind(malformed_file, look, findin
 
 
 def test_images_that_cannot_be_read_are_not_counted_as_distinct(look_at):
-    """An audit called 975 images distinct when none could be read."""
     rows = [(f"nowhere-{n}.png", "Is there text?", "yes") for n in range(3)]
     none = look_at(*rows)
+    text = to_text(none)
     assert (none.num_images, none.files[0].num_images, none.files[0].num_unusable) == (0, 0, 3)
-    assert "3 questions about 3 images, 3 of which cannot be read." in to_text(none)
+    assert "3 questions about 3 images, 3 of which cannot be read." in text and "--image-root" in text
+    assert text.count("cannot read image") == 1 and "3 of 3 images cannot be read" in text
     some = look_at(*rows, *CLEAN)
     assert (some.num_images, some.files[0].num_images, some.num_named_images) == (2, 2, 5)
-
-
-def test_the_table_of_files_leaves_out_columns_of_what_is_rare(look_at):
-    header = to_text(look_at(*CLEAN)).splitlines()[3]
-    assert header.split() == ["file", "records", "questions", "image", "names", "distinct"]
 
 
 def test_the_memory_of_a_conversation_grows_with_its_turns_and_not_with_their_square(write, look):
@@ -154,8 +140,7 @@ def test_the_memory_of_a_conversation_grows_with_its_turns_and_not_with_their_sq
     tracemalloc.start()
     num_questions = look(path).num_questions
     peak, _ = tracemalloc.get_traced_memory()[1], tracemalloc.stop()
-    assert num_questions == 4000
-    assert peak < 30e6  # 68 MB where each turn had those before it
+    assert num_questions == 4000 and peak < 30e6  # 68 MB where each turn had those before it
 
 
 def test_shared_images_are_found_under_other_names_too(folder, write, look, finding_of):
@@ -228,3 +213,68 @@ def test_an_audit_of_long_texts_takes_linear_time(folder, write, part):
     start = time.process_time()
     result = run("data", "audit", path, "--html", folder / "a.html")
     assert result.exit_code == 0 and time.process_time() - start < 3
+
+
+@pytest.mark.parametrize("decode", [False, True])
+def test_broken_images_are_reported_with_reason_and_record(folder, decode, look_at, finding_of):
+    whole = encoded(Image.effect_noise((200, 200), 90), "JPEG")
+    contents = {"empty.png": b"", "text.png": b"not an image", "cut.jpg": whole[: len(whole) // 2]}
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    reasons = {"empty.png": "is empty", "text.png": "unknown image format"}
+    reasons |= {"cut.jpg": "truncated"} if decode else {}
+    rows = [(name, "What is it?", "polyp") for name in ("a.png", "empty.png", "text.png", "cut.jpg")]
+    finding = finding_of(look_at(*rows, decode=decode), "images-broken")
+    assert {Path(item["image"]).name for item in finding.items} == reasons.keys()
+    for item in finding.items:
+        assert reasons[Path(item["image"]).name] in item["reason"] and item["place"].startswith("train.jsonl:")
+
+
+def test_images_of_an_odd_size_are_reported(folder, look_at, finding_of):
+    (folder / "flat.png").write_bytes(png(5, (400, 31)))
+    rows = [(name, "What is it?", "polyp") for name in ("a.png", "flat.png")]
+    [item] = finding_of(look_at(*rows), "images-odd").items
+    assert item["reason"] == "400 x 31 pixels, less than 32 on a side"
+
+
+NOISE = Image.effect_noise((64, 48), 90)
+FRAMES = {"save_all": True, "append_images": [Image.effect_noise((64, 48), 50)]}
+TRAITS = {
+    "rgba.png": ("images-alpha", "warning", NOISE.convert("RGBA"), {}),
+    "palette.png": ("images-transparent", "warning", NOISE.convert("P"), {"transparency": 3}),
+    "rgb.png": ("images-transparent", "warning", NOISE.convert("RGB"), {"transparency": (1, 2, 3)}),
+    "deep.png": ("images-deep", "warning", NOISE.convert("I;16"), {}),
+    "integers.tif": ("images-deep", "warning", NOISE.convert("I"), {}),
+    "frames.gif": ("images-animated", "warning", NOISE, FRAMES),
+    "pages.tif": ("images-animated", "warning", NOISE, FRAMES),
+    "inks.jpg": ("images-cmyk", "note", NOISE.convert("CMYK"), {}),
+    "plain.jpg": (None, None, NOISE.convert("RGB"), {}),
+    "lab.tif": (None, None, Image.new("LAB", (64, 48), (90, 3, 4)), {}),
+    "stereo.mpo": (None, None, NOISE.convert("RGB"), FRAMES),
+}
+
+
+@pytest.mark.parametrize("name", TRAITS)
+def test_what_8_bit_rgb_does_not_keep_of_an_image_is_reported(folder, look_at, name):
+    code, level, image, options = TRAITS[name]
+    image.save(folder / name, **options)
+    rows = [("a.png", "What is it?", "polyp"), (name, "What is it?", "polyp")]
+    findings = [one for one in look_at(*rows).findings if one.code.startswith("images-")]
+    assert [(one.code, one.level, one.count) for one in findings] == ([(code, level, 1)] if code else [])
+    for one in findings:
+        assert one.says.startswith("1 image ") and name in one.examples[0] and "mode " in one.examples[0]
+
+
+ASKED = [("a", "1"), ("a", "2"), ("a", "2"), ("b", "3"), ("b", "3"), ("b", "3"), ("b", "1"), ("c", "4")]
+
+
+def test_the_answer_is_the_most_frequent_one_of_each_question_and_of_equally_frequent_ones_the_first():
+    majority = Majority.of_records([Record((), (Turn(*pair),)) for pair in ASKED])
+    assert [majority.answer(question) for question in "abc"] == ["2", "3", "4"]
+    assert Majority([("a", "2"), ("a", "1"), ("a", "1"), ("a", "2")]).answer("a") == "2"
+
+
+def test_an_unknown_question_or_one_asked_too_seldom_gets_the_most_frequent_answer_of_all():
+    assert Majority(ASKED).answer("never asked") == "3"
+    assert Majority([]).answer("never asked") == ""
+    assert [Majority(ASKED, min_asked).answer("c") for min_asked in (1, 2)] == ["4", "3"]

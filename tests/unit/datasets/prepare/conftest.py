@@ -6,10 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
-from support.rows import EMBEDDED, jpeg_of
+from support.rows import jpeg_of, write_parquet
 
 from lookonce.datasets.prepare.run import Options, Prepared, prepare
 
@@ -19,18 +17,15 @@ ANSWERS = ["yes", "lower-rigth;center", "nan", "none"]
 
 def write(folder: Path, num_images: int = 12, num_files: int = 4, **options: Any) -> Path:
     """Parquet files of four questions about each image; two images have the same bytes."""
-    folder.mkdir(parents=True)
     rows = [
         {"image": image, "source": "s", "question": question, "answer": answer, "img_id": f"cl{number}"}
         for number in range(num_images)
         for image in [{"bytes": jpeg_of(max(number, 1)), "path": None}]
         for question, answer in [*zip(QUESTIONS, ANSWERS, strict=True), (QUESTIONS[2], "paris is")]
     ]
-    schema = pa.schema([(name, EMBEDDED if name == "image" else pa.string()) for name in rows[0]])
     each = len(rows) // num_files
     for number in range(num_files):
-        table = pa.Table.from_pylist(rows[number * each : (number + 1) * each], schema=schema)
-        parquet.write_table(table, folder / f"{number:05d}.parquet", **options)
+        write_parquet(folder / f"{number:05d}.parquet", rows[number * each : (number + 1) * each], **options)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Preparing a dataset: every row is in a record or counted."""
+"""Preparing a dataset: every row is in a record or counted; what the command prints, and how it refuses mistakes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
-from support.rows import EMBEDDED, jpeg_of, write_lines
+from support.rows import EMBEDDED, jpeg_of, run, write_lines
 
 from lookonce.datasets.prepare import sources
 from lookonce.datasets.prepare.run import Options, prepare
 from lookonce.datasets.records import Record, read_records
 from lookonce.errors import ImageError, SourceError, UsageError
+from lookonce.run.config import RunFile
 
 QUESTIONS = ["Is there text?", "How many instrumnets are in the image?", "What type of polyp is present?", "none"]
 ANSWERS = ["yes", "lower-rigth;center", "nan", "none", "", "paris ip", "paris is", ">20"]
@@ -54,11 +56,9 @@ def test_a_prepared_dataset_has_records_images_and_a_report(tmp_path, made):
 
 def test_two_images_with_one_name_are_two_files_for_any_name(tmp_path, made):
     names = ["a", "a", "A", "../a", "b.jpg", "é/ü", "." * 9, "x" * 300]
-    rows = [
-        {"image": jpeg_of(number), "question": f"q{number}", "answer": "x", "img_id": name}
-        for number, name in enumerate(names)
-    ]
-    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    of_all = {"question": [f"q{number}" for number in range(8)], "answer": ["x"] * 8, "img_id": names}
+    table = pa.table({"image": [jpeg_of(number) for number in range(8)], **of_all})
+    parquet.write_table(table, tmp_path / "a.parquet")
     written = records_of(made(source=tmp_path / "a.parquet").folder).values()
     found = {record.turns[0].question: record.images[0] for records in written for record in records}
     expected = {f"q{number}": jpeg_of(number) for number in range(len(names))}
@@ -140,8 +140,7 @@ def test_a_repeated_image_is_hashed_and_written_once(tmp_path, made, monkeypatch
 
 
 def test_memory_does_not_grow_with_the_images(tmp_path, made, monkeypatch):
-    kinds = {"image": EMBEDDED, "question": pa.string(), "answer": pa.string(), "img_id": pa.string()}
-    schema = pa.schema([*kinds.items()])
+    schema = pa.schema([("image", EMBEDDED), *((name, pa.string()) for name in ("question", "answer", "img_id"))])
     with parquet.ParquetWriter(tmp_path / "a.parquet", schema, compression="none") as writer:
         for number in range(60):
             image = {"bytes": os.urandom(200_000), "path": None}
@@ -156,3 +155,19 @@ def test_memory_does_not_grow_with_the_images(tmp_path, made, monkeypatch):
     monkeypatch.setattr(sources.ImageStore, "add", watch)
     made(source=tmp_path / "a.parquet")
     assert len(peaks) == 120 and max(peaks) < 8_000_000
+
+
+def test_the_command_prints_licence_table_and_next_steps_and_names_a_cut_report(tmp_path, source):
+    words = ("data", "prepare", "kvasir-vqa", tmp_path / "out", "--source", source)
+    result = run(*words)
+    assert result.exit_code == 0, result.stderr
+    assert "CC BY-NC 4.0" in result.stdout and "typos in questions" in result.stdout
+    assert f"lookonce data audit {tmp_path / 'out'}/*.jsonl" in result.stderr
+    data = yaml.safe_load(result.stderr.partition("data:\n")[2])
+    RunFile.model_validate({"model": {"path": "m"}, "data": data, "output": "o"})
+    assert all(read_records(Path(path)) for path in data.values())
+    again = run(*words)
+    assert again.stdout == result.stdout and "is already prepared" in again.stderr
+    (tmp_path / "out" / "report.json").write_text("")
+    result = run(*words)
+    assert result.exit_code == 2 and "report.json is damaged, or of another program" in result.stderr

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyarrow import parquet
-from support.rows import EMBEDDED, files_in, write_lines
+from support.rows import files_in, write_lines, write_parquet
 
 from lookonce.datasets.prepare.definition import find_definition
 from lookonce.datasets.prepare.run import Options, Prepared, prepare
@@ -21,8 +20,6 @@ from lookonce.datasets.records import read_records
 from lookonce.errors import ImageError, RecordsError, SourceError, UsageError
 
 IMAGES = {f"cl{number}": b"\xff\xd8\xff\xe0" + bytes([number]) * (1000 + number) for number in range(10)}
-
-
 ROWS = [
     {"img_id": name, "source": "Polyps", "question": question, "answer": answer}
     for number, name in enumerate(IMAGES)
@@ -43,18 +40,14 @@ def write_images(folder: Path) -> None:
 
 def in_parquet(folder: Path, **options) -> None:
     rows = [{"image": {"bytes": IMAGES[row["img_id"]], "path": None}} | row for row in ROWS]
-    kinds = [(name, EMBEDDED if name == "image" else pa.string()) for name in rows[0]]
-    (folder / "data").mkdir(parents=True)
     for number in range(3):
         some = rows[number * len(rows) // 3 : (number + 1) * len(rows) // 3]
-        table = pa.Table.from_pylist(some, schema=pa.schema(kinds))
-        parquet.write_table(table, folder / "data" / f"{number:05d}.parquet", **options)
+        write_parquet(folder / "data" / f"{number:05d}.parquet", some, **options)
 
 
 def in_plain_binary(folder: Path) -> None:
     rows = [{"image": IMAGES[row["img_id"]]} | row for row in ROWS]
-    folder.mkdir()
-    parquet.write_table(pa.Table.from_pylist(rows), folder / "raw.parquet", compression="zstd", row_group_size=7)
+    write_parquet(folder / "raw.parquet", rows, {"image": pa.binary()}, compression="zstd", row_group_size=7)
 
 
 def in_csv(folder: Path) -> None:
@@ -172,9 +165,6 @@ def test_files_are_read_in_the_order_of_their_numbers(tmp_path):
     for number in (10, 9, 1):
         (tmp_path / f"rows_{number}.csv").write_text("question,answer\n")
     assert [*find_source(tmp_path, find_definition("kvasir-vqa")).files] == ["rows_1.csv", "rows_9.csv", "rows_10.csv"]
-
-
-# Images that are not embedded.
 
 
 def test_rows_without_their_image_are_left_out_counted_and_named(tmp_path, made):

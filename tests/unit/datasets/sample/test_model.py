@@ -58,9 +58,7 @@ def test_special_tokens_are_those_of_qwen_in_its_order(real_processor):
     assert tuple(in_order[: len(SPECIAL_TOKENS)]) == SPECIAL_TOKENS
 
 
-def test_a_copied_tokenizer_of_the_older_files_is_the_same_in_a_family_that_does_not_read_them(
-    real_processor, tmp_path
-):
+def test_a_tokenizer_of_the_older_files_is_the_same_in_a_family_that_does_not_read_them(real_processor, tmp_path):
     write_model(tmp_path / "model", tokenizer=real_processor, family=FAMILIES["qwen3_5"])
     published, copied = (AutoTokenizer.from_pretrained(folder) for folder in (real_processor, tmp_path / "model"))
     text = "Is there a polyp?<|vision_start|><|image_pad|>"

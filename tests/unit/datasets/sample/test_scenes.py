@@ -41,8 +41,6 @@ from lookonce.datasets.sample.write import run_file
 from lookonce.run.config import RunFile
 
 SPLITS = ("train", "val", "test")
-
-
 SCENES = list(make_scenes(DEFAULT_SEED))
 
 
@@ -81,13 +79,11 @@ def test_two_files_are_copies_under_other_names(sample):
 def test_questions_per_image_are_distributed_as_in_the_real_dataset(sample):
     index = index_images(records_of(sample))
     named_once = [record for record in records_of(sample) if not record.images[0].name.startswith("copy-of-")]
-    counts = Counter(index.key_of[record.images[0]] for record in named_once)
-    numbers = list(counts.values())
-    assert len(numbers) == index.num_distinct
+    numbers = list(Counter(index.key_of[record.images[0]] for record in named_once).values())
+    assert len(numbers) == index.num_distinct and max(numbers) == 17
     assert numbers.count(1) / len(numbers) == pytest.approx(0.38, abs=0.01)
     assert numbers.count(17) / len(numbers) == pytest.approx(0.28, abs=0.01)
     assert sum(numbers) / len(numbers) == pytest.approx(9.2, abs=0.2)
-    assert max(numbers) == 17
 
 
 def test_positions_are_named_by_ninths_of_the_view():
@@ -166,9 +162,8 @@ def test_each_size_has_its_share_and_only_sizes_change():
     found = Counter((scene.width, scene.height) for _, scene in assigned)
     assert found.keys() == KVASIR_SHARES.keys()
     assert all(abs(found[size] - 10 * share) <= 5 for size, share in KVASIR_SHARES.items())
-    assert [(n, replace(scene, width=0, height=0)) for n, scene in assigned] == [
-        (n, replace(scene, width=0, height=0)) for n, scene in numbered
-    ]
+    before, after = ([(n, replace(scene, width=0, height=0)) for n, scene in some] for some in (numbered, assigned))
+    assert before == after
     again, other = (stratify_sizes(numbered, KVASIR_SIZES, seed) for seed in (3, 4))
     assert assigned == again != other
 

@@ -1,9 +1,10 @@
-"""Access tokens in the environment are in nothing that is written or printed."""
+"""Nothing that is written or printed has an access token of the environment, and all files follow the umask."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from click.testing import CliRunner
 
 from lookonce.cli import main
 
-pytestmark = pytest.mark.guarantee("Nothing that is written contains an access token.")
+NO_TOKEN = pytest.mark.guarantee("Nothing that is written contains an access token.")
 
 SECRETS = {
     "HF_TOKEN": "hf_plantedHubToken0123456789",
@@ -51,6 +52,7 @@ def assert_without_secrets(text: str, folder: Path) -> None:
         assert [name for name, content in contents.items() if secret.encode() in content] == []
 
 
+@NO_TOKEN
 def test_a_whole_training_keeps_them_to_itself(make_cached_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where `report` writes
     run = make_cached_run(train={"steps": 2, "save_steps": 1, "track": ["tensorboard"]})
@@ -62,6 +64,7 @@ def test_a_whole_training_keeps_them_to_itself(make_cached_run, tmp_path, monkey
     assert_without_secrets(output, tmp_path)
 
 
+@NO_TOKEN
 @pytest.mark.parametrize("refusal", [(401, "GatedRepo"), (500, "")])
 def test_a_download_that_fails_keeps_them_to_itself(make_run, sample, tmp_path, model_hub, refusal):
     model_hub.refuses = refusal
@@ -72,6 +75,7 @@ def test_a_download_that_fails_keeps_them_to_itself(make_run, sample, tmp_path, 
     assert_without_secrets(output, tmp_path)
 
 
+@NO_TOKEN
 def test_a_failure_with_a_traceback_keeps_them_to_itself(make_cached_run, tmp_path, monkeypatch):
     def fail(*_: object) -> None:
         raise RuntimeError("planted failure")
@@ -82,3 +86,44 @@ def test_a_failure_with_a_traceback_keeps_them_to_itself(make_cached_run, tmp_pa
     output = invoke("train", str(tmp_path / "run.yaml"), code=1)
     assert "planted failure" in output and os.environ["HF_TOKEN"] == SECRETS["HF_TOKEN"]
     assert_without_secrets(output, tmp_path)
+
+
+@pytest.fixture
+def umask() -> Iterator[int]:
+    """One that keeps others out, but for reading by a group."""
+    before = os.umask(0o027)
+    yield 0o027
+    os.umask(before)
+
+
+def wrong_modes(folder: Path, umask: int) -> dict[str, str]:
+    """The files and folders whose mode is not what the umask leaves of 666 or 777."""
+    found = {}
+    for path in folder.rglob("*"):
+        is_code = path.suffix == ".compiled"  # which is not read where others may write
+        expected = (0o777 if path.is_dir() else 0o644 if is_code else 0o666) & ~umask
+        if not path.is_symlink() and (mode := stat.S_IMODE(path.stat().st_mode)) != expected:
+            found[str(path.relative_to(folder))] = oct(mode)
+    return found
+
+
+@pytest.mark.guarantee("Files follow the umask.")
+def test_all_files_follow_the_umask(umask, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "work"
+    folder.mkdir()
+    invoke("sample", "work/sample")
+    text = (Path(__file__).parents[3] / "experiments" / "sample.yaml").read_text().replace("data/sample", "work/sample")
+    text = text.replace("dir: caches", "dir: work/caches").replace("runs/sample", "work/run")
+    (folder / "run.yaml").write_text(text.replace("epochs: 24", "steps: 4\n  save_steps: 2"))
+    invoke("cache", "build", "work/run.yaml")
+    invoke("train", "work/run.yaml")
+    invoke("eval", "work/run", "--split", "test")
+    invoke("report", "work/run")
+    invoke("predict", "work/run", "--records", "work/sample/test.jsonl", "-o", "work/answers.jsonl")
+    invoke("data", "convert", "work/sample/test.jsonl", "work/out/test.parquet")
+    invoke("data", "audit", "work/sample/test.jsonl", "--html", "work/audit.html")
+    invoke("cache", "verify", "work/run.yaml")
+    written = {path.name for path in folder.rglob("*")}
+    assert {"adapter_model.safetensors", "optimizer.pt", "report.html", "manifest.json", "test.jsonl"} <= written
+    assert wrong_modes(folder, umask) == {}
