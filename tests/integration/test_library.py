@@ -56,11 +56,20 @@ def cache(sample: Path, records, tmp_path_factory) -> VisionCache:
     return build_cache(images, sample / "model", tmp_path_factory.mktemp("caches"), dtype="float32")
 
 
+@pytest.fixture(scope="module")
+def dataset(sample: Path, records, cache) -> VQADataset:
+    return VQADataset(records, cache, sample / "model")
+
+
+@pytest.fixture
+def sampler(dataset) -> PackBatchSampler:
+    return PackBatchSampler(dataset, samples_per_step=7, tokens_per_pack=192)
+
+
 @pytest.mark.guarantee(
     "In a script of one's own, batches and packs have the same loss and gradients as the stock model with its tower."
 )
-def test_a_batch_of_rows_has_the_loss_and_gradients_of_the_stock_model_with_its_tower(sample, records, cache):
-    dataset = VQADataset(records, cache, sample / "model")
+def test_a_batch_of_rows_has_the_loss_and_gradients_of_the_stock_model_with_its_tower(sample, records, dataset):
     examples = [dataset[number] for number in range(8)]
     stock, model = (
         AutoModelForImageTextToText.from_pretrained(sample / "model", dtype=torch.float32) for _ in range(2)
@@ -182,9 +191,8 @@ def test_the_signatures_are_those_that_were_promised():
 @pytest.mark.guarantee(
     "In a script of one's own, batches and packs have the same loss and gradients as the stock model with its tower."
 )
-def test_the_packs_of_a_step_have_the_loss_and_gradients_of_the_stock_model_on_the_whole_step(sample, records, cache):
+def test_the_packs_of_a_step_have_the_loss_and_gradients_of_the_stock_model_on_the_whole_step(sample, dataset):
     """Whichever order the packs have, and however many they are."""
-    dataset = VQADataset(records, cache, sample / "model")
     sampler = PackBatchSampler(dataset, samples_per_step=12, tokens_per_pack=192, seed=3)
     loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=DataCollatorForPacks(dataset))
     steps: list[list[dict]] = [[]]
@@ -206,8 +214,7 @@ def test_the_packs_of_a_step_have_the_loss_and_gradients_of_the_stock_model_on_t
     assert_same(gradients_of(tuned), wanted)
 
 
-def test_each_epoch_has_every_example_once_in_an_order_of_its_own(sample, records, cache):
-    sampler = PackBatchSampler(VQADataset(records, cache, sample / "model"), samples_per_step=7, tokens_per_pack=192)
+def test_each_epoch_has_every_example_once_in_an_order_of_its_own(sampler, records):
     num_packs = len(sampler)
     epochs = [[index for pack in sampler for index in pack] for _ in range(2)]
     assert [sorted(epoch) for epoch in epochs] == [[*range(len(records))]] * 2 and epochs[0] != epochs[1]
@@ -217,9 +224,8 @@ def test_each_epoch_has_every_example_once_in_an_order_of_its_own(sample, record
     assert len(sampler) == num_packs
 
 
-def test_packs_read_ahead_are_those_of_a_dataloader(sample, records, cache):
+def test_packs_read_ahead_are_those_of_a_dataloader(sampler):
     """Across epochs, and also after a loop that was left."""
-    sampler = PackBatchSampler(VQADataset(records, cache, sample / "model"), samples_per_step=7, tokens_per_pack=192)
     collate = DataCollatorForPacks(sampler.dataset)
     by_dataloader = [
         pack
@@ -236,8 +242,7 @@ def test_packs_read_ahead_are_those_of_a_dataloader(sample, records, cache):
         assert all(torch.equal(torch.as_tensor(one[name]), torch.as_tensor(other[name])) for name in one)
 
 
-def test_an_image_that_cannot_be_read_stops_the_loop_that_asks_for_its_pack(sample, records, cache, monkeypatch):
-    sampler = PackBatchSampler(VQADataset(records, cache, sample / "model"), samples_per_step=7, tokens_per_pack=192)
+def test_an_image_that_cannot_be_read_stops_the_loop_that_asks_for_its_pack(sampler, cache, monkeypatch):
     packs = iter(PackLoader(sampler, num_ahead=1))
     next(packs)
     monkeypatch.setattr(cache, "get_many", lambda keys, pin: [cache.grid_thw("missing")])
@@ -245,8 +250,7 @@ def test_an_image_that_cannot_be_read_stops_the_loop_that_asks_for_its_pack(samp
         list(packs)
 
 
-def test_packs_that_cannot_be_made_are_named(sample, records, cache):
-    dataset = VQADataset(records, cache, sample / "model")
+def test_packs_that_cannot_be_made_are_named(dataset):
     with pytest.raises(RecordsError, match=r"train.jsonl:\d+ has \d+ tokens, more than tokens_per_pack: 20; raise it"):
         PackBatchSampler(dataset, tokens_per_pack=20)
     with pytest.raises(UsageError, match="give the DataLoader a batch_sampler"):

@@ -71,13 +71,20 @@ def without_tower(sample: Path) -> Any:
     return load_without_tower(sample / "model", dtype=torch.float32, device="cpu")
 
 
+def with_tower(sample: Path) -> Any:
+    return tuned_model(AutoModelForImageTextToText.from_pretrained(sample / "model", dtype=torch.float32))
+
+
 @pytest.fixture(scope="module")
-def stock(sample: Path, records, dataset) -> tuple[float, Gradients]:
+def with_pixels(sample: Path, records, dataset) -> VQADataset:
+    pixels = Pixels(ImageProcessor(sample / "model"), index_images(records).path_of)
+    return VQADataset.of(dataset.examples(), dataset.chat_tokenizer, pixels)
+
+
+@pytest.fixture(scope="module")
+def stock(sample: Path, dataset, with_pixels) -> tuple[float, Gradients]:
     """The loss and gradients of the stock model with its tower, on all records as one batch."""
-    model = AutoModelForImageTextToText.from_pretrained(sample / "model", dtype=torch.float32)
-    pixels, chat = Pixels(ImageProcessor(sample / "model"), index_images(records).path_of), dataset.chat_tokenizer
-    collate = DataCollatorForRows(VQADataset.of(dataset.examples(), chat, pixels))
-    tuned = tuned_model(model)
+    tuned, collate = with_tower(sample), DataCollatorForRows(with_pixels)
     loss = tuned(**collate([dataset[number] for number in range(len(dataset))])).loss
     loss.backward()
     return loss.item(), gradients_of(tuned)
@@ -149,23 +156,20 @@ def test_the_first_step_has_the_loss_and_gradients_of_the_stock_model_with_its_t
 )
 @pytest.mark.parametrize("mode", ["shared", "packed", "separate"])
 def test_the_loss_of_micro_batches_is_that_of_the_stock_trainer_with_accumulation(
-    sample, records, dataset, stock, tmp_path, mode
+    sample, dataset, with_pixels, stock, tmp_path, mode
 ):
     """8 samples, 3 at a time: the stock Trainer takes the mean of three means, of 3, 3 and 2 samples."""
-    with_tower = AutoModelForImageTextToText.from_pretrained(sample / "model", dtype=torch.float32)
-    pixels = Pixels(ImageProcessor(sample / "model"), index_images(records).path_of)
-    rows = VQADataset.of(dataset.examples(), dataset.chat_tokenizer, pixels)
     options = OPTIONS | {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 3}
     arguments = TrainingArguments(str(tmp_path), train_sampling_strategy="sequential", **options)
-    tuned = filled(get_peft_model(with_tower, LORA))
-    collator = DataCollatorForRows(rows)
-    expected_loss, expected = first_step(Trainer(tuned, arguments, train_dataset=rows, data_collator=collator))
+    collator = DataCollatorForRows(with_pixels)
+    trainer = Trainer(with_tower(sample), arguments, train_dataset=with_pixels, data_collator=collator)
+    expected_loss, expected = first_step(trainer)
     assert abs(expected_loss - stock[0]) > 100 * TOLERANCE * stock[0]  # not that of the whole step as one batch
 
     batch = BatchSection(
         mode=mode, samples_per_step=8, samples_per_forward=3, order="as_given", loss="micro_batch", tokens_per_pack=128
     )
-    ours = filled(get_peft_model(without_tower(sample), LORA))
+    ours = tuned_model(without_tower(sample))
     parts = DataLoader(
         dataset, batch_sampler=PackBatchSampler.of(dataset, batch, seed=0), collate_fn=DataCollatorForPacks(dataset)
     )

@@ -19,6 +19,7 @@ from PIL import Image
 from transformers import AutoTokenizer, PreTrainedConfig, ProcessorMixin
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.reader import VisionCache
 from lookonce.checks.inputs import check_model
@@ -68,6 +69,12 @@ def sample(common: Path) -> Path:
     with made_once(common / "sample"):
         write_sample(common / "sample")
     return common / "sample"
+
+
+@pytest.fixture(scope="module")
+def sample_model(sample: Path) -> ModelFolder:
+    """The sample's model, whose weights are not loaded."""
+    return ModelFolder.open(str(sample / "model"))
 
 
 @pytest.fixture

@@ -11,16 +11,19 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
+from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.images import image_size
 from lookonce.datasets.records import Record, Turn, read_records
 from lookonce.run.config import RunFile
 from lookonce.run.open import OpenRun
-from lookonce.run.sections import BatchSection
+from lookonce.run.sections import BatchSection, LoraSection
 from lookonce.selftest.model import ieee_float32
-from lookonce.train.data.batches import Batch
+from lookonce.train.data.batches import IGNORED, Batch
+from lookonce.train.data.tokenize import to_messages
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.load import add_lora, load_without_tower
@@ -140,6 +143,14 @@ def random_lora() -> Callable[..., Any]:
     return make
 
 
+def with_random_lora(model_folder: ModelFolder, dropout: float = LoraSection().dropout) -> Any:
+    """A model in float32 without its tower, with an adapter that has an effect."""
+    options = LoraSection(dropout=dropout)
+    model = add_lora(load_without_tower(model_folder, torch.float32), model_folder, options, seed=0)
+    draw_lora_b(model, seed=0)
+    return model
+
+
 def draw_lora_b(model: Any, seed: int) -> None:
     """Draw the B matrices of the adapter, also those that there are."""
     generator = torch.Generator().manual_seed(seed)
@@ -167,6 +178,21 @@ def records(sample: Path) -> list[Record]:
         *(Record(images[0], (turns[3], turn), system="Answer briefly.") for turn in turns[4:6]),
         Record((), (Turn("Is there text?", "no"),)),
     ]
+
+
+def stock_logits_and_labels(model: Any, processor: Any, session: OpenRun, sizes: dict[str, int] = SIZES) -> Any:
+    """By transformers' own code: processor, padding, tower and full logits, with the labels shifted to them."""
+    shown = session.records["train"]
+    processor.image_processor.size = {"shortest_edge": sizes["min_pixels"], "longest_edge": sizes["max_pixels"]}
+    texts = [processor.apply_chat_template(to_messages(record), tokenize=False) for record in shown]
+    images = [Image.open(path).convert("RGB") for record in shown for path in record.images]
+    batch = processor(text=texts, images=images, padding=True, padding_side="right", return_tensors="pt")
+    labels = torch.full_like(batch["input_ids"], IGNORED)
+    for row, example in enumerate(session.examples("train")[0]):
+        ids, flags = example.expanded(session.chat_tokenizer.image_token_id)
+        assert batch["input_ids"][row, : len(ids)].tolist() == ids.tolist()
+        labels[row, : len(ids)] = torch.from_numpy(ids).long().masked_fill(~torch.from_numpy(flags), IGNORED)
+    return model(**batch, use_cache=False).logits[:, :-1], labels[:, 1:]
 
 
 def gradients(model: Any) -> dict[str, torch.Tensor]:
@@ -198,3 +224,12 @@ def step(model: Any, batches: list[Batch]) -> Step:
             loss.backward()
             total += loss.item()
     return total, gradients(model)
+
+
+def assert_same(found: Step, expected: Step) -> None:
+    """Check loss and gradients, of which none is zero."""
+    assert abs(found[0] - expected[0]) < 1e-5 * abs(expected[0])
+    assert found[1].keys() == expected[1].keys()
+    for name, gradient in expected[1].items():
+        assert gradient.abs().max() > 0, name
+        assert (found[1][name] - gradient).norm() < 1e-5 * gradient.norm(), name

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.trainings import SIZES, Step, batches, records, step
+from support.trainings import Step, batches, records, step
 from torch.nn.functional import pad
 
-from lookonce.datasets.records import Record, write_records
+from lookonce.datasets.records import Record
 from lookonce.families.lookup import FAMILIES
-from lookonce.run.open import TO_BUILD, OpenRun, open_run
+from lookonce.run.open import OpenRun
 from lookonce.train.model import linear_attention
 from lookonce.train.model.load import base_model, load_without_tower
 
@@ -52,12 +52,7 @@ def odd_session(site, sample, tmp_path_factory) -> OpenRun:
         pixels, path = rng.integers(0, 256, (height, width, 3), dtype=np.uint8), folder / f"{number}.png"
         Image.fromarray(pixels).save(path)
         shown += [Record((path,), (turn,)) for turn in turns[: number + 1]]
-    write_records(folder / "records.jsonl", shown, image_root=folder)
-    data = {"train": str(folder / "records.jsonl"), "val": [], "test": [], "image_root": str(folder)}
-    caches = SIZES | {"dir": str(folder / "caches")}
-    inputs = open_run(site.make_run(data=data, cache=caches, lora={"targets": "all-linear"}), TO_BUILD)
-    inputs.build()
-    return inputs
+    return site.session(shown, folder, targets="all-linear")
 
 
 @pytest.fixture(scope="module")

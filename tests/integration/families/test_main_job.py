@@ -28,11 +28,7 @@ pytestmark = pytest.mark.usefixtures("no_fsync")
 @pytest.fixture(scope="module")
 def trained(site, sample) -> dict[str, RunFile]:
     """A finished run on a few images, and one that trains experts."""
-    rows = (sample / "test.jsonl").read_text().splitlines(keepends=True)
-    few = site.folder / "few.jsonl"
-    few.write_text("".join(rows[:24]))
-    data = {"train": str(few), "val": str(few), "test": [], "image_root": str(sample)}
-    runs = {}
+    data, runs = site.few(sample, 24), {}
     for name in (SHARED, EXPERTS) if site.family.experts else (SHARED,):
         batch = {"tokens_per_pack": 700}
         lora, output = {"experts": name == EXPERTS}, str(site.folder / name)

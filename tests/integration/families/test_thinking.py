@@ -31,13 +31,10 @@ pytestmark = pytest.mark.parametrize("site", [QWEN3_5], ids=lambda family: famil
 def make_thinking(site, sample) -> Any:
     """Run files on a model whose template thinks."""
     let_think(site.model)
-    rows = (sample / "test.jsonl").read_text().splitlines(keepends=True)
-    (site.folder / "few.jsonl").write_text("".join(rows[:16]))
-    data = {"train": str(site.folder / "few.jsonl"), "val": str(site.folder / "few.jsonl"), "test": []}
+    data = site.few(sample, 16)
 
     def make(name: str, thinks: bool | None) -> RunFile:
-        data_of_run = data | {"image_root": str(sample), "enable_thinking": thinks}
-        return site.make_run(data=data_of_run, output=str(site.folder / name))
+        return site.make_run(data=data | {"enable_thinking": thinks}, output=str(site.folder / name))
 
     open_run(make("any", None), TO_BUILD).build()
     return make

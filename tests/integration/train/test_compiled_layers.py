@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from support.batches import packs_of
+from support.models.adapted import Layer, adapted, assert_close, computed
+from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import flex_attention
 
 from lookonce.selftest.attention import Heads
 from lookonce.selftest.model import ModelSize, Passes, Questions, small_model
-from lookonce.train.model import attention
+from lookonce.train.model import attention, compile
 from lookonce.train.model.attention import PackMask
-from lookonce.train.model.compile import num_compiled_graphs, training_on_packs
+from lookonce.train.model.compile import fewer_passes, for_all_lengths, num_compiled_graphs, training_on_packs
 from lookonce.train.model.load import text_model
 from lookonce.train.model.loss import inputs_of
 from lookonce.train.model.packs import packed_attention
@@ -82,3 +84,18 @@ def test_floats_of_modules_are_constants_of_the_graph(monkeypatch):
     sizes = [tensor.dim() for tensor in tensors if isinstance(tensor, torch.Tensor)]
     assert len(sizes) > 20 and 0 not in sizes
     assert not any(isinstance(tensor, (float, torch.SymFloat)) for tensor in tensors)
+
+
+def test_joined_matrices_in_one_graph_of_all_layers_and_lengths_compute_what_peft_computes(monkeypatch):
+    monkeypatch.setattr(compile, "text_model", lambda model: model)
+    model = adapted(Layer(), Layer(), Layer())
+    inputs = [torch.randn(1, length, 8) for length in (15, 8, 40)]
+    expected = [computed(model, model, x) for x in inputs]
+    counters.clear()
+    with fewer_passes(model, joins=True), for_all_lengths():
+        for layer in model.base_model.model:
+            layer.compile(dynamic=True, backend="aot_eager", fullgraph=True)
+        for x, wanted in zip(inputs, expected, strict=True):
+            assert_close(computed(model, model, x), wanted, 1e-5)
+        assert counters["stats"]["unique_graphs"] == 1
+        assert all(layer.self_attn.k_proj.waiting is None for layer in model.base_model.model)

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
-from support.trainings import gradients
+from support.trainings import gradients, stock_logits_and_labels
 
 from lookonce.datasets.images import image_size
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.train.data.batches import IGNORED, Batch, Pixels, RowCollator
-from lookonce.train.data.tokenize import to_messages
 from lookonce.train.model.load import PRECISIONS, load_with_tower, load_without_tower
 from lookonce.train.model.loss import LOSS_KEYS, weighted_loss
 
@@ -39,12 +37,6 @@ class Outcome:
 def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Relative distance in the Euclidean norm."""
     return float((found - expected).norm() / expected.norm())
-
-
-def open_image(path: Path) -> Image.Image:
-    """Open an image without the project's own code."""
-    with Image.open(path) as image:
-        return image.convert("RGB")
 
 
 def assert_equal(found: Outcome, expected: Outcome) -> None:
@@ -89,18 +81,8 @@ def through_lookonce(model: Any, batch: Batch) -> Outcome:
 
 
 def through_stock(model: Any, processor: Any, session: OpenRun) -> Outcome:
-    """Use only transformers' own code: processor, padding, pixels, tower, full logits, shifted cross-entropy."""
-    records = session.records["train"]
-    processor.image_processor.size = {"shortest_edge": 1, "longest_edge": MAX_PIXELS}
-    texts = [processor.apply_chat_template(to_messages(record), tokenize=False) for record in records]
-    images = [open_image(path) for record in records for path in record.images]
-    batch = processor(text=texts, images=images, padding=True, padding_side="right", return_tensors="pt")
-    supervised = torch.zeros_like(batch["input_ids"], dtype=torch.bool)
-    for row, example in enumerate(session.examples("train")[0]):
-        flags = example.expanded(session.chat_tokenizer.image_token_id)[1]
-        supervised[row, : len(flags)] = torch.from_numpy(flags)
-    labels = torch.where(supervised, batch["input_ids"], IGNORED)[:, 1:]
-    logits = model(**batch, use_cache=False).logits[:, :-1]
+    """Use only transformers' own code, to the shifted cross-entropy."""
+    logits, labels = stock_logits_and_labels(model, processor, session, PIXELS)
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
     loss.backward()
     return Outcome(logits[labels != IGNORED].detach(), loss.detach(), gradients(model))

@@ -1,8 +1,10 @@
-"""A training that is stopped and resumed ends like one that was not stopped."""
+"""A training that is stopped and resumed ends like one that was not stopped, also for trackers and without images."""
 
 from __future__ import annotations
 
+import json
 import shutil
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -11,7 +13,9 @@ from peft import PeftModel
 from safetensors.torch import load_file
 
 from lookonce.cache.store.reader import VisionCache
-from lookonce.errors import RunFolderError
+from lookonce.errors import ImageError, RunFolderError
+from lookonce.eval.run import evaluate_run
+from lookonce.run.open import TO_BUILD, open_run
 from lookonce.train.loop.log_files import MetricsLog
 from lookonce.train.loop.trainer import PackTrainer
 from lookonce.workflow import train
@@ -186,3 +190,62 @@ def test_an_adapter_does_not_depend_on_when_it_is_saved_and_validated(trainings,
     trainings.assert_same_adapter(run, trainings.uninterrupted("shared"))
     assert trainings.checkpoints(run) == [20, 24]
     assert [line[0] for line in trainings.log(run) if line[3] is not None] == [8, 16, 24]
+
+
+@pytest.mark.guarantee(
+    "TensorBoard shows the losses of a training that was killed and resumed as those of an uninterrupted one, bit for "
+    "bit."
+)
+@pytest.mark.filterwarnings("ignore")  # TensorBoard uses what others call deprecated
+def test_tensorboard_shows_a_resumed_training_as_an_uninterrupted_one(make_cached_run, tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    options = {"steps": 8, "save_steps": 4, "eval_steps": 4, "logging_steps": 1, "track": "tensorboard"}
+    whole, run = (
+        make_cached_run(train=options, output=str(tmp_path / name), eval={"max_new_tokens": 1}) for name in ("a", "b")
+    )
+    train(whole, **QUIET)
+    train_until(run, 7, monkeypatch)
+    assert scalars(run)["train/loss"][-1][0] == 6
+    train(run, resume=True, **QUIET)
+    found, expected = scalars(run), scalars(whole)
+    assert found.keys() == expected.keys() and "train/tokens_per_second" in found
+    for name in ("train/loss", "train/grad_norm", "train/train_loss", "eval/loss"):
+        assert found[name] == expected[name]
+    assert [step for step, _ in found["train/loss"]] == [*range(1, 9)]
+
+
+def scalars(run) -> dict[str, list[tuple[int, float]]]:
+    """The steps and values of each scalar that TensorBoard shows."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run.output / "tensorboard")).Reload()
+    return {name: [(one.step, one.value) for one in events.Scalars(name)] for name in events.Tags()["scalars"]}
+
+
+@pytest.fixture
+def without_images(trainings, make_run, sample, tmp_path):
+    """A run on a copy of the sample, with a built cache, whose images are then deleted."""
+    shutil.copytree(sample, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("model"))
+    run = make_run(**replace(trainings, sample=tmp_path, folder=tmp_path).options("shared"))
+    open_run(run, TO_BUILD).build()
+    shutil.rmtree(tmp_path / "images")
+    return run
+
+
+@pytest.mark.guarantee("With the image folder deleted, training, resuming and evaluation give the same bits.")
+def test_without_images_a_resumed_training_and_its_evaluation_give_the_same_bits(
+    trainings, without_images, monkeypatch
+):
+    run, other = without_images, trainings.uninterrupted("shared")
+    train_until(run, 10, monkeypatch)
+    assert train(run, resume=True, **QUIET).first_step == 8
+    trainings.assert_same_adapter(run, other)
+    assert trainings.log(run) == trainings.log(other)
+    paths = [evaluate_run(folder, "val")[1] for folder in (run.output, other.output)]
+    answers, expected = ([json.loads(line)["predicted"] for line in path.read_text().splitlines()] for path in paths)
+    assert answers and answers == expected
+
+
+def test_asked_to_verify_the_images_a_training_misses_them(without_images):
+    with pytest.raises(ImageError, match="No such file or directory"):
+        train(without_images, verify_images=True, **QUIET)

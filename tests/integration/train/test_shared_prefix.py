@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.batches import BatchMaker
-from support.trainings import SIZES, Step, step
+from support.trainings import SIZES, Step, assert_same, step
 
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.run.config import RunFile
@@ -26,7 +26,6 @@ pytestmark = pytest.mark.guarantee(
     "several turns, a system text, several images, with and without DeepStack, cut into packs in any way."
 )
 
-TOLERANCE = 1e-5
 CPU = torch.device("cpu")
 ALL = 1000
 """A number of samples a step that is larger than the dataset."""
@@ -85,14 +84,6 @@ class Bench:
     def steps(self, maker: BatchMaker) -> list[Step]:
         """All steps of an epoch, each with the same adapter."""
         return [step(self.model, [*map(maker.batch, micro_batches)]) for micro_batches in maker.sampler.epoch(0)]
-
-
-def assert_same(found: Step, expected: Step) -> None:
-    assert abs(found[0] - expected[0]) < TOLERANCE * abs(expected[0])
-    assert found[1].keys() == expected[1].keys()
-    for name, gradient in expected[1].items():
-        assert gradient.abs().max() > 0, name
-        assert (found[1][name] - gradient).norm() < TOLERANCE * gradient.norm(), name
 
 
 @pytest.fixture(scope="module")

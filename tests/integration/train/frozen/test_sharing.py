@@ -16,11 +16,13 @@ from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.run.sections import BatchSection
 from lookonce.selftest.model import Outcome, Passes
-from lookonce.train.model.load import load_without_tower
+from lookonce.train.model.frozen import Fp8Linear
+from lookonce.train.model.load import load_trained, load_without_tower
 from lookonce.train.model.packs import packed_attention
+from lookonce.workflow import train
 
 QUANTISED = [pytest.param(kind, marks=needs_bitsandbytes) for kind in ("nf4", "int8")]
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="quantised weights are loaded onto the GPU")
+ON_CPU = pytest.mark.skipif(torch.cuda.is_available(), reason="quantised weights are loaded onto the GPU")
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-5
@@ -53,6 +55,7 @@ class Steps:
 COMPILE = torch.nn.Module.compile
 
 
+@ON_CPU
 @pytest.mark.filterwarnings("default")  # the compiler warns
 @pytest.mark.parametrize("frozen", ["fp8", *QUANTISED])
 def test_compiled_layers_are_one_graph_and_give_the_same(session, random_lora, frozen, monkeypatch):
@@ -67,6 +70,7 @@ def test_compiled_layers_are_one_graph_and_give_the_same(session, random_lora, f
         assert max(found.distance(launched)) < TOLERANCE
 
 
+@ON_CPU
 @pytest.mark.guarantee("On the same quantised weights, all batch modes have the same loss and gradients.")
 @pytest.mark.parametrize("frozen", QUANTISED)
 def test_all_batch_modes_give_the_same_loss_and_gradients(session, random_lora, frozen):
@@ -77,6 +81,7 @@ def test_all_batch_modes_give_the_same_loss_and_gradients(session, random_lora, 
             assert max(found.distance(expected)) < TOLERANCE
 
 
+@ON_CPU
 @pytest.mark.guarantee("In fp8, batch modes differ by rounding alone.")
 def test_with_fp8_the_batch_modes_differ_far_less_than_fp8_from_unrounded_weights(session, random_lora):
     """Inputs that differ in their last bit may be rounded to neighbouring values, so equal to 1e-5 they are not."""
@@ -86,3 +91,17 @@ def test_with_fp8_the_batch_modes_differ_far_less_than_fp8_from_unrounded_weight
     for mode in ("packed", "shared"):
         between = [max(one.distance(other)) for one, other in zip(steps.outcomes(mode=mode), separate, strict=True)]
         assert max(between) < min(rounding) / 5
+
+
+def num_fp8(model: Any) -> int:
+    return sum(isinstance(module, Fp8Linear) for module in model.modules())
+
+
+@pytest.mark.guarantee("After training in fp8, answers are computed with unrounded weights.")
+def test_a_run_on_fp8_is_answered_with_unrounded_weights(make_cached_run):
+    run = make_cached_run(train={"steps": 3, "frozen": "fp8", "logging_steps": 1})
+    train(run, notify=lambda note: None)
+    assert (run.output / "predictions" / "val.jsonl").exists()
+    inputs, adapter = open_run(run, TO_BUILD), run.output / "adapter"
+    assert num_fp8(load_trained(inputs.model_folder, run, adapter)) == 0
+    assert num_fp8(load_without_tower(inputs.model_folder, torch.float32, frozen="fp8")) > 0

@@ -1,16 +1,20 @@
-"""Collating rows: padding, the columns to predict from, target weights, and images in order."""
+"""Collating rows: padding, columns to predict from, target weights, and images, each read once per batch."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from lookonce.train.data.batches import IGNORED, RowCollator
+from lookonce.train.data.batches import IGNORED, CachedFeatures, RowCollator
 from lookonce.train.data.tokenize import Example
 
 IMAGE, PAD = 99, 0
-TOKENS_OF = {"a": 2, "b": 3}
+TOKENS_OF = {"a": 2, "b": 3, "c": 1, "d": 4}
 
 
 def example(tokens: list[int], answer: int, keys: str = "") -> Example:
@@ -23,9 +27,28 @@ def example(tokens: list[int], answer: int, keys: str = "") -> Example:
 EXAMPLES = [example([5, IMAGE, 6, 7], 1, "a"), example([IMAGE, 8, IMAGE, 9, 10], 2, "ba"), example([11, 12], 1)]
 
 
+class FakeCache:
+    """Features `[num_tokens, 5, 3]` whose values name their image. Remembers which keys were read."""
+
+    def __init__(self) -> None:
+        self.read: list[str] = []
+
+    def grid_thw(self, key: str) -> tuple[int, int, int]:
+        return (1, 2, 2 * TOKENS_OF[key])
+
+    def get_many(self, keys: list[str], *, pin: bool = False) -> list[torch.Tensor]:
+        assert not pin, "there is no GPU"
+        self.read += keys
+        return [torch.full((TOKENS_OF[key], 5, 3), float(ord(key))) for key in keys]
+
+
+def names(features: torch.Tensor) -> str:
+    return "".join(chr(int(value)) for value in features[:, 0, 0])
+
+
 @pytest.fixture
-def collator(make_source) -> RowCollator:
-    return RowCollator(make_source(TOKENS_OF), IMAGE, PAD)
+def collator() -> RowCollator:
+    return RowCollator(CachedFeatures(FakeCache()), IMAGE, PAD)
 
 
 def test_rows_are_padded_on_the_right_and_have_the_columns_before_targets_and_the_images_in_order(collator):
@@ -44,7 +67,7 @@ def test_rows_are_padded_on_the_right_and_have_the_columns_before_targets_and_th
         [12, IGNORED, IGNORED, IGNORED],
     ]
     assert batch["weights"][batch["targets"] != IGNORED].tolist() == pytest.approx([0.25] * 4)
-    assert batch["pixel_values"].flatten().tolist() == [97.0] * 2 + [98.0] * 3 + [97.0] * 2
+    assert names(batch["pixel_values"]) == "aabbbaa"
     assert batch["image_grid_thw"].tolist() == [[1, 2, 4], [1, 2, 6], [1, 2, 4]]
 
 
@@ -60,3 +83,22 @@ def test_prompts_are_padded_on_the_left(collator):
     assert batch["attention_mask"][1].tolist() == [0] * 6 + [1, 1]
     assert torch.equal(collator.prompts(EXAMPLES)["pixel_values"], collator(EXAMPLES)["pixel_values"])
     assert "targets" not in batch
+
+
+BYTES_A_TOKEN = 4 * 5 * 3
+"""Bytes of the float32 features of five levels of three numbers."""
+
+
+BATCHES = st.lists(st.lists(st.sampled_from("abcd"), min_size=1, max_size=6), max_size=12)
+
+
+@given(BATCHES)
+def test_images_follow_one_another_as_often_as_they_occur_and_each_is_read_once(batches):
+    cache = FakeCache()
+    features = CachedFeatures(cache)
+    for keys in batches:
+        cache.read.clear()
+        before = features.bytes_read
+        assert names(features.load(keys)) == "".join(key * TOKENS_OF[key] for key in keys)
+        assert Counter(cache.read) == Counter(set(keys))
+        assert features.bytes_read - before == sum(TOKENS_OF[key] for key in cache.read) * BYTES_A_TOKEN

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -21,16 +19,11 @@ GRID = st.tuples(st.just(1), st.integers(1, 9).map(lambda n: MERGE * n), st.inte
 
 
 @pytest.fixture(scope="module")
-def model_folder(sample: Path) -> ModelFolder:
-    return ModelFolder.open(str(sample / "model"))
-
-
-@pytest.fixture(scope="module")
-def stock(model_folder: ModelFolder):
+def stock(sample_model: ModelFolder):
     """The stock model's positions of one conversation, and the position of the token after it."""
     with torch.device("meta"):
-        model = Qwen3VLModel(model_folder.config)
-    assert model_folder.config.vision_config.spatial_merge_size == MERGE
+        model = Qwen3VLModel(sample_model.config)
+    assert sample_model.config.vision_config.spatial_merge_size == MERGE
 
     def positions(token_ids: np.ndarray, image_token_id: int, grids: list) -> tuple[np.ndarray, int]:
         sizes = [h * w // MERGE**2 for _, h, w in grids]
@@ -52,8 +45,8 @@ def tokens(num_before: int, images: list[tuple[tuple[int, int, int], int]], imag
 
 
 @given(num_before=st.integers(1, 6), images=st.lists(st.tuples(GRID, st.integers(1, 6)), max_size=3))
-def test_positions_are_the_stock_models_wherever_a_branch_begins(stock, model_folder, num_before, images):
-    image, grids = model_folder.config.image_token_id, [grid for grid, _ in images]
+def test_positions_are_the_stock_models_wherever_a_branch_begins(stock, sample_model, num_before, images):
+    image, grids = sample_model.config.image_token_id, [grid for grid, _ in images]
     token_ids = tokens(num_before, images, image)
     expected, after = stock(token_ids, image, grids)
     for len_branch in range(images[-1][1] + 1 if images else num_before):

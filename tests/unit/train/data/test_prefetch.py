@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from support.processes import wait_until
 
 from lookonce.train.data.batches import Prefetcher
 
@@ -35,13 +36,6 @@ def prefetcher_of() -> Iterator[Callable[..., Prefetcher]]:
 
 def numbers(step: Iterator[tuple[dict[str, torch.Tensor], bool]]) -> list[tuple[int, bool]]:
     return [(int(batch["number"]), is_last) for batch, is_last in step]
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("num_ahead", [1, 2, 10])

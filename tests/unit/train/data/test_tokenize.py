@@ -106,14 +106,9 @@ def test_a_template_that_no_training_can_use_is_refused(own_chat_tokenizer, writ
         own_chat_tokenizer.example(Record((), YES_NO[:1]), [], [])
 
 
-def test_a_tokenizer_of_another_model_is_refused(sample, tmp_path):
-    config = AutoConfig.from_pretrained(sample / "model")
-    config.image_token_id += 1
-    with pytest.raises(ModelError, match=r"has <\|image_pad\|> as \d+, the model expects \d+"):
-        ChatTokenizer(sample / "model", config)
-
-
-def test_a_tokenizer_without_image_tokens_or_template_is_refused(sample, tmp_path):
+def test_a_tokenizer_of_another_model_without_a_template_or_with_one_that_does_not_know_thinking_is_refused(
+    sample, tmp_path
+):
     config = AutoConfig.from_pretrained(sample / "model")
     tokenizer = AutoTokenizer.from_pretrained(sample / "model")
     tokenizer.chat_template = None
@@ -122,6 +117,11 @@ def test_a_tokenizer_without_image_tokens_or_template_is_refused(sample, tmp_pat
         ChatTokenizer(tmp_path, config)
     with pytest.raises(ModelError, match="no tokenizer"):
         ChatTokenizer(tmp_path / "nothing", config)
+    with pytest.raises(ModelError, match="data.enable_thinking is false, which the chat template in .* does not know"):
+        ChatTokenizer(sample / "model", config, enable_thinking=False)
+    config.image_token_id += 1
+    with pytest.raises(ModelError, match=r"has <\|image_pad\|> as \d+, the model expects \d+"):
+        ChatTokenizer(sample / "model", config)
 
 
 @pytest.fixture
@@ -175,12 +175,6 @@ def test_several_turns_are_trained_with_a_template_that_keeps_the_block(thinking
     starts = np.flatnonzero(np.diff(example.supervised, prepend=False) & example.supervised)
     for turn, start in enumerate(starts):
         assert example.token_ids[:start].tolist() == chat.question(record, turn, [], []).token_ids.tolist()
-
-
-def test_a_template_that_does_not_know_thinking_is_refused_if_it_is_set(sample):
-    config = AutoConfig.from_pretrained(sample / "model")
-    with pytest.raises(ModelError, match="data.enable_thinking is false, which the chat template in .* does not know"):
-        ChatTokenizer(sample / "model", config, enable_thinking=False)
 
 
 @pytest.mark.guarantee("A context has the tokens of a record written by hand.")

@@ -14,57 +14,39 @@ from lookonce.train.loop.log_files import EXTRAS
 from lookonce.train.train import open_training
 
 
+@pytest.fixture
+def settings_of(make_run, tmp_path):
+    """Trainer's settings for some keys of `train`."""
+
+    def settings_of(eval=None, **train):
+        return training_arguments(make_run(train=train, eval=eval or {}), tmp_path)
+
+    return settings_of
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="fp16 is fine on a GPU")
-def test_fp16_without_a_gpu_is_refused(make_run, tmp_path):
+def test_fp16_without_a_gpu_is_refused(settings_of):
     with pytest.raises(UsageError, match="fp16 needs a GPU"):
-        training_arguments(make_run(train={"precision": "fp16"}), tmp_path)
+        settings_of(precision="fp16")
 
 
-@pytest.mark.parametrize(
-    ("key", "message"),
-    [("optimizer", "`train` section is not valid"), ("scheduler", "`train.scheduler` 'no such thing' is unknown")],
-)
-def test_a_name_that_trainer_does_not_know_is_refused(make_run, tmp_path, key, message):
-    with pytest.raises(UsageError, match=message):
-        training_arguments(make_run(train={key: "no such thing"}), tmp_path)
-
-
-def test_the_best_checkpoint_is_chosen_by_what_the_run_file_says(make_run, tmp_path):
+def test_the_best_checkpoint_is_chosen_by_what_the_run_file_says(settings_of):
     by_epoch = {"eval_steps": 2, "save_steps": None}  # which Trainer itself would refuse
-    run = make_run(train={"best": "exact_match"} | by_epoch, eval={"every": "epoch"})
-    arguments = training_arguments(run, tmp_path)
+    arguments = settings_of({"every": "epoch"}, best="exact_match", **by_epoch)
     assert (arguments.load_best_model_at_end, arguments.metric_for_best_model) == (True, "exact_match")
     assert arguments.greater_is_better
-    by_loss = training_arguments(make_run(train={"best": "loss"}), tmp_path)
+    by_loss = settings_of(best="loss")
     assert (by_loss.load_best_model_at_end, by_loss.greater_is_better) == (True, False)
 
 
-def test_a_schedule_that_follows_the_loss_is_refused_if_the_best_checkpoint_has_the_most_right_answers(
-    make_run, tmp_path
-):
-    train = {"best": "exact_match", "scheduler": "reduce_lr_on_plateau"}
-    with pytest.raises(UsageError, match="train.scheduler: reduce_lr_on_plateau follows .* set train.best: loss, or"):
-        training_arguments(make_run(train=train, eval={"every": "epoch"}), tmp_path)
-
-
 @pytest.mark.parametrize("name", EXTRAS)
-def test_an_absent_tracker_is_an_error_with_the_command(make_run, tmp_path, monkeypatch, name):
+def test_an_absent_tracker_is_an_error_with_the_command(settings_of, monkeypatch, name):
     assert get_reporting_integration_callbacks([name])
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: None if package == name else find(package))
     expected = rf"train.track names {name}, which is not installed; .* pip install 'lookonce\[{EXTRAS[name]}\]'"
     with pytest.raises(UsageError, match=expected):
-        training_arguments(make_run(train={"track": [name]}), tmp_path)
-
-
-@pytest.fixture
-def settings_of(make_run, tmp_path):
-    """Trainer's settings for some keys of `train`."""
-
-    def settings_of(**train):
-        return training_arguments(make_run(train=train, data={"train": ["a"], "val": ["b"]}), tmp_path)
-
-    return settings_of
+        settings_of(track=[name])
 
 
 @pytest.mark.parametrize(
@@ -82,6 +64,11 @@ def test_arguments_of_a_schedule_reach_trainer(settings_of, scheduler, arguments
     assert (found.lr_scheduler_type, found.lr_scheduler_kwargs or {}) == (scheduler, arguments)
 
 
+def test_an_optimizer_that_trainer_does_not_know_is_refused(settings_of):
+    with pytest.raises(UsageError, match="`train` section is not valid"):
+        settings_of(optimizer="no such thing")
+
+
 @pytest.mark.parametrize(
     ("scheduler", "arguments", "message"),
     [
@@ -91,11 +78,15 @@ def test_arguments_of_a_schedule_reach_trainer(settings_of, scheduler, arguments
         ("polynomial", {"lr_end": 1}, "lr_end .* must be smaller than initial lr"),
         ("cosine", {"cycles": 1}, "does not fit `train.scheduler: cosine`: unknown cycles; allowed: num_cycles$"),
         ("linear", {"num_training_steps": 1}, "unknown num_training_steps; allowed: none$"),
+        ("reduce_lr_on_plateau", {}, "train.scheduler: reduce_lr_on_plateau follows .* set train.best: loss, or"),
     ],
 )
-def test_a_schedule_that_cannot_be_made_is_refused(settings_of, scheduler, arguments, message):
+def test_a_schedule_that_cannot_be_made_or_does_not_follow_what_is_best_is_refused(
+    settings_of, scheduler, arguments, message
+):
+    best = "exact_match" if scheduler == "reduce_lr_on_plateau" else None
     with pytest.raises(UsageError, match=message):
-        settings_of(scheduler=scheduler, scheduler_args=arguments)
+        settings_of({"every": "epoch"}, scheduler=scheduler, scheduler_args=arguments, best=best)
 
 
 def test_a_start_with_a_wrong_schedule_does_not_claim_the_run_folder(make_run):

@@ -1,4 +1,4 @@
-"""What training says if the weights are too large for the GPU."""
+"""What training says of records that are left out, and of weights that are too large for the GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ import pytest
 import torch
 
 from lookonce.errors import TrainingError
+from lookonce.run.sections import BatchSection, CacheSection, TrainSection
+from lookonce.run.startup import Startup
 from lookonce.train.loop import session
+from lookonce.train.loop.checkpoints import Start
+from lookonce.train.loop.distributed import ALONE
+from lookonce.train.train import _make_examples
 
 CONFIG = SimpleNamespace(text_config=SimpleNamespace(hidden_size=4096, num_hidden_layers=36))
 
@@ -31,3 +36,18 @@ def test_weights_that_are_too_large_name_what_fits(make_run):
 def test_nothing_is_said_of_models_and_modes_that_were_not_measured(make_run):
     assert session.memory_hint(make_run(), SimpleNamespace(text_config=SimpleNamespace())) == ""
     assert session.memory_hint(make_run(batch={"mode": "separate"}), CONFIG) == ""
+
+
+def test_records_that_are_too_long_are_said_with_the_key_to_change():
+    notes: list[str] = []
+    opened = SimpleNamespace(
+        run=SimpleNamespace(batch=BatchSection(tokens_per_pack=60), train=TrainSection(), cache=CacheSection()),
+        records={"train": [1] * 10, "val": []},
+        cache=None,
+        notes=[],
+        notify=notes.append,
+        examples=lambda split: ([], 3),
+    )
+    _make_examples(opened, Start(), ALONE, Startup(lambda note: None))
+    [note] = notes
+    assert note.startswith("left out 3 of 10 train records, with more than 60 tokens; raise `batch.tokens_per_pack`")

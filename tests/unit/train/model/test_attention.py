@@ -11,8 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from lookonce.cache.model.model_folder import ModelFolder
-from lookonce.cache.store.reader import VisionCache
 from lookonce.datasets.records import Record, Turn
 from lookonce.train.data.batches import CachedFeatures, RowCollator
 from lookonce.train.data.packing import BLOCK, padded_length
@@ -112,10 +110,9 @@ def test_blocks_are_counted_right_for_any_number_of_levels(data, num_blocks):
     assert not (partial & full).any()
 
 
-def test_without_the_mask_of_a_pack_the_model_answers_as_before(built: VisionCache, sample: Path):
+def test_without_the_mask_of_a_pack_the_model_answers_as_before(built, sample_model):
     """Answers may be generated while the layers are set up for packs."""
-    model_folder = ModelFolder.open(str(sample / "model"))
-    chat_tokenizer = ChatTokenizer(model_folder.folder, model_folder.config)
+    chat_tokenizer = ChatTokenizer(sample_model.folder, sample_model.config)
     keys = list(built.keys())[:3]
     texts = ["Is there text?", "How many polyps are in the image?", "What is it?"]
     records = [Record((Path(key),), (Turn(text, "yes"),)) for key, text in zip(keys, texts, strict=True)]
@@ -124,7 +121,7 @@ def test_without_the_mask_of_a_pack_the_model_answers_as_before(built: VisionCac
         for record, key in zip(records, keys, strict=True)
     ]
     collator = RowCollator(CachedFeatures(built), chat_tokenizer.image_token_id, chat_tokenizer.tokenizer.pad_token_id)
-    batch, model = collator.prompts(questions), load_without_tower(model_folder, torch.float32)
+    batch, model = collator.prompts(questions), load_without_tower(sample_model, torch.float32)
     assert batch["attention_mask"].min() == 0, "all prompts have the same length"
     asked = {"do_sample": False, "max_new_tokens": 6}
     expected = model.generate(**batch, **asked)

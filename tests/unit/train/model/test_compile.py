@@ -1,25 +1,18 @@
-"""Setting up decoder layers for packs: only layers of full attention, and undone afterwards."""
+"""Setting up decoder layers for packs, without host-device syncs: layers of full attention alone, and undone later."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
-from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.errors import ModelError
 from lookonce.families.lookup import DEFAULT, FAMILIES
 from lookonce.train.model.attention import NAME
-from lookonce.train.model.compile import as_loaded, training_on_packs
+from lookonce.train.model.compile import add_features, as_loaded, training_on_packs, without_syncs
 from lookonce.train.model.load import load_without_tower, text_model
-
-
-@pytest.fixture(scope="module")
-def model_folder(sample: Path) -> ModelFolder:
-    return ModelFolder.open(str(sample / "model"))
 
 
 @pytest.fixture(autouse=True)
@@ -48,17 +41,17 @@ def test_layers_without_full_attention_are_refused_by_name(other):
     assert text_model(model).config._attn_implementation == before
 
 
-def test_layers_of_full_attention_are_accepted_whether_the_config_lists_them_or_not(model_folder):
-    for model in (qwen3_5(["full_attention"] * 2), load_without_tower(model_folder, torch.float32)):
+def test_layers_of_full_attention_are_accepted_whether_the_config_lists_them_or_not(sample_model):
+    for model in (qwen3_5(["full_attention"] * 2), load_without_tower(sample_model, torch.float32)):
         with training_on_packs(model, compiled=False):
             assert text_model(model).config._attn_implementation == NAME
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_setup_within_another_is_undone_and_the_outer_one_stays(model_folder, monkeypatch, compiled):
+def test_a_setup_within_another_is_undone_and_the_outer_one_stays(sample_model, monkeypatch, compiled):
     """As answers are given while training: without the packs' attention, or in packs that are compiled or not."""
     monkeypatch.setattr("torch.compile", lambda function, **options: function)
-    model = load_without_tower(model_folder, torch.float32)
+    model = load_without_tower(sample_model, torch.float32)
     text = text_model(model)
 
     def setup():
@@ -77,3 +70,56 @@ def test_a_setup_within_another_is_undone_and_the_outer_one_stays(model_folder, 
         assert setup() == during
         raise KeyboardInterrupt
     assert setup() == before
+
+
+SEED = 0
+
+
+@pytest.fixture(scope="module")
+def model(sample_model):
+    return load_without_tower(sample_model, torch.float32)
+
+
+def logits(model, token_ids: torch.Tensor, features: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:
+    positions = torch.arange(token_ids.shape[1]).expand(3, 1, -1)
+    given = {"input_ids": token_ids, "position_ids": positions, "pixel_values": features, "image_grid_thw": grids}
+    with torch.no_grad():
+        return model(**given, use_cache=False).logits
+
+
+@pytest.mark.guarantee("The model without host-device syncs gives the stock model's bits.")
+@pytest.mark.parametrize("num_images", [1, 3])
+def test_logits_are_bit_identical_to_the_stock_models(model, num_images):
+    torch.manual_seed(SEED)
+    image, hidden = model.config.image_token_id, model.config.text_config.hidden_size
+    levels = 1 + len(model.config.vision_config.deepstack_visual_indexes)
+    one = [5, *[image] * 6, 7, 8]
+    token_ids = torch.tensor([one * num_images])
+    features = torch.randn(6 * num_images, levels, hidden)
+    grids = torch.tensor([[1, 4, 6]] * num_images)
+    stock = logits(model, token_ids, features, grids)
+    with without_syncs(model):
+        assert torch.equal(logits(model, token_ids, features, grids), stock)
+        assert not torch.equal(logits(model, token_ids, features.flip(1), grids), stock)
+
+
+@pytest.mark.guarantee("The model without host-device syncs gives the stock model's bits.")
+def test_features_are_added_as_the_stock_model_adds_them(model):
+    torch.manual_seed(SEED)
+    states, is_image = torch.randn(2, 5, 8, requires_grad=True), torch.rand(2, 5) < 0.5
+    features = torch.randn(int(is_image.sum()), 8)
+    stock = type(model.model.language_model)._deepstack_process(None, states, is_image, features)
+    ours = add_features(states, is_image, features)
+    assert torch.equal(ours, stock)
+    direction = torch.randn_like(stock)
+    gradients = [torch.autograd.grad(out, states, direction)[0] for out in (ours, stock)]
+    assert torch.equal(*gradients)
+
+
+def test_replaced_methods_exist_and_are_restored(model):
+    inner, text = model.model, model.model.language_model
+    before = inner.get_placeholder_mask, text._deepstack_process
+    with without_syncs(model):
+        assert inner.get_placeholder_mask.__qualname__ != before[0].__qualname__
+        assert text._deepstack_process is add_features
+    assert (inner.get_placeholder_mask, text._deepstack_process) == before

@@ -50,6 +50,14 @@ def training(tmp_path, monkeypatch):
     return make
 
 
+def passed(trained) -> tuple[list[str], list[str]]:
+    """What the compiler of a training found, and what is noted, when it has kept what it compiled."""
+    cache, compiler, notes = trained
+    cache.load()
+    cache.save()
+    return compiler.found, notes
+
+
 @pytest.fixture
 def files(tmp_path):
     return lambda: sorted((tmp_path / "compiler").glob("*"))
@@ -57,18 +65,11 @@ def files(tmp_path):
 
 @pytest.mark.guarantee("A process finds what another process compiled.")
 def test_what_a_training_compiled_the_next_one_finds_and_does_not_keep_again(training, files):
-    cache, compiler, notes = training(["a", "b"])
-    cache.load()
-    cache.save()
-    assert compiler.found == [] and any(note.startswith("kept 3 B of compiled code in") for note in notes)
+    found, notes = passed(training(["a", "b"]))
+    assert found == [] and any(note.startswith("kept 3 B of compiled code in") for note in notes)
     before = files()
-    cache, compiler, notes = training(["b"])
-    cache.load()
-    cache.save()
-    assert compiler.found == ["a", "b"] and files() == before and len(before) == 1
-    cache, compiler, notes = training(["a", "c"])
-    cache.load()
-    cache.save()
+    assert passed(training(["b"]))[0] == ["a", "b"] and files() == before and len(before) == 1
+    passed(training(["a", "c"]))
     assert len(files()) == 2
 
 
@@ -149,10 +150,5 @@ def test_the_newest_files_are_kept(training, files, tmp_path):
 
 def test_a_folder_that_cannot_be_written_to_is_said(training, tmp_path):
     (tmp_path / "compiler").write_text("a file")
-    cache, _, notes = training(["a"])
-    cache.load()
-    cache.save()
-    assert (
-        notes[-1]
-        == f"compiled code is not kept in {tmp_path}/compiler (File exists); choose another `cache.dir` to keep it"
-    )
+    said = f"compiled code is not kept in {tmp_path}/compiler (File exists); choose another `cache.dir` to keep it"
+    assert passed(training(["a"]))[1][-1] == said

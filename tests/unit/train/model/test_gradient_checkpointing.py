@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.trainings import draw_lora_b
+from support.trainings import with_random_lora
 
-from lookonce.cache.model.model_folder import ModelFolder
-from lookonce.run.sections import Checkpointing, LoraSection
+from lookonce.run.sections import Checkpointing
 from lookonce.train.model import compile
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import checkpointed, training_on_packs
-from lookonce.train.model.load import add_lora, load_without_tower, text_model
+from lookonce.train.model.load import text_model
 from lookonce.train.model.lora_joined import mlp_forward
 from lookonce.train.model.loss import forward_loss
 
@@ -23,18 +21,8 @@ HOW: tuple[Checkpointing, ...] = ("selective", True)
 
 
 @pytest.fixture(scope="module")
-def model(sample: Path) -> Any:
-    """The sample's model with an adapter that does something, and dropout."""
-    return with_adapter(sample, dropout=0.2)
-
-
-def with_adapter(sample: Path, dropout: float) -> Any:
-    model_folder = ModelFolder.open(str(sample / "model"))
-    adapted: Any = add_lora(
-        load_without_tower(model_folder, torch.float32), model_folder, LoraSection(dropout=dropout), seed=0
-    )
-    draw_lora_b(adapted, seed=0)
-    return adapted.train()
+def model(sample_model) -> Any:
+    return with_random_lora(sample_model, dropout=0.2).train()
 
 
 def pack() -> dict[str, torch.Tensor]:
@@ -83,9 +71,9 @@ def test_loss_and_gradients_are_the_same_and_less_is_stored(model):
     assert_the_same_from_less(model)
 
 
-def test_so_they_are_with_joined_matrices_whose_mlps_have_a_forward_method_of_their_own(sample, monkeypatch):
+def test_so_they_are_with_joined_matrices_whose_mlps_have_a_forward_method_of_their_own(sample_model, monkeypatch):
     monkeypatch.setattr(compile, "_joins", lambda model: True)
-    model = with_adapter(sample, dropout=0.0)
+    model = with_random_lora(sample_model, dropout=0.0).train()
     assert_the_same_from_less(model)
     with training_on_packs(model, compiled=False):
         before = [layer.mlp.forward for layer in text_model(model).layers]

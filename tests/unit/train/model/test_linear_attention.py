@@ -20,7 +20,7 @@ from lookonce.families.kernels import restrict_kernels
 from lookonce.train.model import linear_attention
 from lookonce.train.model.attention import dense_mask
 from lookonce.train.model.compile import for_all_lengths
-from lookonce.train.model.linear_attention import LINEAR, masks_of, states_of_branches
+from lookonce.train.model.linear_attention import LINEAR, masks_of, segments_of, states_of_branches
 
 TOLERANCE = 1e-4
 """In float32; the norm in these layers enlarges rounding."""
@@ -94,9 +94,12 @@ NESTED = torch.tensor([165] * 75 + [150] * 70 + [148] * 3 + [150] * 2 + [165] * 
 LONGER = torch.tensor([175] * 80 + [155] * 70 + [153] * 3 + [155] * 2 + [175] * 20 + [176], dtype=torch.int32)
 
 
-def test_calls_keep_to_what_flash_linear_attention_takes(monkeypatch):
+@pytest.mark.parametrize(("bf16", "tolerance"), [(False, TOLERANCE), (True, 0.05)])
+def test_calls_keep_to_what_flash_linear_attention_takes(monkeypatch, bf16, tolerance):
+    """In bfloat16 as in training."""
     calls = take_stand_in(monkeypatch)
-    assert_exact(NESTED, TOLERANCE)
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        assert_exact(NESTED, tolerance)
     packs, rows = calls[-3:], calls[:-3]
     assert packs == ["chunk, state", "chunk, state", "chunk"] and {*rows} == {"chunk"}  # states that are continued
 
@@ -125,13 +128,6 @@ def test_parts_are_compiled_once_for_packs_of_all_lengths(monkeypatch):
     assert counters["stats"]["unique_graphs"] == before + 2
 
 
-def test_calls_keep_to_it_in_bfloat16_as_in_training(monkeypatch):
-    calls = take_stand_in(monkeypatch)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert_exact(NESTED, 0.05)
-    assert {*calls} == {"chunk, state", "chunk"}
-
-
 def test_only_packs_are_computed_in_segments_and_all_is_undone():
     model, rows = hybrid(), torch.randn(3, 9, 16)
     expected = layer_of(model)(rows)
@@ -148,3 +144,58 @@ def test_a_model_without_such_layers_gets_the_mask_alone():
     model = SimpleNamespace(model=SimpleNamespace(language_model=text))
     mask = torch.ones(1, 1, 2, 2)
     assert masks_of(model, mask, torch.tensor([2, 2])) is mask
+
+
+TREES = st.recursive(st.just([]), lambda children: st.lists(st.tuples(st.integers(1, 4), children), max_size=3))
+"""Branches with their lengths and their own branches."""
+
+
+def seen_until(trees: list, start: int = 0) -> list[int]:
+    """The index before which later tokens attend to each token, in a pack of these trees."""
+    found: list[int] = []
+    for length, branches in trees:
+        inner = seen_until(branches, start + len(found) + length)
+        end = start + len(found) + length + len(inner)
+        found += [end] * length + inner
+    return found
+
+
+@pytest.mark.guarantee("A pack is cut into segments that continue one another as its mask says, at any depth.")
+@given(
+    trees=TREES.filter(len), padding=st.integers(0, 3), num_before=st.integers(0, 4), short=st.sampled_from([0, 2, 9])
+)
+def test_the_tokens_of_a_sequence_are_those_that_its_last_one_attends_to(trees, padding, num_before, short):
+    ends = seen_until(trees)
+    ends = torch.tensor(ends + [len(ends) + padding] * padding, dtype=torch.int32)
+    segments, allowed, length = segments_of(ends, num_before, short), dense_mask(ends)[0, 0], len(ends)
+    paths, results, number = [], [], 0
+    for at, depth in enumerate(segments.depths):
+        whole, tokens, changing = [], depth.tokens.tolist(), depth.changing.tolist()
+        ends = depth.ends.tolist()
+        assert ends == depth.ends_on_cpu.tolist() and len(tokens) == num_before + len(changing) == num_before + ends[-1]
+        last_end = ends.pop() + num_before
+        for begin, end, parent in zip(ends, [*ends[1:], last_end], depth.parents.tolist(), strict=True):
+            before, sequence = tokens[begin : begin + num_before], tokens[begin + num_before : end]
+            assert changing[begin:end] == sequence + [length] * (num_before if end < last_end else 0)
+            earlier = paths[-1][parent] if at else []
+            whole.append(earlier + sequence)
+            assert whole[-1] == allowed[sequence[-1]].nonzero()[:, 0].tolist()
+            filled = [length] * num_before + earlier
+            assert before == filled[len(filled) - num_before :]
+            own = [token for token in sequence if segments.numbers[token] == number]
+            assert own and own == sequence[-len(own) :]
+            assert segments.last[number].tolist() == (filled + sequence)[len(filled + sequence) - num_before :]
+            number += 1
+        results += changing
+        paths.append(whole)
+    assert [results[place] for place in segments.places] == [*range(length)]
+
+
+def test_what_continues_a_short_segment_has_its_tokens_again_and_begins_where_it_did():
+    ends = torch.tensor([7, 7, 7, 5, 5, 7, 7])
+    first, second = segments_of(ends, 1, short=2).depths
+    assert first.tokens.tolist() == [7, 0, 1, 2]
+    assert second.tokens.tolist() == [2, 3, 4, 2, 5, 6] and second.parents.tolist() == [0, 0]
+    [only] = segments_of(ends, 1, short=3).depths
+    assert only.tokens.tolist() == [7, 0, 1, 2, 7, 0, 1, 2, 3, 4, 7, 0, 1, 2, 5, 6]
+    assert segments_of(ends, 1, short=3).places.tolist() == [0, 1, 2, 7, 8, 13, 14]
