@@ -19,9 +19,7 @@ def as_vllm_splits(tensors, hidden, num_levels, merge_size):
     return main.split(sizes), deepstack.split(sizes, dim=1)
 
 
-@pytest.mark.guarantee(
-    "What vLLM splits out of exported features is the output of the tower, each level in its position."
-)
+@pytest.mark.guarantee("vLLM splits exported features into the outputs of the tower, each level in its position.")
 def test_vllms_arithmetic_finds_the_output_of_the_tower(built, sample, stock_processor):
     images = sorted({path for record in read_records(sample / "val.jsonl") for path in record.images})[:2]
     keys = [image_key(path) for path in images]

@@ -333,7 +333,7 @@ def is_target(name: str) -> bool:
     return ".language_model." in name and any(target in name for target in TARGETS)
 
 
-@pytest.mark.guarantee("What an adapter does not change keeps its bytes in the merged model.")
+@pytest.mark.guarantee("Tensors that an adapter does not change keep their bytes in the merged model.")
 def test_only_what_the_adapter_changes_has_other_bytes(made, tmp_path):
     merged = merge_in(made, tmp_path / "merged")
     before, after = contents(made / "model"), contents(tmp_path / "merged")

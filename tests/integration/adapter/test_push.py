@@ -124,7 +124,9 @@ def test_the_code_on_the_card_answers_as_the_run_did(hub, trained, sample, stock
     assert printed == [line["predicted"]]
 
 
-@pytest.mark.guarantee("A training that starts from an uploaded adapter has the bits of one that starts from the run.")
+@pytest.mark.guarantee(
+    "A training that starts from an uploaded adapter is bit-identical to one that starts from the run."
+)
 def test_a_training_starts_from_an_uploaded_adapter_as_from_the_run_itself(hub, trained, make_cached_run, tmp_path):
     push(trained)
     start = {"steps": 2, "seed": 5}

@@ -78,8 +78,8 @@ def run(
 
 
 @pytest.mark.guarantee(
-    "An adapter that another program trained gives, as a run, the tokens that PEFT gives on the stock model, "
-    "in float32."
+    "A run made from an adapter of another program answers with the tokens that PEFT gives on the stock "
+    "model, in float32."
 )
 @pytest.mark.guarantee("Stock transformers gives the answers of a merged model without PEFT.")
 def test_evaluation_predict_and_merge_give_the_answers_of_peft_on_the_stock_model(

@@ -137,8 +137,7 @@ def test_a_killed_process_frees_a_cache_at_once(site, paused, holder, command):
 
 
 @pytest.mark.parametrize(
-    ("file", "refused"),
-    [(f"user-{0:032}.json", OWNERS), ("shard-00042.json", OWNERS), (OWNER, FUNCTIONS)],
+    ("file", "refused"), [(f"user-{0:032}.json", OWNERS), ("shard-00042.json", OWNERS), (OWNER, FUNCTIONS)]
 )
 def test_a_process_on_another_machine_holds_a_cache_until_its_heartbeat_expires(site, backdate, file, refused):
     there = replace(Process.this(), machine="elsewhere", host="node7", pid=4711)

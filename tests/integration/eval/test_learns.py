@@ -117,7 +117,9 @@ def test_it_beats_the_majority_baseline_on_held_out_images(trained):
     assert score.exact_match >= score.majority + 0.20
 
 
-@pytest.mark.guarantee("The model uses the image: with images swapped, accuracy falls to the majority baseline.")
+@pytest.mark.guarantee(
+    "The trained model uses the image: with images swapped, its accuracy falls to the majority baseline."
+)
 def test_with_other_images_accuracy_falls_to_the_majority_baseline(trained):
     score = scores(trained, "shuffled")
     assert score.exact_match <= score.majority + 0.05

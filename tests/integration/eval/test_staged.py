@@ -91,8 +91,8 @@ def by_hand(row: Prediction, form: str) -> Record:
 
 
 @pytest.mark.guarantee(
-    "With predicted answers as context, prompts have the answers that the model gave, and the answers to them "
-    "are those to the same prompts written by hand."
+    "With predicted answers as context, prompts contain the model's own answers, and the model answers "
+    "them as it answers the same prompts written by hand."
 )
 def test_contexts_have_the_answers_of_earlier_stages_and_answers_are_those_to_prompts_written_by_hand(each):
     run, found = each, rows(each)

@@ -170,8 +170,8 @@ def often(asked) -> list[int]:
 
 
 @pytest.mark.guarantee(
-    "In a dialogue, each answer has the tokens of stock `generate` after the model's earlier answers, whatever"
-    " ends these and whatever they contain; also through layers of linear attention."
+    "In a dialogue, each answer has the tokens that stock `generate` gives after the model's earlier "
+    "answers, however these end and whatever they contain; also through layers of linear attention."
 )
 def test_own_answers_are_those_of_generate_in_one_batch_and_in_many(asked, often):
     for room in (Room(100_000, 100_000, NEW_TOKENS), Room(900, 300, NEW_TOKENS), Room(1, 1, NEW_TOKENS)):

@@ -35,7 +35,7 @@ from lookonce.errors import CacheCorrupt, LookonceError
 from lookonce.files import hash_file
 
 pytestmark = pytest.mark.guarantee(
-    "A damaged or hostile file is read, or refused by an error of lookonce, in bounded time and memory."
+    "A damaged or hostile file is read, or refused with an error message, in bounded time and memory."
 )
 
 

@@ -25,7 +25,7 @@ from lookonce.datasets.records import RecordsFile, read_records
 from lookonce.errors import BadImage, ImageError, RecordsError
 
 pytestmark = pytest.mark.guarantee(
-    "A damaged or hostile file is read, or refused by an error of lookonce, in bounded time and memory."
+    "A damaged or hostile file is read, or refused with an error message, in bounded time and memory."
 )
 
 HUGE = 1 << 36

@@ -20,7 +20,7 @@ from lookonce.train.data.tokenize import _load_tokenizer
 from lookonce.train.model.load import load_without_tower
 
 pytestmark = pytest.mark.guarantee(
-    "A damaged or hostile file is read, or refused by an error of lookonce, in bounded time and memory."
+    "A damaged or hostile file is read, or refused with an error message, in bounded time and memory."
 )
 
 CLASSES = ("AutoConfig", "AutoModel", "AutoModelForImageTextToText", "AutoProcessor", "AutoImageProcessor")
@@ -72,7 +72,7 @@ def test_classes_that_only_the_folder_has_are_not_run(hostile, harm, name):
     assert not harm.exists()
 
 
-@pytest.mark.guarantee("Nothing but numbers is unpickled.")
+@pytest.mark.guarantee("Unpickling a file gives numbers only and runs no code.")
 def test_weights_that_are_pickled_are_not_read(hostile):
     (hostile / "model.safetensors").rename(hostile / "pytorch_model.bin")
     with pytest.raises(ModelError, match="lookonce reads safetensors weights"):

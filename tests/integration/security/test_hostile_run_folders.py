@@ -24,7 +24,7 @@ from lookonce.train.model.load import load_trained
 from lookonce.workflow import train
 
 pytestmark = pytest.mark.guarantee(
-    "A damaged or hostile file is read, or refused by an error of lookonce, in bounded time and memory."
+    "A damaged or hostile file is read, or refused with an error message, in bounded time and memory."
 )
 
 QUIET = {"notify": lambda note: None}
@@ -60,7 +60,7 @@ def write_checksums(checkpoint: Path) -> None:
     write_json(checkpoint / CHECKSUMS, {name: hash_file(checkpoint / name) for name in names})
 
 
-@pytest.mark.guarantee("Nothing but numbers is unpickled.")
+@pytest.mark.guarantee("Unpickling a file gives numbers only and runs no code.")
 def test_nothing_in_a_checkpoint_is_unpickled_that_is_not_a_number(unfinished, tmp_path):
     checkpoint, harm = RunFolder(unfinished.output).checkpoints / "checkpoint-2", tmp_path / "harm"
     for name in PICKLES:

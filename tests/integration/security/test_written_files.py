@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from lookonce.cli import main
 
-NO_TOKEN = pytest.mark.guarantee("Nothing that is written contains an access token.")
+NO_TOKEN = pytest.mark.guarantee("No file that lookonce writes contains an access token.")
 
 SECRETS = {
     "HF_TOKEN": "hf_plantedHubToken0123456789",
@@ -107,7 +107,7 @@ def wrong_modes(folder: Path, umask: int) -> dict[str, str]:
     return found
 
 
-@pytest.mark.guarantee("Files follow the umask.")
+@pytest.mark.guarantee("New files have the permissions of the umask.")
 def test_all_files_follow_the_umask(umask, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "work"

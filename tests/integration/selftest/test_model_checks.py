@@ -35,7 +35,7 @@ def passed(checks: ModelChecks, variant=LAUNCHED) -> list[bool]:
     return [check.ok for check in checks.checks(variant)]
 
 
-@pytest.mark.guarantee("What another pack left in the buffers of a CUDA graph has no effect.")
+@pytest.mark.guarantee("Data that another pack left in the buffers of a CUDA graph have no effect.")
 @pytest.mark.parametrize("variant", ON_CPU, ids=lambda variant: variant.name)
 def test_what_is_right_passes(small, variant):
     assert passed(small, variant) == [True, True]

@@ -9,7 +9,7 @@ import pytest
 from lookonce.workflow import train
 
 
-@pytest.mark.guarantee("The order of the questions about one image changes nothing but rounding.")
+@pytest.mark.guarantee("The order of the questions about an image changes results by rounding alone.")
 def test_records_that_are_sorted_within_each_image_train_like_those_in_reverse(trainings, make_run, tmp_path):
     options = trainings.options("shared", steps=3, scheduler="constant", warmup=0)
     options |= {"batch": {"samples_per_step": 87, "order": "as_given"}, "lora": {}, "eval": {"split": "val"}}

@@ -36,7 +36,7 @@ def adapter(folder: Path) -> dict:
     return load_file(folder / "adapter" / "adapter_model.safetensors")
 
 
-@pytest.mark.guarantee("What fails in a study is named, and the rest finishes.")
+@pytest.mark.guarantee("A study names the runs that fail, and finishes all others.")
 @pytest.mark.guarantee("A study that is killed and stopped ends with the adapters of one that is not, bit for bit.")
 def test_a_study_that_is_killed_and_stopped_ends_like_one_that_is_not(study, tmp_path):
     output = study.write("first", VARIANTS)

@@ -11,14 +11,7 @@ from support.planted import IN_ALL, IN_REPLAYS
 from support.trainings import COMPILED_ON_GPU
 from transformers import TrainingArguments
 
-from lookonce import (
-    PackBatchSampler,
-    PackTrainer,
-    VQADataset,
-    load_without_tower,
-    packed_attention,
-    read_records,
-)
+from lookonce import PackBatchSampler, PackTrainer, VQADataset, load_without_tower, packed_attention, read_records
 from lookonce.errors import TrainingError
 from lookonce.train.loop.first_pack import VARIABLE, FirstPack, first_pack_of
 from lookonce.train.model import attention, loss, packs

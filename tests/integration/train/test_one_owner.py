@@ -89,12 +89,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("at", "words", "allowed"),
-    [
-        (AT_INPUTS, TRAIN, ()),
-        (AT_ANSWERS, TRAIN, ()),
-        (AT_EVAL, ("eval", "run"), ONLY_READ),
-    ],
+    ("at", "words", "allowed"), [(AT_INPUTS, TRAIN, ()), (AT_ANSWERS, TRAIN, ()), (AT_EVAL, ("eval", "run"), ONLY_READ)]
 )
 def test_a_folder_in_use_is_not_changed_by_another_process(run, trained, paused, changes, at, words, allowed):
     if words != TRAIN:

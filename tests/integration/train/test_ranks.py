@@ -132,7 +132,7 @@ def make(make_cached_run, sample, tmp_path):
     return make
 
 
-@pytest.mark.guarantee("Two processes and one give the same gradient for the same step.")
+@pytest.mark.guarantee("Two processes together compute the same gradient of a step as one process.")
 @pytest.mark.parametrize(
     ("batch", "val", "variant"),
     [

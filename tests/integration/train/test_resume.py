@@ -232,7 +232,7 @@ def without_images(trainings, make_run, sample, tmp_path):
     return run
 
 
-@pytest.mark.guarantee("With the image folder deleted, training, resuming and evaluation give the same bits.")
+@pytest.mark.guarantee("With the image folder deleted, training, resuming and evaluation give bit-identical results.")
 def test_without_images_a_resumed_training_and_its_evaluation_give_the_same_bits(
     trainings, without_images, monkeypatch
 ):

@@ -185,8 +185,8 @@ def test_packs_of_all_lengths_use_the_graphs_compiled_for_the_first(measured):
     assert [one.num_new_graphs for one in measured[1:]] == [0] * (len(measured) - 1)
 
 
-@pytest.mark.guarantee("Captured passes add up the gradients of a step as launched passes do.")
-@pytest.mark.guarantee("A replayed CUDA graph gives the bits of the launched pass.")
+@pytest.mark.guarantee("Captured passes accumulate the gradients of a step as launched passes do.")
+@pytest.mark.guarantee("A replayed CUDA graph is bit-identical to the launched pass.")
 def test_replayed_passes_have_the_bits_of_launched_ones(sessions, session, random_lora):
     """With packs of many lengths in any order, each length several times."""
     rounded = Computation(session, "bf16", random_lora)

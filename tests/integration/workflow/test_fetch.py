@@ -39,7 +39,7 @@ def run(*words: str | Path) -> Result:
     return CliRunner().invoke(main, [str(word) for word in words])
 
 
-@pytest.mark.guarantee("What was fetched is found offline at the same commit.")
+@pytest.mark.guarantee("Offline, a fetched model or data set is found at the same commit.")
 @pytest.mark.parametrize(("revision", "commit"), [(None, SECOND), ("main", SECOND), (FIRST, FIRST)])
 def test_what_was_fetched_is_found_offline_at_the_same_commit(hub, make_run, offline, revision, commit):
     model = {"path": NAME, "revision": revision}

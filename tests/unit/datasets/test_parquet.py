@@ -145,10 +145,7 @@ STRUCTS = pa.list_(EMBEDDED)
 LISTS: dict[str, dict[str, Any]] = {
     name: {name: pa.array([[{"bytes": IMAGES[0]}], [{"bytes": one} for one in IMAGES]], STRUCTS)}
     for name in ("images", "image")
-} | {
-    "plain bytes": {"images": pa.array([IMAGES[:1], IMAGES])},
-    "paths": {"image": [["0.png"], ["0.png", "1.png"]]},
-}
+} | {"plain bytes": {"images": pa.array([IMAGES[:1], IMAGES])}, "paths": {"image": [["0.png"], ["0.png", "1.png"]]}}
 CHAT = [{"from": "human", "value": "<image>Is it?"}, {"from": "gpt", "value": "yes"}]
 
 

@@ -50,7 +50,7 @@ def test_a_real_difference_is_called_one_whichever_run_is_named_first():
         assert said.endswith("p after Holm <0.0001).")
 
 
-@pytest.mark.guarantee("Equal runs are not distinguishable.")
+@pytest.mark.guarantee("Two equal runs are reported as not distinguishable.")
 def test_equal_runs_are_not_distinguishable():
     comparison = compare([run("a", answers(0.8)), run("a (2)", answers(0.8))])
     [said] = sentences(comparison)

@@ -97,7 +97,9 @@ def test_an_interval_is_shown_in_percent_and_without_a_negative_zero():
     assert Interval(-0.0001, 0.0001).in_percent() == "0.0 to 0.0"
 
 
-@pytest.mark.guarantee("A p value of sign flips occurs as rarely as it states.")
+@pytest.mark.guarantee(
+    "Between equal runs, a sign-flip test gives a p value of at most p in at most a share p of the cases."
+)
 def test_few_images_have_the_p_of_all_their_signs():
     differences = np.array([[3.0], [2.0], [2.0], [-1.0], [1.0]])
     signs = np.array(np.meshgrid(*[[-1, 1]] * 5)).reshape(5, -1).T

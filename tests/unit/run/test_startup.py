@@ -37,7 +37,7 @@ def test_slow_work_is_said_before_it_ends(monkeypatch):
     assert len(notes) == 2 and startup.seconds["read records"] >= 0.02
 
 
-@pytest.mark.guarantee("All seconds before the first step are accounted for.")
+@pytest.mark.guarantee("The start's summary accounts for all seconds before the first step.")
 def test_the_line_at_the_first_step_adds_up_to_all_seconds_since_the_beginning():
     notes: list[str] = []
     startup = Startup(notes.append, age_s=30.0)

@@ -7,17 +7,7 @@ import math
 
 import pytest
 
-from lookonce.selftest.report import (
-    FACTOR,
-    ON_GPU,
-    ROUNDING,
-    ROWS,
-    Check,
-    Report,
-    Variant,
-    attempted,
-    within_spread,
-)
+from lookonce.selftest.report import FACTOR, ON_GPU, ROUNDING, ROWS, Check, Report, Variant, attempted, within_spread
 
 COMBINATION = {"device": "NVIDIA H200", "driver": "580.1", "torch": "2.11.0"}
 
@@ -75,11 +65,7 @@ def test_the_table_has_a_line_for_each_check_and_says_what_to_do():
     def fail() -> list[Check]:
         raise ValueError("no\nmore")
 
-    checks = (
-        Check("masks", 3, 0),
-        Check("model", 0.00123, 0.5, Variant()),
-        *attempted("kernel", fail, Variant()),
-    )
+    checks = (Check("masks", 3, 0), Check("model", 0.00123, 0.5, Variant()), *attempted("kernel", fail, Variant()))
     text = Report(COMBINATION, checks, 50).text()
     assert [line.split() for line in text.splitlines()[1:4]] == [
         ["masks", "3", "0", "MISMATCH"],

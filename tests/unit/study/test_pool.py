@@ -55,7 +55,7 @@ def run(jobs, num_slots=1, notes=None):
     return Pool([Slot()] * num_slots, (notes if notes is not None else []).append, lambda name: "").run(jobs)
 
 
-@pytest.mark.guarantee("What fails in a study is named, and the rest finishes.")
+@pytest.mark.guarantee("A study names the runs that fail, and finishes all others.")
 def test_what_waits_for_a_failed_job_is_skipped_and_the_rest_finishes(job):
     jobs = [job("a", "1"), job("b", after=("a",)), job("c", after=("b",)), job("d"), job("e", "-9")]
     jobs[0].log.write_text("Error: before\nstep 1\nError: a.yaml is wrong:\n  b: unknown key\n")

@@ -81,7 +81,9 @@ def test_intervals_over_questions_would_be_too_short():
     assert coverage(np.stack([found - error, found + error]), share) < 0.85
 
 
-@pytest.mark.guarantee("A p value of sign flips occurs as rarely as it states.")
+@pytest.mark.guarantee(
+    "Between equal runs, a sign-flip test gives a p value of at most p in at most a share p of the cases."
+)
 def test_sign_flips_are_honest_with_correlated_questions():
     rng = np.random.default_rng(3)
     by_image = rng.binomial(9, rng.beta(0.5, 2, (100, 1000))) * rng.choice([-1, 1], (100, 1000))

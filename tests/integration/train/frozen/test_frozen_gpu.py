@@ -112,7 +112,7 @@ def test_sharing_is_exact_in_float32(session, random_lora):
         assert max(found.distance(computation.rows(batches, micro_batch))) < TOLERANCE
 
 
-@pytest.mark.guarantee("On quantised weights, replayed passes have the bits of launched ones.")
+@pytest.mark.guarantee("On quantised weights, replayed passes are bit-identical to launched passes.")
 @pytest.mark.parametrize("frozen", KINDS)
 def test_replayed_passes_have_the_bits_of_launched_ones(session, random_lora, frozen):
     computation = Computation(session, random_lora, frozen, "bf16")

@@ -40,7 +40,7 @@ def compile_in_a_process(
 @pytest.mark.guarantee(
     "Files of compiled code that are damaged, or of another user, device, version or model, never reach the compiler."
 )
-@pytest.mark.guarantee("A process finds what another process compiled.")
+@pytest.mark.guarantee("A process reuses the code that another process compiled.")
 def test_a_process_finds_what_another_one_compiled_beside_a_damaged_file(preloaded, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     result, graphs, kernels, notes = compile_in_a_process(preloaded, tmp_path, "a")

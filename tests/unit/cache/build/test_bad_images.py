@@ -29,8 +29,8 @@ from lookonce.datasets.images import UNDECODABLE, ImageIndex
 from lookonce.errors import FeaturesMissing, ImageError
 
 STOCK_PIXELS = pytest.mark.guarantee(
-    "An image file of any format and mode has the pixels that the stock processor gives for its path, or is "
-    "quarantined with its reason, and stops nothing."
+    "An image file of any format and mode gets the pixels that the stock processor gives for its path, or "
+    "is quarantined with its reason; it never stops a build."
 )
 
 # On palettes with several transparent colours, and on formats that Pillow will drop.

@@ -28,7 +28,9 @@ def noise(size: tuple[int, int], seed: int = 0) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
 
 
-STOCK_PATCHES = pytest.mark.guarantee("Patches made from 8-bit pixels have the bits of the stock processor's patches.")
+STOCK_PATCHES = pytest.mark.guarantee(
+    "Patches made from 8-bit pixels are bit-identical to the stock processor's patches."
+)
 
 
 @pytest.mark.skipif(find_spec("torchvision") is not None, reason="torchvision is installed")

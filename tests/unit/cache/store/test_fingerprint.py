@@ -132,7 +132,7 @@ def test_a_single_bit_of_any_tower_tensor_matters(sample, position, bit):
     assert len(hashes) == 1 + len(tensors)
 
 
-@pytest.mark.guarantee("A different language model, path or order of records keeps the same cache.")
+@pytest.mark.guarantee("Another language model, other paths or another order of the records use the same cache.")
 def test_records_and_their_order_do_not_matter(sample, tmp_path, make_run, original):
     lines = (sample / "train.jsonl").read_text().splitlines()
     changed = [json.loads(line) for line in lines[:3]]
@@ -156,7 +156,7 @@ NOT_MEANT = {
 }
 
 
-@pytest.mark.guarantee("A different language model, path or order of records keeps the same cache.")
+@pytest.mark.guarantee("Another language model, other paths or another order of the records use the same cache.")
 @pytest.mark.parametrize("change", NOT_MEANT.values(), ids=NOT_MEANT)
 def test_what_does_not_reach_the_tower_does_not_matter(model, original, change):
     assert fingerprint_of(change(model) or model).sha256 == original.sha256

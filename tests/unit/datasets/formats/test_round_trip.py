@@ -19,7 +19,7 @@ from lookonce.datasets.records import Record, RecordsFile, Turn, read_records, w
 from lookonce.errors import RecordsError, UsageError
 
 READ_BACK_THE_SAME = pytest.mark.guarantee(
-    "What is written in a record format is recognised as that format and read back the same, or is refused."
+    "Records written in a format are recognised as that format and read back unchanged, or are refused."
 )
 AWKWARD = st.sampled_from([*" \n\r\t,;\"'\\\u2028\x85\x0c\0é🩺<", "\r\n", "image>", "[]"])
 TEXT = st.lists(AWKWARD | st.text(CHARACTERS, max_size=4), min_size=1, max_size=4).map("".join).filter(str.strip)

@@ -177,7 +177,7 @@ def test_several_turns_are_trained_with_a_template_that_keeps_the_block(thinking
         assert example.token_ids[:start].tolist() == chat.question(record, turn, [], []).token_ids.tolist()
 
 
-@pytest.mark.guarantee("A context has the tokens of a record written by hand.")
+@pytest.mark.guarantee("A prompt with a context has the tokens of the same record written by hand.")
 @pytest.mark.parametrize("system", [None, "Be brief."])
 def test_a_context_has_the_tokens_of_a_record_written_by_hand_and_only_own_answers_are_supervised(
     chat_tokenizer, system

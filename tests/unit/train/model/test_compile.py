@@ -87,7 +87,7 @@ def logits(model, token_ids: torch.Tensor, features: torch.Tensor, grids: torch.
         return model(**given, use_cache=False).logits
 
 
-@pytest.mark.guarantee("The model without host-device syncs gives the stock model's bits.")
+@pytest.mark.guarantee("The model without host-device syncs is bit-identical to the stock model.")
 @pytest.mark.parametrize("num_images", [1, 3])
 def test_logits_are_bit_identical_to_the_stock_models(model, num_images):
     torch.manual_seed(SEED)
@@ -103,7 +103,7 @@ def test_logits_are_bit_identical_to_the_stock_models(model, num_images):
         assert not torch.equal(logits(model, token_ids, features.flip(1), grids), stock)
 
 
-@pytest.mark.guarantee("The model without host-device syncs gives the stock model's bits.")
+@pytest.mark.guarantee("The model without host-device syncs is bit-identical to the stock model.")
 def test_features_are_added_as_the_stock_model_adds_them(model):
     torch.manual_seed(SEED)
     states, is_image = torch.randn(2, 5, 8, requires_grad=True), torch.rand(2, 5) < 0.5

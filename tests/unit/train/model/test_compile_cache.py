@@ -63,7 +63,7 @@ def files(tmp_path):
     return lambda: sorted((tmp_path / "compiler").glob("*"))
 
 
-@pytest.mark.guarantee("A process finds what another process compiled.")
+@pytest.mark.guarantee("A process reuses the code that another process compiled.")
 def test_what_a_training_compiled_the_next_one_finds_and_does_not_keep_again(training, files):
     found, notes = passed(training(["a", "b"]))
     assert found == [] and any(note.startswith("kept 3 B of compiled code in") for note in notes)

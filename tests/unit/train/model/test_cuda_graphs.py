@@ -58,7 +58,7 @@ def test_a_longer_pass_is_captured_before_all_others():
         assert lengths == captured_lengths
 
 
-@pytest.mark.guarantee("Captured passes add up the gradients of a step as launched passes do.")
+@pytest.mark.guarantee("Captured passes accumulate the gradients of a step as launched passes do.")
 def test_passes_add_to_the_gradients_of_their_step():
     """A weight that no pass of the step uses has no gradient; those of the step before are gone."""
     used, sometimes = (torch.nn.Parameter(torch.tensor([value])) for value in (2.0, 3.0))

@@ -66,7 +66,7 @@ def assert_the_same_from_less(model: Any) -> None:
         most = stored
 
 
-@pytest.mark.guarantee("Gradient checkpointing gives the bits of the same loss and gradients, with less stored.")
+@pytest.mark.guarantee("With gradient checkpointing, loss and gradients are bit-identical and less is stored.")
 def test_loss_and_gradients_are_the_same_and_less_is_stored(model):
     assert_the_same_from_less(model)
 
