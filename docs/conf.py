@@ -19,7 +19,8 @@ release = version = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
 include_patterns = [
-    *("docs/*.md", "benchmarks/*.md", "cache/FORMAT.md", "datasets/README.md", "slurm/README.md"),
+    *("docs/*.md", "benchmarks/*.md", "benchmarks/peers/*.md", "cache/FORMAT.md"),
+    *("datasets/README.md", "slurm/README.md"),
     *("containers/README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "LOG.md", "SECURITY.md"),
 ]
 exclude_patterns = ["src", ".*", "bench", "build", "caches", "data", "dist", "logs", "runs", "docs/_build"]
