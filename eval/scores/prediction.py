@@ -11,8 +11,8 @@ A mean over groups (macro) gives each group the same weight, so that a question 
 others. A prediction whose record has no category is in no category; source and stage likewise.
 
 A comparison of runs knows only metrics that give each question a number, because images are drawn with their questions.
-Exact match is the metric unless another is named. Where it tells answers hardly apart, this is said. F1 of words needs
-no other library, and orders models as ROUGE-1 does.
+Exact match is the metric unless another is named. Where it hardly tells answers apart, the output says so. F1 of words
+needs no other library, and orders models as ROUGE-1 does.
 """
 
 from __future__ import annotations
