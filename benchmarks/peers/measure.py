@@ -69,6 +69,15 @@ def read(options: argparse.Namespace, num_steps: int | None = None) -> list[dict
     return [*islice(cycle(records), (num_steps or options.steps) * options.samples)]
 
 
+def messages(record: dict[str, str]) -> dict[str, object]:
+    """A record as ms-swift and LLaMA-Factory read it."""
+    turns = {"user": f"<image>{record['question']}", "assistant": record["answer"]}
+    return {
+        "messages": [{"role": role, "content": content} for role, content in turns.items()],
+        "images": [record["image"]],
+    }
+
+
 class Clock(transformers.TrainerCallback):
     """Notes when each step of a trainer of transformers ends, what it trained on, and its loss."""
 

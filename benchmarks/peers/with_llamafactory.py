@@ -14,7 +14,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from llamafactory.train.tuner import run_exp
-from measure import ALPHA, DROPOUT, LEARNING_RATE, RANK, SEED, TARGETS, WHOLE_EPOCH, Clock, arguments, read, report
+from measure import (
+    ALPHA,
+    DROPOUT,
+    LEARNING_RATE,
+    RANK,
+    SEED,
+    TARGETS,
+    WHOLE_EPOCH,
+    Clock,
+    arguments,
+    messages,
+    read,
+    report,
+)
 from torch.cuda import is_available
 
 
@@ -23,7 +36,7 @@ def main() -> None:
     clock = Clock.of_all_trainers()
     with TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "train.json").write_text(json.dumps([record(one) for one in read(given)]))
+        (folder / "train.json").write_text(json.dumps([messages(record) for record in read(given)]))
         columns = {"messages": "messages", "images": "images"}
         tags = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
         entry = {"file_name": "train.json", "formatting": "sharegpt", "columns": columns, "tags": tags}
@@ -70,17 +83,6 @@ def main() -> None:
             }
         )
     report("LLaMA-Factory", "llamafactory", given, clock, packing=given.packing, rows=rows, liger=given.liger)
-
-
-def record(one: dict[str, str]) -> dict[str, object]:
-    """A record as LLaMA-Factory reads it."""
-    return {
-        "messages": [
-            {"role": "user", "content": f"<image>{one['question']}"},
-            {"role": "assistant", "content": one["answer"]},
-        ],
-        "images": [one["image"]],
-    }
 
 
 if __name__ == "__main__":

@@ -12,7 +12,20 @@ import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from measure import ALPHA, DROPOUT, LEARNING_RATE, RANK, SEED, TARGETS, WHOLE_EPOCH, Clock, arguments, read, report
+from measure import (
+    ALPHA,
+    DROPOUT,
+    LEARNING_RATE,
+    RANK,
+    SEED,
+    TARGETS,
+    WHOLE_EPOCH,
+    Clock,
+    arguments,
+    messages,
+    read,
+    report,
+)
 from swift import SftArguments, sft_main
 from torch.cuda import is_available
 
@@ -22,7 +35,7 @@ def main() -> None:
     clock = Clock.of_all_trainers()
     with TemporaryDirectory() as folder:
         path = Path(folder) / "train.jsonl"
-        path.write_text("".join(f"{json.dumps(record(one))}\n" for one in read(given)))
+        path.write_text("".join(f"{json.dumps(messages(record))}\n" for record in read(given)))
         rows = 1 if given.packing else given.rows
         passes = given.packs if given.packing else given.samples // rows
         sft_main(
@@ -66,17 +79,6 @@ def main() -> None:
             )
         )
     report("ms-swift", "ms-swift", given, clock, packing=given.packing, rows=rows, liger=given.liger)
-
-
-def record(one: dict[str, str]) -> dict[str, object]:
-    """A record as ms-swift reads it."""
-    return {
-        "messages": [
-            {"role": "user", "content": f"<image>{one['question']}"},
-            {"role": "assistant", "content": one["answer"]},
-        ],
-        "images": [one["image"]],
-    }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The page and its JSON: text from data stays text, all numbers are in the JSON, and what is absent is said."""
+"""The page and its JSON: text from data stays text, all numbers are in the JSON, and what is absent is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training does before its first step is said, with its seconds; and the curves of `log.jsonl`."""
+"""What a training does before its first step is named, with its seconds; and the curves of `log.jsonl`."""
 
 from __future__ import annotations
 

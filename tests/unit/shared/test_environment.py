@@ -46,7 +46,7 @@ SUBSETS = [("RANK",), ("WORLD_SIZE", "LOCAL_RANK"), ("RANK", "LOCAL_RANK", "MAST
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], tuple[str, bool]]:
-    """What is said of these variables alone, and whether it is an error."""
+    """The note about these variables alone, and whether it is an error."""
 
     def said(variables: dict[str, str]) -> tuple[str, bool]:
         for name in (*VALUES, "TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "SLURM_STEP_ID"):

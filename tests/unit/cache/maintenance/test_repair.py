@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.small_caches import flip
 
-from lookonce.cache.maintenance.repair import repair
+from lookonce.cache.maintenance.repair import remove_broken_plan, repair
 from lookonce.cache.maintenance.verify import verify
 from lookonce.cache.store.metadata import (
     MANIFEST,
@@ -17,6 +17,7 @@ from lookonce.cache.store.metadata import (
     Shard,
     extend_plan,
     finished_shards,
+    plan_files,
     plan_path,
     read_plan,
     read_receipt,
@@ -203,3 +204,22 @@ def test_a_plan_that_was_lost_or_broken_names_the_same_files_again(
         names = [PLAN] if is_lost else [path.name for path in paths]
         assert (report.rewritten, report.num_problems, report.removed) == (names, 1, [])
     assert read_plan(folder).files() == planned and site.stamps() == stamps
+
+
+def test_a_repair_that_is_interrupted_while_it_removes_plan_files_leaves_no_gap(folder, monkeypatch):
+    """Later plan files could not be read behind a gap."""
+    for number in (1, 2):
+        plan_path(folder, number).write_bytes(plan_path(folder, 0).read_bytes())
+    plan_path(folder, 0).write_text("{")
+    removed, unlink = [], Path.unlink
+
+    def interrupted(path: Path, **options: bool) -> None:
+        if removed:
+            raise KeyboardInterrupt
+        removed.append(path)
+        unlink(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        remove_broken_plan(folder)
+    assert removed == [plan_path(folder, 2)] and len(plan_files(folder)) == 2

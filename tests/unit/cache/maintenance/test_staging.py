@@ -74,6 +74,20 @@ def test_only_missing_shards_are_copied_again(source, tmp_path, damage):
     assert features_in(folder) == features_in(source)
 
 
+def test_a_shard_that_is_copied_again_has_no_receipt_until_it_is_complete(source, tmp_path, monkeypatch):
+    folder = stage(source, tmp_path / "local").folder
+    os.truncate(shard_path(folder, "shard-00001"), 100)
+
+    def interrupted(*arguments: object) -> None:
+        assert not receipt_path(folder, "shard-00001").exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "write_all", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        stage(source, tmp_path / "local")
+    assert "shard-00001" not in finished_shards(folder)
+
+
 def test_verify_finds_damage_of_the_copy_and_copies_again(source, tmp_path):
     folder = stage(source, tmp_path / "local").folder
     flip(shard_path(folder, "shard-00001"))
