@@ -45,7 +45,7 @@ def test_exact_match_that_was_measured_while_training_is_drawn_and_named(make_fo
     report = Report.of(open_runs([folder]))
     found = report.to_json()["curves"]["a"]
     assert found["exact_match_while_training"] == {2: 0.25, 4: 0.75, 8: 0.5}
-    assert found["most_right"] == (4, 0.75)
+    assert found["highest"] == (4, 0.75)
     assert "a: highest exact match while training 75.0% at step 4." in as_text(report.to_page())
     plot = to_svg(report.plots()["exact match while training"], "x")
     assert len(re.findall("<use [^>]*--line1", plot)) == 3
