@@ -85,7 +85,8 @@ def read_file(name: str, file: Path, folder: RunFolder | None) -> Run:
     """The run with the answers of a predictions file; `folder` is the run folder that it belongs to, if any."""
     if folder is None:
         return Run(name, read_predictions(file), "", None)
-    head = read_headline(folder, file.stem) if file == folder.predictions(file.stem) else None
+    is_of_split = file.absolute() == folder.predictions(file.stem).absolute()
+    head = read_headline(folder, file.stem) if is_of_split else None
     return Run(name, read_predictions(file), *_training_of(folder), head.metric if head else EXACT)
 
 

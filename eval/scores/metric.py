@@ -83,8 +83,8 @@ def own_function(metric: str) -> Callable[[str, str, str, Mapping[str, Any]], fl
     """
     module, _, name = metric.partition(":")
     advice = f"name a function of yours, {FORM}, in a module that is installed or in a folder of PYTHONPATH"
-    if module.partition(".")[0] in sys.stdlib_module_names:
-        raise UsageError(f"the metric {metric} is part of Python; {advice}")
+    if module.partition(".")[0] in sys.stdlib_module_names or "__main__" in module:
+        raise UsageError(f"the metric {metric} is part of Python, or a program; {advice}")
     try:
         function = getattr(importlib.import_module(module), name)
     except Exception as error:

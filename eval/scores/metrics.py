@@ -353,7 +353,11 @@ class Evaluation:
         return f"{table(header, lines)}\n  {MAJORITY_NOTE}"
 
     def _notes(self) -> list[tuple[str, str]]:
-        notes = [] if self.headline.metric == EXACT else [("metric", self.headline.text())]
+        notes = (
+            []
+            if self.headline.metric == EXACT
+            else [("metric", f"{self.headline.text()}; majority {self.headline.majority:.1%}")]
+        )
         notes.append(("answers", self.counts.text()))
         if self.predictions and self.exact.interval is None:
             notes.append(("interval", f"none, because the questions are about fewer than {MIN_CLUSTERS} images"))

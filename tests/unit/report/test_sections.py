@@ -12,6 +12,8 @@ import pytest
 from support.answers import questions, wrong
 from support.html_page import as_text
 
+from lookonce.eval.compare import compare
+from lookonce.eval.join import read_runs
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.files import write_json
 from lookonce.plots import to_svg
@@ -106,6 +108,8 @@ def test_the_metric_of_the_runs_is_what_the_page_and_the_comparison_are_about(ma
     RunFolder(folders[0]).log.write_text("\n".join(lines) + "\n" + RunFolder(folders[0]).log.read_text())
     assert "a: highest score by eval.metric while training 50.0% at step 4" in made(folders[0])[1]
 
+    for paths in (folders, [folder / "predictions" / "val.jsonl" for folder in folders]):
+        assert compare(read_runs(paths)).metric == "token_f1"
     by_other = Report.of(open_runs(folders), metric="exact_match").to_json()
     assert [run["score"] for run in by_other["verdict"]["runs"]] == [0, 1] and by_other["comparison"][
         "metric"

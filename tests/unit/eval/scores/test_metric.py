@@ -139,6 +139,7 @@ def test_an_error_of_the_users_function_names_the_record(own, origin, said):
     [
         ("os:system", "is part of Python"),
         ("subprocess:run", "is part of Python"),
+        ("pip.__main__:main", "is part of Python, or a program"),
         ("my_scores:other", "has another form"),
         ("my_scores:value", "has another form"),
         ("my_scores:nothing", "cannot be imported"),
