@@ -186,13 +186,13 @@ def _task2_questions(records: Path) -> list[Question]:
 
 def _explanation(rows: Sequence[Row]) -> str:
     """Answers to further questions as a text: sentences as they are, and other answers after their questions."""
-    answers = {row["predicted"].strip(): row["question"] for row in reversed(rows)}  # of the same answers the first
-    parts = [
-        text if text.endswith(SENTENCE_ENDS) else f"{question} {text}."
-        for text, question in reversed(answers.items())
-        if text
-    ]
-    return " ".join(parts)
+    question_of: dict[str, str] = {}
+    for row in rows:
+        question_of.setdefault(row["predicted"].strip(), row["question"])
+    question_of.pop("", None)
+    return " ".join(
+        text if text.endswith(SENTENCE_ENDS) else f"{question} {text}." for text, question in question_of.items()
+    )
 
 
 def _task2_row(number: int, question: Question, row: Row, explanation: str) -> dict[str, Any]:
