@@ -318,15 +318,14 @@ def _samples(
     trained = {family_of[key] for key in training}
     for name, drawn in definition.samples.items():
         chosen = sample(rows, drawn.of, drawn.where, drawn.seed, drawn.num_rows)
-        num_unusable = sum(not (row.key and row.question.strip() and row.answer.strip()) for row in chosen)
-        is_whole = len(chosen) == drawn.num_rows and not num_unusable
-        samples[name] = [(row,) for row in chosen] if is_whole else []
+        usable = [row for row in chosen if row.key and row.question.strip() and row.answer.strip()]
+        missing = drawn.num_rows - len(usable)
+        samples[name] = [] if missing else [(row,) for row in chosen]
         described[name] = {
             "of": drawn.of,
             "rows": drawn.num_rows,
-            "missing": drawn.num_rows - len(chosen),
-            "without_image_or_text": num_unusable,
-            "about_images_in_train": sum(family_of.get(row.key) in trained for row in chosen),
+            "missing": missing,
+            "about_images_in_train": sum(family_of[row.key] in trained for row in usable),
         }
     return samples, described
 
@@ -407,9 +406,10 @@ def _split(split: Mapping[str, Any]) -> str:
 
 def _sample(name: str, drawn: Mapping[str, Any]) -> str:
     if missing := drawn["missing"]:
-        return f"{name}.jsonl is not written: the source lacks {missing:,} of {drawn['rows']:,} rows of {drawn['of']}"
-    if unusable := drawn["without_image_or_text"]:
-        return f"{name}.jsonl is not written: {unusable:,} of its {drawn['rows']:,} rows lack image, question or answer"
+        not_here = (
+            f"{missing:,} of its {drawn['rows']:,} rows of {drawn['of']} are not in the source, or lack image or text"
+        )
+        return f"{name}.jsonl is not written: {not_here}"
     known = drawn["about_images_in_train"]
     return (
         f"{name}.jsonl: {drawn['rows']:,} rows of {drawn['of']} in a challenge's order, {known:,} about images in train"

@@ -332,11 +332,8 @@ def export(
     output: Path | None,
     partial: bool,
     repo: Path | None,
-    repo_id: str | None,
-    base_model: str | None,
-    task2: Path | None,
-    probes: tuple[str, ...],
     as_json: bool,
+    **submitted: Any,
 ) -> None:
     """Write a run's answers as the submission JSON of a challenge, or the repository that the challenge runs.
 
@@ -369,13 +366,13 @@ def export(
         info = read_settings(info_file, SubmissionInfo, title, "name another file", form)
     remember_run_file(run_dir)
     if repo:
-        if not repo_id or split or output or partial or (probes and not task2):
+        if not submitted["repo_id"] or split or output or partial or (submitted["probes"] and not submitted["task2"]):
             raise UsageError(
                 "--repo needs --repo-id, the repository on the Hub that has the adapter, and takes none of --split, "
                 "--output and --partial; --explain needs --task2"
             )
-        _export_repository(run_dir, challenge, info, repo, repo_id, base_model, task2, probes, as_json)
-    elif repo_id or base_model or task2 or probes:
+        _export_repository(run_dir, challenge, info, repo, as_json, **submitted)
+    elif any(submitted.values()):
         raise UsageError(
             "--repo-id, --base-model, --task2 and --explain belong to --repo DIR; add it, or leave them out"
         )
@@ -429,11 +426,11 @@ def _export_repository(
     challenge: Challenge,
     info: SubmissionInfo,
     folder: Path,
-    repository: str,
+    as_json: bool,
+    repo_id: str,
     base_model: str | None,
     task2: Path | None,
     probes: Sequence[str],
-    as_json: bool,
 ) -> None:
     """Write the files that a repository needs besides the adapter, and name the commands that submit it."""
     check_launch()
@@ -453,7 +450,7 @@ def _export_repository(
             raise UsageError(f"{path} exists; name another folder with --repo, or remove it")
     opened = open_run(run_dir, Needs("lookonce export", adapter=True, recorded=True))
     base = find_base_model(opened.run.model, base_model)
-    files = task1_files(opened.run, base, repository, challenge, info)
+    files = task1_files(opened.run, base, repo_id, challenge, info)
     if task2:
         files |= task2_files(Answerer.open(opened.folder.folder), task2, probes or PROBES, info, notify)
     for name, text in files.items():
@@ -461,15 +458,12 @@ def _export_repository(
     pushed = ["--base-model", base_model] if base_model else []
     validate = ["medvqa", "validate", f"--competition={RULES[challenge].competition}"]
     commands = [
-        shell("lookonce", "adapter", "push", run_dir, repository, *pushed),
-        shell("hf", "upload", repository, folder),
-        *(shell(*validate, f"--task={task}", f"--repo_id={repository}") for task in tasks),
+        shell("lookonce", "adapter", "push", run_dir, repo_id, *pushed),
+        shell("hf", "upload", repo_id, folder),
+        *(shell(*validate, f"--task={task}", f"--repo_id={repo_id}") for task in tasks),
     ]
-    emit(
-        {"repo": str(folder), "files": sorted(files), "next": commands},
-        f"wrote {listed(sorted(files))} to {folder}",
-        as_json,
-    )
+    names = sorted(files)
+    emit({"repo": str(folder), "files": names, "next": commands}, f"wrote {listed(names)} to {folder}", as_json)
     for note in lacking(info):
         notify(note)
     notify("\n  ".join(["next:", *commands]))

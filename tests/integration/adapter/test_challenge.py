@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import datasets
 import pytest
+from support.challenge import ALL_ROWS, BASE, NAME, PRIVATE_GI_ROWS, PRIVATE_ROWS, replaced, run_script
 from support.rows import run as invoke
 from support.rows import write_lines
 
@@ -28,10 +27,6 @@ from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
 from lookonce.run.open import TO_BUILD, open_run
 from lookonce.workflow import train
-
-NAME, BASE = "owner/adapter", "base-owner/base-model"
-X1, PRIVATE_X1 = "SimulaMet/Kvasir-VQA-x1", "SimulaMet/Kvasir-VQA-x1-private"
-GI, PRIVATE_GI = "SimulaMet/Kvasir-VQA-test", "SimulaMet/Kvasir-VQA-private"
 
 
 @pytest.fixture(scope="module")
@@ -70,81 +65,25 @@ def repo(trained: RunFolder, tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-def replaced(code: str, *rules: tuple[str, str]) -> str:
-    """A script of whose lines some are replaced, each exactly one; those without another are removed."""
-    lines = code.splitlines()
-    for line, other in rules:
-        assert lines.count(line) == 1, line
-        lines[lines.index(line)] = other
-    return "\n".join(lines)
-
-
-def as_dataset(records: list[Record]) -> datasets.Dataset:
-    rows = [
-        {
-            "image": {"bytes": record.images[0].read_bytes(), "path": None},
-            "img_id": record.images[0].stem,
-            "question": record.turns[0].question,
-            "answer": record.turns[0].answer,
-        }
-        for record in records
-    ]
-    features = {"image": datasets.Image(), **dict.fromkeys(("img_id", "question", "answer"), datasets.Value("string"))}
-    return datasets.Dataset.from_list(rows, features=datasets.Features(features))
-
-
-@pytest.fixture
-def answers_of(sample: Path, trained: RunFolder, tmp_path: Path, monkeypatch) -> Callable[..., dict[str, Any]]:
-    """Runs a script in a folder of its own; the Hub has the sample's validation rows. Gives what it wrote."""
-    rows = as_dataset(read_records(sample / "val.jsonl"))
-    known = {X1: {"test": rows}, PRIVATE_X1: {"test": rows}, GI: {"validation": rows}, PRIVATE_GI: {"test": rows}}
-
-    def scored(predictions: list[str], references: list[list[str]]) -> dict[str, float]:
-        assert references == [[answer] for answer in rows["answer"]] or len(set(map(str, references))) > 1
-        share = sum(text in right for text, right in zip(predictions, references, strict=True)) / len(predictions)
-        return dict.fromkeys(("bleu", "rouge1", "rouge2", "rougeL", "meteor"), share)
-
-    def load_dataset(name: str, split: str | None = None) -> Any:
-        return known[name][split] if split else known[name]
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setitem(sys.modules, "evaluate", SimpleNamespace(load=lambda name: SimpleNamespace(compute=scored)))
-    monkeypatch.chdir(tmp_path)
-
-    def answer(code: str) -> dict[str, Any]:
-        code = code.replace(BASE, str(sample / "model")).replace(NAME, str(trained.adapter))
-        exec(compile(code, "submission_task1.py", "exec"), {"__name__": "__main__"})
-        return json.loads((tmp_path / "predictions_1.json").read_text())
-
-    return answer
-
-
-FORM = 'val_dataset = load_dataset("SimulaMet/Kvasir-VQA-test", split="validation")'
-ALL = ("val_dataset = ds_shuffled.select(range(1500))", "val_dataset = ds_shuffled")
 EVALUATIONS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
-    "medico, all rows": ("medico", (ALL,)),
-    "medico, private rows": (
-        "medico",
-        (
-            (f'ds = load_dataset("{X1}")["test"]', f'val_dataset = load_dataset("{PRIVATE_X1}")["test"]'),
-            ("ds_shuffled = ds.shuffle(seed=42)", ""),
-            (ALL[0], ""),
-        ),
-    ),
+    "medico, all rows": ("medico", (ALL_ROWS,)),
+    "medico, private rows": ("medico", PRIVATE_ROWS),
     "medvqa-gi, public rows": ("medvqa-gi", ()),
-    "medvqa-gi, private rows": ("medvqa-gi", ((FORM, f'val_dataset = load_dataset("{PRIVATE_GI}", split="test")'),)),
+    "medvqa-gi, private rows": ("medvqa-gi", (PRIVATE_GI_ROWS,)),
 }
-"""What the organisers' tool replaces in a script before it runs it."""
 
 
 @pytest.mark.guarantee(
     "An exported script gives the answers of `lookonce eval`, in float32, by stock transformers and PEFT."
 )
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
-def test_the_exported_script_answers_as_the_evaluation_did(evaluation, repo, answers_of, expected):
+def test_the_exported_script_answers_as_the_evaluation_did(
+    evaluation, repo, expected, trained, sample, monkeypatch, tmp_path
+):
     challenge, rules = EVALUATIONS[evaluation]
     code = replaced((repo(challenge) / "submission_task1.py").read_text(), *rules)
-    written = answers_of(code)
+    rows = read_records(sample / "val.jsonl")
+    written = run_script(code, rows, sample / "model", trained.adapter, monkeypatch, tmp_path)
     order = list(range(len(expected)))
     if evaluation == "medico, all rows":
         order = datasets.Dataset.from_dict({"n": order}).shuffle(seed=42)["n"]

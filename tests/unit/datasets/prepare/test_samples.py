@@ -37,8 +37,8 @@ def rows(part: str, number: int) -> list[dict[str, Any]]:
 def made(tmp_path: Path) -> Callable[..., Prepared]:
     """Prepares an x1 whose test part has two files and whose samples have 30 rows."""
 
-    def make(num_test: int = 130, with_images: int = 15, **changes: Any) -> Prepared:
-        for number in range(with_images):
+    def make(num_test: int = 130, num_images: int = 15, **changes: Any) -> Prepared:
+        for number in range(num_images):
             path = tmp_path / "in" / "images" / f"im{number}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(jpeg_of(number))
@@ -76,12 +76,14 @@ def test_a_sample_is_what_the_library_datasets_draws(name, made):
 
 
 def test_a_sample_that_is_not_whole_is_not_written_and_named(made):
-    prepared = made(num_test=60, with_images=14)
+    prepared = made(num_test=60, num_images=14)
     assert not [*prepared.folder.glob("medico-*")] and (prepared.folder / "test.jsonl").exists()
     said = report_text(prepared.report)
-    assert "medico-task2.jsonl is not written: the source lacks 10 of 30 rows of test" in said
-    unusable = prepared.report["samples"]["medico-task1"]["without_image_or_text"]
-    assert f"medico-task1.jsonl is not written: {unusable} of its 30 rows lack image" in said and unusable
+    for name, described in prepared.report["samples"].items():
+        assert (
+            f"{name}.jsonl is not written: {described['missing']} of its 30 rows of test are not in the source" in said
+        )
+    assert prepared.report["samples"]["medico-task2"]["missing"] > 10  # of 20 rows of complexity 1 some have no image
 
 
 def test_a_sample_cannot_take_the_name_of_a_part(made):
