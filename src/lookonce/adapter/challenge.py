@@ -111,6 +111,7 @@ def task1_files(
         dtype=DTYPES[run.train.precision],
         attention="eager" if run.model.attention == "eager" else "sdpa",
         quantised=quantised,
+        modules_to_save=run.lora.modules_to_save,
         max_new_tokens=run.eval.max_new_tokens,
         strips=rules.strips_answers,
         digits=rules.digits,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pytest
+import torch
+from safetensors.torch import load_file
 from support.challenge import ALL_ROWS, BASE, NAME, PRIVATE_GI_ROWS, PRIVATE_ROWS, replaced, run_script
 from support.rows import run as invoke
 from support.rows import write_lines
@@ -96,6 +99,19 @@ def test_the_exported_script_answers_as_the_evaluation_did(
     ]
     right = sum(text == row.answer for text, row in zip(texts, rows, strict=True))
     assert written["public_scores"]["meteor"] == round(right / len(rows), 4 if challenge == "medico" else 2)
+
+
+def test_in_bfloat16_the_script_has_the_trained_weights_unrounded(trained, sample, monkeypatch, tmp_path):
+    run = trained.read_run()
+    run = run.model_copy(update={"train": run.train.model_copy(update={"precision": "bf16"})})
+    script = task1_files(run, BaseModel(BASE, None, None), NAME, "medvqa-gi", SubmissionInfo())["submission_task1.py"]
+    script += "\ntorch.save(dict(model.named_parameters()), 'weights.pt')\n"
+    run_script(script, read_records(sample / "val.jsonl")[:3], sample / "model", trained.adapter, monkeypatch, tmp_path)
+    weights = torch.load(tmp_path / "weights.pt")
+    stored = load_file(trained.adapter / "adapter_model.safetensors")
+    used = {re.sub(r"\.(modules_to_save\.)?default\b", "", name): weight for name, weight in weights.items()}
+    assert len(stored) > 50 and all(torch.equal(used[name], weight) for name, weight in stored.items())
+    assert {weight.dtype for name, weight in used.items() if name not in stored} == {torch.bfloat16}
 
 
 def as_line(record: Record, **more: Any) -> dict[str, Any]:
