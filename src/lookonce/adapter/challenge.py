@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -40,11 +41,6 @@ FILES = {
 }
 """The names of the files of each task."""
 TEMPLATE = Path(__file__).with_name("submission_task1.py.jinja")
-PROCESSORS = {
-    "pil": ("image_processing_pil_qwen2_vl", "Qwen2VLImageProcessorPil"),
-    "torchvision": ("image_processing_qwen2_vl", "Qwen2VLImageProcessor"),
-}
-"""The module and the class of the image processor of all families, by `cache.backend`."""
 PINNED = ("transformers", "peft")
 NEEDED = ("accelerate", "datasets>=3.4.1", "evaluate", "nltk", "pillow", "rouge_score", "torch", "tqdm")
 NUM_ROWS = 1500
@@ -97,14 +93,14 @@ def task1_files(
     rules, quantised = RULES[challenge], QUANTISED.get(frozen_of_answers(run))
     limits = {"shortest_edge": run.cache.min_pixels, "longest_edge": run.cache.max_pixels}
     thinking = run.data.enable_thinking
-    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)  # noqa: S701
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
     script = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         repository=repository,
         title=rules.title,
         medico=challenge == "medico",
         info=_as_python(info),
         base={"pretrained_model_name_or_path": base.name} | ({"revision": base.commit} if base.commit else {}),
-        processor=PROCESSORS[run.cache.backend],
+        backend=run.cache.backend,
         system=the_system_text(run),
         template={} if thinking is None else {"enable_thinking": thinking},
         pixels={limit: number for limit, number in limits.items() if number},
@@ -117,12 +113,9 @@ def task1_files(
         digits=rules.digits,
         repr=repr,
     )
-    needed = [*(f"{name}=={version(name)}" for name in PINNED), *NEEDED]
-    needed += [
-        name
-        for name, is_needed in (("bitsandbytes", quantised), ("torchvision", run.cache.backend == "torchvision"))
-        if is_needed
-    ]
+    needed = {*(f"{name}=={version(name)}" for name in PINNED), *NEEDED}
+    needed |= {"bitsandbytes"} if quantised else set()
+    needed |= {"torchvision"} if run.cache.backend == "torchvision" else set()
     return {"submission_task1.py": script, "requirements.txt": "\n".join(sorted(needed)) + "\n"}
 
 
@@ -139,9 +132,10 @@ def task2_files(
     Raises:
         UsageError: the records are not the rows of task 2, or a row has no answer or no explanation.
     """
-    questions = _task2_questions(records)
+    system = the_system_text(answerer.opened.run)
+    questions = [(replace(record, system=system), turn) for record, turn in _task2_questions(records)]
     images = dict.fromkeys(record.images for record, _ in questions)
-    further = ask_each(images, probes, the_system_text(answerer.opened.run))
+    further = ask_each(images, probes, system)
     report = predict(answerer, [*questions, *further], notify=notify)
     if report.skipped:
         reason, locations = next(iter(report.skipped.items()))
