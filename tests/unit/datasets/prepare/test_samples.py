@@ -20,12 +20,12 @@ NUM_ROWS = 30
 
 
 def rows(part: str, number: int) -> list[dict[str, Any]]:
-    """Some questions about ten images of which train and test share five; several rows are alike, and one is untidy."""
+    """Some questions about ten images of which train and test share five; several rows are alike, and some are untidy."""
     first = 0 if part == "train" else 5
     return [
         {
             "img_id": f"im{first + n % 10}",
-            "question": "  What   is seen? " if n == 7 else f"What is seen, {n // 20}?",
+            "question": f"  What   is seen, {n}? " if n % 7 == 3 else f"What is seen, {n // 20}?",
             "answer": f"A polyp {n // 40}.",
             "complexity": 1 + n % 3,
         }
