@@ -20,7 +20,7 @@ NUM_ROWS = 30
 
 
 def rows(part: str, number: int) -> list[dict[str, Any]]:
-    """Some questions about ten images of which train and test share five; several rows are alike, and some are untidy."""
+    """Some questions about ten images of which train and test share five; many are alike, some untidy."""
     first = 0 if part == "train" else 5
     return [
         {
