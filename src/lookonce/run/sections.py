@@ -33,6 +33,7 @@ from pydantic import (
 from lookonce.cache.format import Backend, DtypeName
 from lookonce.datasets.context import ContextForm
 from lookonce.datasets.curriculum import Fold, Selection, StageOrder
+from lookonce.datasets.formats.record import CONTROL_TOKEN, is_utf8
 from lookonce.settings import (
     MAX_COUNT,
     ByContent,
@@ -154,6 +155,14 @@ class ContextSection(ContextForm):
         return [] if self.answers == "reference" else self.answers
 
 
+def _is_system_text(text: str) -> str:
+    if not text.strip() or not is_utf8(text):
+        raise ValueError("must be text that is not empty, in UTF-8")
+    if token := CONTROL_TOKEN.search(text):
+        raise ValueError(f"contains {token[0]}, a special token of the model; remove it, since it would act as one")
+    return text
+
+
 class DataSection(Section):
     """The records and images of the run."""
 
@@ -188,6 +197,9 @@ class DataSection(Section):
     """Put the answers to questions of earlier stages into the prompts of later questions about the same images, as in
     {by: stage, order: [1, 2, 3]}; the keys are below. By default a prompt has only its own record's answers."""
 
+    system: Same[Annotated[str, AfterValidator(_is_system_text)] | None] = None
+    """The system text of all prompts: in training, evaluation, `lookonce predict` and `lookonce ask`, and on the model
+    card. A record with a system text of its own keeps that. By default only such records have one."""
     enable_thinking: Same[bool | None] = None
     """Passed to the chat template, in training and for all answers. With `false` the template of Qwen3.5 writes an
     empty block `<think></think>` before each answer, which belongs to the prompt; without it, training refuses this
