@@ -17,6 +17,7 @@ from lookonce.cache.format import BUILD_COMMAND
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.metadata import MANIFEST, read_plan, read_quarantine
 from lookonce.cache.store.reader import find_cache
+from lookonce.datasets.balance import record_weights
 from lookonce.datasets.context import counted, with_given
 from lookonce.datasets.curriculum import hold_out, read_stage_map, select_training, with_stages
 from lookonce.datasets.images import ImageIndex, index_images, is_gone
@@ -54,7 +55,8 @@ def for_training(run: RunFile, records: dict[str, list[Record]], notify: Notify 
     `data.replay` select.
 
     Raises:
-        LookonceError: records have no stage, or none is selected; or all have a system text of their own.
+        LookonceError: records have no stage, or none is selected; or all have a system text of their own;
+            or answers cannot be balanced.
     """
     data, order = run.data, run.batch.stage_order
     if data.system:
@@ -66,6 +68,8 @@ def for_training(run: RunFile, records: dict[str, list[Record]], notify: Notify 
         records = records | {"train": selected}
     if order:
         notify(f"each epoch trains on {order.check(records['train'])}")
+    if run.batch.balance:
+        record_weights(records["train"], run.batch.balance, notify)
     return records
 
 

@@ -31,6 +31,7 @@ from pydantic import (
 )
 
 from lookonce.cache.format import Backend, DtypeName
+from lookonce.datasets.balance import By
 from lookonce.datasets.context import ContextForm
 from lookonce.datasets.curriculum import Fold, Selection, StageOrder
 from lookonce.datasets.formats.record import CONTROL_TOKEN, is_utf8
@@ -331,6 +332,20 @@ class BatchSection(Section):
     tokens, so that long answers do not count more. `micro_batch`: mean over micro-batches of `samples_per_forward`
     samples in the order of the step, each with the mean of its tokens, as transformers' Trainer computes it with
     gradient accumulation for most families of models."""
+    balance: Same[By | None] = None
+    """Give rare answers or categories as much of the loss as frequent ones. `answer`: all answers to a question text
+    have the same total weight. `category`: all values of the metadata field `category` have. A record's weight
+    multiplies its targets, and the loss of a step is divided by the weights in it. The validation loss has no weights.
+    By default all records weigh the same."""
+
+    @model_validator(mode="after")
+    def _balanced_loss_has_weights(self) -> BatchSection:
+        if self.balance and self.loss == "micro_batch":
+            raise ValueError(
+                f"balance: {self.balance} needs loss: token or sample; micro_batch is the loss of a Trainer without "
+                "weights"
+            )
+        return self
 
     @property
     def has_packs(self) -> bool:

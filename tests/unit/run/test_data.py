@@ -111,9 +111,12 @@ def test_stages_are_part_of_the_identity_because_a_stage_map_can_change(staged, 
     before = identity(staged(batch=BY_STAGE))
     copy = tmp_path / "map.yaml"
     copy.write_text((root / REASONING).read_text())
+    balanced = staged({"stage_map": str(copy)}, batch={"balance": "category"})
+    weights = identity(balanced)["weights"]
     moved = staged({"stage_map": str(copy)}, batch=BY_STAGE)
     assert identity(moved) == before
-    copy.write_text(copy.read_text().replace("stage: 3", "stage: 2"))
+    copy.write_text(copy.read_text().replace("stage: 3", "stage: 2").replace("category: count", "category: colour"))
+    assert identity(balanced)["weights"] != weights
     after = identity(moved)
     assert after["records"] == before["records"] and after["stages"] != before["stages"]
     folder = claimed(staged(batch=BY_STAGE), before)
@@ -140,6 +143,7 @@ def test_a_missing_stage_map_is_found_before_anything_is_read_and_a_record_in_no
         ("data.where={stage: []}", "data.where.stage: Value should have at least 1 item"),
         ("data.context={by: stage}", "data.context.order: is missing"),
         ("data.context={by: stage, order: [1, 2], each: x}", "data.context.each: .*must have {answer}"),
+        ("batch={balance: answer, loss: micro_batch}", "balance: answer needs loss: token or sample; micro_batch is"),
         ("batch.order=sorted", r"batch.order.name: Input should be 'random' or 'as_given' \(got 'sorted'\)"),
         ("batch.order={by: stage}", "wrong:\n  batch.order.mapping.stages: is missing$"),
         ("batch.order={by: stage, stages: [1, '1']}", "stages: has 1 twice; write each value once"),
