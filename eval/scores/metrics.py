@@ -18,6 +18,7 @@ questions of 975 images, without the text metrics.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -237,6 +238,23 @@ def _text_figures(predictions: Sequence[Prediction]) -> dict[str, Figure]:
     }
 
 
+def points_inside(predictions: Sequence[Prediction]) -> dict[str, Figure]:
+    """Points inside the box by source and category, as ScreenSpot has them by platform and kind of element.
+
+    The last figure is their mean, in which each group has the same weight. Empty for less than two groups.
+    """
+    groups: dict[str, list[Prediction]] = defaultdict(list)
+    for row in predictions:
+        if (name := ", ".join(filter(None, (row.source, row.category)))) and match.reference_boxes(_right(row)):
+            groups[name].append(row)
+    if not 1 < len(groups) <= MAX_GROUPS:
+        return {}
+    by_name = {name: _mean(f"points inside, {name}", groups[name], match.is_inside) for name in sorted(groups)}
+    model, majority = (fmean(getattr(figure, of) for figure in by_name.values()) for of in ("model", "majority"))
+    number = sum(figure.num_questions for figure in by_name.values())
+    return by_name | {"mean": Figure("points inside, mean over these", number, model, majority)}
+
+
 def _right(prediction: Prediction) -> tuple[str, ...]:
     """All right answers, the reference first."""
     return tuple(dict.fromkeys((prediction.answer, *prediction.references)))
@@ -311,6 +329,9 @@ class Evaluation:
             for key, figure in self.figures.items()
             if key not in IN_DETAIL
         ]
+        other_figures += [
+            figure.line([None] * len(figures_beside)) for figure in points_inside(self.predictions).values()
+        ]
         header = ("other metrics", "asked", "model", "majority", *figures_beside, "at most")
         blocks = [
             self._by_question(),
@@ -343,6 +364,7 @@ class Evaluation:
         return notes
 
     def to_json(self) -> dict[str, Any]:
+        inside = points_inside(self.predictions)
         by_group = {
             f"by_{name}": {group: asdict(value) for group, value in scores.items()}
             for name, scores in self.groups.items()
@@ -353,6 +375,7 @@ class Evaluation:
             "baselines": {key: asdict(baseline_score) for key, baseline_score in self.baselines.items()},
             **by_group,
             "metrics": {key: figure.to_json() for key, figure in self.figures.items()},
+            **({"points_inside": {name: figure.to_json() for name, figure in inside.items()}} if inside else {}),
             "counts": asdict(self.counts),
             "text_metrics": self.text_metrics,
         }
