@@ -22,12 +22,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from operator import attrgetter
+from operator import attrgetter, mul
 from statistics import fmean, median
 from typing import Any, Literal, get_args
 
 import numpy as np
 
+from lookonce.datasets.balance import balance_weights
 from lookonce.eval.scores import match
 from lookonce.eval.scores.prediction import (
     GROUPINGS,
@@ -150,6 +151,7 @@ def figures(
     measured = [row for row in pointed if _diagonal(row, sizes)]
     if any(_is_outside(row, sizes) for row in measured):
         measured = []  # the records have other units than pixels
+    answer_weights = balance_weights([(row.question, row.answer) for row in predictions])
     words, labels = cache(match.word_overlap), cache(match.label_overlap)
 
     def balanced(scored: dict[int, float]) -> float:
@@ -159,6 +161,12 @@ def figures(
 
     all_figures = _macro_figures(groups) | {
         "exact_match_lower": _mean("exact match in lower case", predictions, match.exact_lower),
+        "exact_match_balanced": _mean(
+            "exact match, answers balanced",
+            predictions,
+            match.exact,
+            of=lambda scored: sum(map(mul, scored.values(), answer_weights)) / len(scored),
+        ),
         "closed_exact_match": _mean("closed questions", closed, match.exact),
         "closed_balanced_accuracy": _mean("closed questions, balanced", closed, match.exact, of=balanced),
         "open_exact_match": _mean("open questions", opened, match.exact),
@@ -272,7 +280,14 @@ def _is_outside(prediction: Prediction, sizes: Sizes) -> bool:
     return any(not (0 <= x <= width and 0 <= y <= height) for x, y in match.reference_points(_right(prediction)))
 
 
-IN_DETAIL = {"exact_match_lower", "open_token_recall", "token_recall", "label_precision", "label_recall"}
+IN_DETAIL = {
+    "exact_match_balanced",
+    "exact_match_lower",
+    "open_token_recall",
+    "token_recall",
+    "label_precision",
+    "label_recall",
+}
 """Figures that are in the file of the metrics and not in the text."""
 
 

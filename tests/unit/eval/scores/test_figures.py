@@ -39,6 +39,12 @@ def test_closed_questions_have_a_balanced_accuracy_and_open_ones_a_recall():
     assert scored(values["open_token_recall"]) == (1, 1 / 2, 0)
 
 
+def test_a_balanced_exact_match_weighs_the_answers_of_a_question_equally():
+    many = predictions("text?", *[("yes", "yes", "yes")] * 8, ("no", "yes", "yes"), ("no", "no", "yes"))
+    values = found([*many, *predictions("where?", ("left", "left", "?"))])
+    assert scored(values["exact_match_balanced"]) == pytest.approx((11, (10 * 0.75 + 1) / 11, (10 * 0.5) / 11))
+
+
 def test_labels_are_scored_in_all_answers_to_a_question_that_may_have_several():
     values = found([*predictions("colour?", ("pink; red", "red; pink", "pink"), ("pink", "pink; red", "pink"))])
     assert scored(values["label_set_match"]) == (2, 1 / 2, 1 / 2)
