@@ -1,4 +1,4 @@
-"""Draws screens with buttons, and records of clicks on them: python examples/screens.py data/screens
+"""Draws screens with buttons in a grid, and records of clicks on them: python examples/screens.py data/screens
 
 They stand for screenshots of one's own in docs/clicks.md. Training records have the point to click, the others the box
 that it must be in, both in pixels.
@@ -12,7 +12,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 COLORS = ["red", "green", "blue", "yellow", "white"]
-SPLITS = {"train": 160, "val": 20, "test": 40}
+SPLITS = {"train": 240, "val": 20, "test": 60}
 
 folder, rng = Path(sys.argv[1]), random.Random(0)
 (folder / "images").mkdir(parents=True)
@@ -24,8 +24,8 @@ for split, num_screens in SPLITS.items():
         draw, cells = ImageDraw.Draw(screen), rng.sample([(column, row) for column in range(3) for row in range(4)], 5)
         for color, (column, row) in zip(COLORS, cells, strict=True):
             kind = rng.choice(["text", "icon"])
-            across, down = (60, 24) if kind == "text" else (36, 36)
-            left, top = (width * column // 3 + rng.randint(4, 12), height * row // 4 + rng.randint(4, 18))
+            across, down = (64, 32) if kind == "text" else (44, 44)
+            left, top = width * (2 * column + 1) // 6 - across // 2, height * (2 * row + 1) // 8 - down // 2
             box = [left, top, left + across, top + down]
             (draw.rectangle if kind == "text" else draw.ellipse)(box, fill=color)
             answer = f"({left + across // 2}, {top + down // 2})" if split == "train" else str(box)

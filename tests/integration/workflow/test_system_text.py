@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from peft import PeftModel
 from PIL import Image
 
-from lookonce.adapter.card import _system_texts
+from lookonce.adapter.card import system_texts
 from lookonce.cli import main
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.errors import RunFolderError
@@ -116,4 +116,4 @@ def test_it_is_part_of_what_a_training_is_and_on_its_card(trained):
         train(other, **QUIET)
     found = [open_run(run, TO_LOOK).records_identity()["records"] for run in (trained, other)]
     assert found[0]["train"] != found[1]["train"] and found[0]["val"] != found[1]["val"]
-    assert _system_texts(trained) == [OWN, SYSTEM]
+    assert system_texts(trained) == [OWN, SYSTEM]
