@@ -157,7 +157,9 @@ class Scorer:
                 value = float(own_function(self.metric)(row.question, answer, reference, record))
             except Exception as error:
                 problem = f"{type(error).__name__}: {first_line(error)}"
-                raise UsageError(f"{self.metric} failed on {where}: {problem}; correct it, and run the command again") from error
+                raise UsageError(
+                    f"{self.metric} failed on {where}: {problem}; correct it, and run the command again"
+                ) from error
             if not 0 <= value <= 1:
                 raise UsageError(f"{self.metric} gave {value} for {where}, and a score is from 0 to 1; correct it")
             best = max(best, value)
