@@ -60,8 +60,21 @@ class Startup:
         self.notify(f"first step after {duration(total)}{': ' if parts else ''}{parts}")
 
 
+_began: float | None = None
+"""When this process began the command that it runs now, by its monotonic clock; None if it runs only one."""
+
+
+def begin_command() -> None:
+    """Note that this process begins another command."""
+    global _began
+    _began = time.monotonic()
+
+
 def process_age() -> float:
-    """Seconds since this process was started, whatever the clock was set to meanwhile, to a hundredth on Linux."""
+    """Seconds since this process was started, whatever the clock was set to meanwhile, to a hundredth on Linux; in a
+    process of several commands, since the last of them began."""
+    if _began is not None:
+        return time.monotonic() - _began
     process = psutil.Process()
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME) - (process.create_time() - psutil.boot_time())
