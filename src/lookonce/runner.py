@@ -171,6 +171,7 @@ def _free_memory() -> list[str]:
         torch._dynamo.utils.counters.clear()  # so that the next command counts its own graphs
     gc.unfreeze()
     gc.collect()
+    gc.freeze()  # what stays is not searched again by the next command, which takes half a second
     if not torch.cuda.is_initialized():
         return []
     torch._C._cuda_clearCublasWorkspaces()

@@ -70,6 +70,11 @@ def begin_command() -> None:
     _began = time.monotonic()
 
 
+def runs_several() -> bool:
+    """Whether this process runs several commands, one after another."""
+    return _began is not None
+
+
 def process_age() -> float:
     """Seconds since this process was started, whatever the clock was set to meanwhile, to a hundredth on Linux; in a
     process of several commands, since the last of them began."""
