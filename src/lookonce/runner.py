@@ -40,7 +40,7 @@ from lookonce.run.startup import begin_command
 from lookonce.signals import SIGNALS
 from lookonce.text import size
 
-FREE = {
+FREE: Any = {
     "data": True,
     "output": True,
     "train": set("seed epochs steps start_from learning_rate warmup scheduler logging_steps save_steps".split()),
@@ -48,6 +48,7 @@ FREE = {
 """Keys of a run file on which no compiled code depends."""
 LEFT_BYTES = 1 << 28
 """More memory of the GPU that is in use after a command was not freed."""
+BACKENDS: Any = torch.backends
 PER_PROCESS = {"wandb", "mlflow"}
 """Trackers that take what a later run logs for a part of the first run of the process."""
 
@@ -58,12 +59,12 @@ def _set_environment(values: dict[str, str]) -> None:
 
 
 def _set_float32(precision: str) -> None:
-    torch.backends.fp32_precision = precision
+    BACKENDS.fp32_precision = precision
 
 
 def _flags() -> list[Any]:
     """Settings of PyTorch that no command changes, as far as is known."""
-    cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
+    cuda, cudnn, mkldnn = BACKENDS.cuda, BACKENDS.cudnn, BACKENDS.mkldnn
     return [
         [module.fp32_precision for module in (cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv)],
         [cudnn.enabled, cudnn.benchmark, cudnn.deterministic, torch.are_deterministic_algorithms_enabled()],
@@ -82,7 +83,7 @@ STATE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "the working directory": (os.getcwd, os.chdir),
     "the handlers of signals": (lambda: [signal.getsignal(number) for number in (*SIGNALS, signal.SIGINT)], _keep),
     "the number of threads": (torch.get_num_threads, torch.set_num_threads),
-    "the precision of float32": (lambda: torch.backends.fp32_precision, _set_float32),
+    "the precision of float32": (lambda: BACKENDS.fp32_precision, _set_float32),
     "flags of PyTorch": (_flags, _keep),
 }
 """What a command may change of its process: how to read it, and how to put it back."""
@@ -172,7 +173,7 @@ def _free_memory() -> list[str]:
     gc.unfreeze()
     gc.collect()
     gc.freeze()  # what stays is not searched again by the next command, which takes half a second
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return []
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()

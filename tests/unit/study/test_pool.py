@@ -66,7 +66,9 @@ def job(tmp_path):
 
 
 def run(jobs, num_slots=1, notes=None):
-    return Pool([Slot() for _ in range(num_slots)], (notes if notes is not None else []).append, lambda name: "").run(jobs)
+    return Pool([Slot() for _ in range(num_slots)], (notes if notes is not None else []).append, lambda name: "").run(
+        jobs
+    )
 
 
 @pytest.mark.guarantee("A study names the runs that fail, and finishes all others.")
