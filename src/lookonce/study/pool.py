@@ -239,6 +239,8 @@ class Pool:
                 self._free.remove(slot)
                 self._running.append(self._begin(job, slot))
             self._waiting.remove(job)
+        for slot in self._free if not self._waiting else ():
+            slot.close()  # an idle process has memory that those on the same GPU may need
 
     def _is_too_soon(self, job: Job) -> bool:
         """Whether a job has just been refused, because another process used what it writes."""
@@ -279,8 +281,6 @@ class Pool:
             else:
                 self.outcome.failed[name] = reason = _reason(code, error, running.job.log)
                 self._notify(f"{name}: failed after {took}: {reason}")
-        for slot in self._free if not self._waiting else ():
-            slot.close()  # an idle process has memory that those on the same GPU may need
 
     def _skip(self) -> None:
         """Take out the jobs that wait for one that failed, was skipped or was stopped."""
