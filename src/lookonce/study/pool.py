@@ -263,6 +263,8 @@ class Pool:
                 continue
             self._running.remove(running)
             self._free.append(running.slot)
+            if code:
+                running.slot.close()  # its process has ended
             name, took = running.job.name, duration(time.monotonic() - running.began)
             if code == 0:
                 self.outcome.done.append(name)

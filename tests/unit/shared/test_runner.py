@@ -18,6 +18,8 @@ from torch import nn
 
 from lookonce import runner
 from lookonce.run import startup
+from lookonce.run.config import RunFile
+from lookonce.run.sections import TrainSection
 from lookonce.train.model import load, packs
 
 
@@ -136,6 +138,7 @@ def test_compiled_code_is_kept_for_the_same_settings_only(serve, make_run, tmp_p
     packs._MASKS[torch.device("meta"), True] = SimpleNamespace()
     assert serve(*[lambda: done.append(None)] * 5, words=words) == 5
     assert forgot == [0, 2, 4] and not packs._MASKS
+    assert runner.FREE.keys() < RunFile.model_fields.keys() and runner.FREE["train"] < TrainSection.model_fields.keys()
 
 
 def test_the_age_of_a_process_begins_again_with_each_command(serve):

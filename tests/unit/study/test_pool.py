@@ -127,6 +127,9 @@ def test_a_process_takes_jobs_until_one_fails(job):
     Process.all = []
     run([job("a"), job("b", after=("a",)), job("c", after=("b",))], 3)
     assert len(Process.all) == 1  # though two places were never used
+    Process.all = []
+    run([job("a", "1", cost=9), job("b"), job("c", after=("b",))], 2)
+    assert [one.job.name for one in Process.all] == ["a", "c"]  # c in the process of b, which has not failed
     Process.all, idle = [], []
     last = replace(job("last", cost=1), is_done=lambda: idle.append(Process.all[1].is_closed))
     run([job("long", cost=9), job("short", cost=5), last], 2)
