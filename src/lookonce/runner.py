@@ -34,9 +34,10 @@ import numpy as np
 import torch
 
 from lookonce import cli
+from lookonce.environment import num_ranks
 from lookonce.errors import LookonceError
 from lookonce.run.config import read_run_file
-from lookonce.run.startup import begin_command
+from lookonce.run.startup import begin_command, process_age
 from lookonce.signals import SIGNALS
 from lookonce.text import size
 
@@ -80,7 +81,6 @@ def _keep(value: Any) -> None:
 
 STATE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "the environment": (lambda: dict(os.environ), _set_environment),
-    "the working directory": (os.getcwd, os.chdir),
     "the handlers of signals": (lambda: [signal.getsignal(number) for number in (*SIGNALS, signal.SIGINT)], _keep),
     "the number of threads": (torch.get_num_threads, torch.set_num_threads),
     "the precision of float32": (lambda: BACKENDS.fp32_precision, _set_float32),
@@ -97,21 +97,21 @@ def serve(commands: Connection) -> None:
     """
     state = {name: read() for name, (read, _) in STATE.items()}
     states = random.getstate(), np.random.get_state(), torch.initial_seed()
-    settings: Any = None
+    settings: Any = None  # before the first command
     while True:
         try:
             words, log = commands.recv()
         except (EOFError, KeyboardInterrupt):
             return
-        begin_command()
-        before, settings, tracks = settings, *_settings(words)
+        begin_command(process_age() if settings is None else 0.0)
+        before, settings, alone = settings, *_settings(words)
         if settings != before:
             _forget_compiled()
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.manual_seed(states[2])
         run(words, log)
-        if left := [*_put_back(state), *_free_memory(), *tracks]:
+        if left := [*_put_back(state), *_free_memory(), *alone]:
             print(f"this process ends, because the command has left {', '.join(left)}", file=sys.stderr)
             return
         with contextlib.suppress(BrokenPipeError):
@@ -138,12 +138,13 @@ def run(words: Sequence[str], log: str) -> None:
 
 
 def _settings(words: Sequence[str]) -> tuple[Any, list[str]]:
-    """What the compiled code of a command may depend on, and its trackers that need a process for each run."""
+    """What the compiled code of a command may depend on, and what of it needs a process of its own."""
+    alone = ["a group of processes"] if num_ranks() > 1 else []
     try:
         run = read_run_file(Path(words[-1]))
     except LookonceError:
-        return None, []  # the command itself says what is wrong
-    return (words[:-1], run.model_dump(exclude=FREE)), sorted(PER_PROCESS & {*run.train.track})
+        return words, alone  # the command itself says what is wrong
+    return (words[:-1], run.model_dump(exclude=FREE)), alone + sorted(PER_PROCESS & {*run.train.track})
 
 
 def _forget_compiled() -> None:

@@ -64,10 +64,10 @@ _began: float | None = None
 """When this process began the command that it runs now, by its monotonic clock; None if it runs only one."""
 
 
-def begin_command() -> None:
-    """Note that this process begins another command."""
+def begin_command(age_s: float = 0.0) -> None:
+    """Note that this process, which runs several commands, has begun one some time ago."""
     global _began
-    _began = time.monotonic()
+    _began = time.monotonic() - age_s
 
 
 def runs_several() -> bool:
