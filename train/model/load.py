@@ -45,7 +45,7 @@ from lookonce.run.sections import UNQUANTISED, LoraSection
 from lookonce.run.startup import runs_several
 from lookonce.text import count, first_line, listed, shown
 from lookonce.train.model.frozen import (
-    BITSANDBYTES,
+    QUANTISED,
     check_frozen,
     finish,
     frozen_of_answers,
@@ -143,7 +143,7 @@ _kept: tuple[Any, Any] | None = None
 
 def _load(model_class: Any, model_folder: ModelFolder, dtype: torch.dtype, attention: str, frozen: str) -> Any:
     global _kept
-    if not runs_several() or frozen in BITSANDBYTES:
+    if not runs_several() or frozen in QUANTISED:
         return _load_files(model_class, model_folder, dtype, attention, frozen)
     check_frozen(frozen)
     limit_cpu_threads(model_folder.folder)

@@ -25,7 +25,7 @@ from lookonce.commands.options import (
     remember_run_file,
     say,
 )
-from lookonce.environment import num_ranks
+from lookonce.environment import fewer_imports, num_ranks
 from lookonce.errors import LookonceError, UsageError
 from lookonce.text import count, json_text, shell
 
@@ -100,7 +100,7 @@ def evaluate(
         "none": no_context,
     }
     named = tuple(name for name, is_chosen in chosen.items() if is_chosen)
-    with only_results_on_stdout():
+    with only_results_on_stdout(), fewer_imports():
         from lookonce.eval.run import evaluate_run
 
     remember_run_file(run_dir, assignments)
@@ -191,7 +191,7 @@ def predict(
             "questions come either from --records, with --image-root for its images, or from --question, about each "
             "image of --images or about those of --image together; give the options of one of these"
         )
-    with only_results_on_stdout():
+    with only_results_on_stdout(), fewer_imports():
         from lookonce.datasets.records import check_target
         from lookonce.eval.answerer import Answerer, ask_each, match_images, read_questions
         from lookonce.eval.predict import SUFFIXES
@@ -253,7 +253,7 @@ def ask(run_dir: Path, images: tuple[Path, ...], system: str | None, untuned: bo
       lookonce ask Qwen/Qwen3-VL-2B-Instruct a.jpg --untuned
     """
     check_launch()
-    with only_results_on_stdout():
+    with only_results_on_stdout(), fewer_imports():
         from lookonce.eval.answerer import Answerer, Conversation
 
     remember_run_file(run_dir)

@@ -70,7 +70,7 @@ def train(
         run = read_existing(run_file, assignments)
         startup = Startup(notify if rank() == 0 else quiet, age_s=(age_s := process_age()))
         startup.seconds[LIBRARIES] = round(age_s, 3)  # a process begins with Python and its first libraries
-        with startup.timed(LIBRARIES):
+        with startup.timed(LIBRARIES), environment.fewer_imports():
             from lookonce.workflow import train as train_run
 
         summary = train_run(
