@@ -48,7 +48,7 @@ FREE: Any = {
 }
 """Keys of a run file on which no compiled code depends."""
 LEFT_BYTES = 1 << 28
-"""More memory of the GPU that is in use after a command was not freed."""
+"""If more memory of the GPU is in use after a command, some was not freed."""
 BACKENDS: Any = torch.backends
 PER_PROCESS = {"wandb", "mlflow"}
 """Trackers that take what a later run logs for a part of the first run of the process."""
@@ -111,8 +111,8 @@ def serve(commands: Connection) -> None:
         np.random.set_state(states[1])
         torch.manual_seed(states[2])
         run(words, log)
-        if left := [*_put_back(state), *_free_memory(), *alone]:
-            print(f"this process ends, because the command has left {', '.join(left)}", file=sys.stderr)
+        if reasons := [*_put_back(state), *_free_memory(), *alone]:
+            print(f"the next command of the study gets a new process, because of {', '.join(reasons)}", file=sys.stderr)
             return
         with contextlib.suppress(BrokenPipeError):
             commands.send(True)
@@ -139,7 +139,7 @@ def run(words: Sequence[str], log: str) -> None:
 
 def _settings(words: Sequence[str]) -> tuple[Any, list[str]]:
     """What the compiled code of a command may depend on, and what of it needs a process of its own."""
-    alone = ["a group of processes"] if num_ranks() > 1 else []
+    alone = ["WORLD_SIZE"] if num_ranks() > 1 else []
     try:
         run = read_run_file(Path(words[-1]))
     except LookonceError:

@@ -96,7 +96,7 @@ def test_commands_one_after_another_give_what_each_gives_alone(preloaded, write_
     kept = [step.replace("X", "kept") for step in steps]
     process = preloaded.start(SERVE.replace("PLANT", ""), *kept, folder=tmp_path)
     assert process.wait(300) == 0, (tmp_path / "log").read_text()
-    assert "this process ends" not in (tmp_path / "log").read_text()
+    assert "a new process" not in (tmp_path / "log").read_text()
     main = "import sys; from lookonce.cli import main; main(sys.argv[1:])"
     for step in steps:
         alone = preloaded.start(main, *step.replace("X", "alone").split(), folder=tmp_path)

@@ -97,7 +97,7 @@ def test_what_cannot_be_put_back_ends_the_process(serve, capsys, change, undo):
         assert serve(change, pytest.fail) == 0
     finally:
         undo()
-    assert "this process ends, because the command has left " in capsys.readouterr().err
+    assert "the next command of the study gets a new process, because of " in capsys.readouterr().err
 
 
 def test_a_failed_command_ends_the_process_with_its_code(serve):
