@@ -28,6 +28,7 @@ from transformers import TrainerCallback
 from lookonce.datasets.records import read_records, write_records
 from lookonce.datasets.sample.write import write_sample
 from lookonce.eval.answers.questions import Questions
+from lookonce.eval.scores.metrics import Evaluation
 from lookonce.files import write_text
 from lookonce.run.config import RunFile
 from lookonce.run.open import FROM_CACHE, TO_BUILD, OpenRun, open_run
@@ -89,7 +90,7 @@ class Marks(TrainerCallback):
         seconds = time.perf_counter() - self._started
         questions = Questions.of(self.session, "val")
         answered = dict(questions.answer(self.model, range(len(questions.batches))))
-        found = questions.score(questions.predictions(answered)).overall
+        found = Evaluation.of(questions.predictions(questions.of_questions(answered))).overall
         samples = state.global_step * self.session.run.batch.samples_per_step
         self.points.append(
             {"samples": samples, "seconds": seconds, "exact_match": found.exact_match, "majority": found.majority}
