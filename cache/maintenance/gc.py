@@ -85,7 +85,9 @@ class CacheInfo:
     dtype: str
     created: str
     num_images: int | None
-    """None if the cache cannot be read."""
+    """Without variants; None if the cache cannot be read."""
+    num_variants: int
+    """Number of variants of images (`cache.augment`)."""
     num_shards: int
     size_bytes: int
     """Size of all files in the folder."""
@@ -102,11 +104,12 @@ class CacheInfo:
     """Why the cache cannot be read."""
 
     def lines(self) -> list[str]:
-        images = "?" if self.num_images is None else f"{self.num_images:,}"
+        images = "? images" if self.num_images is None else count(self.num_images, "image")
+        images += f" and {count(self.num_variants, 'variant')}" if self.num_variants else ""
         state = "unreadable" if self.problem else "complete" if self.is_complete else "incomplete"
         if self.num_workers and not self.problem:
             state += f", {count(self.num_workers, 'worker')} alive"
-        cells = (self.id, f"{images} images", size(self.size_bytes), state, self.created[:10], self.model)
+        cells = (self.id, images, size(self.size_bytes), state, self.created[:10], self.model)
         return [
             "  ".join(cell for cell in cells if cell),
             *([f"  cannot be read: {self.problem}"] if self.problem else []),
@@ -133,7 +136,7 @@ def cache_info(folder: Path, expiry_s: float = EXPIRY_S) -> CacheInfo:
     manifest = _manifest(folder)
     provenance, fingerprint = dict(manifest.get("provenance") or {}), dict(manifest["fingerprint"])
     files = {path: path.lstat().st_size for path in files_below(folder)}
-    num_images, is_complete, problem = _content(folder)
+    num_images, num_variants, is_complete, problem = _content(folder)
     return CacheInfo(
         id=folder.name,
         folder=folder,
@@ -141,6 +144,7 @@ def cache_info(folder: Path, expiry_s: float = EXPIRY_S) -> CacheInfo:
         dtype=str(fingerprint.get("dtype") or ""),
         created=str(provenance.get("created") or ""),
         num_images=num_images,
+        num_variants=num_variants,
         num_shards=len(finished_shards(folder)),
         size_bytes=sum(files.values()),
         is_complete=is_complete,
@@ -161,16 +165,17 @@ def is_ours(folder: Path, path: Path) -> bool:
     return TEMPORARY_MARK in path.name or bool(KNOWN.fullmatch(path.relative_to(folder).as_posix()))
 
 
-def _content(folder: Path) -> tuple[int | None, bool, str]:
-    """The number of images, whether all planned images are done, and why the cache cannot be read."""
+def _content(folder: Path) -> tuple[int | None, int, bool, str]:
+    """How many images and variants there are, whether all planned ones are done, and why the cache cannot be read."""
     try:
         index = Index.open(folder, read_manifest(folder).sha256)
         plan, finished = read_plan(folder), set(index.shards)
     except (CacheError, OSError, *PARSE_ERRORS) as error:
-        return None, False, without_advice(error)
+        return None, 0, False, without_advice(error)
     pending = (key for shard in plan.shards if shard.name not in finished for key in shard.keys)
     is_complete = bool(finished) and all(index.find(key) is not None or key in index.failed for key in pending)
-    return len(index), is_complete, ""
+    num_variants = sum(index.find(key) is not None for key in plan.variants)
+    return len(index) - num_variants, num_variants, is_complete, ""
 
 
 @dataclass(frozen=True)

@@ -285,17 +285,17 @@ class Plan:
             for file, stamp in itertools.zip_longest(image.files, image.stamps)
         }
 
+    @property
+    def variants(self) -> dict[str, Variant]:
+        """The variants of images, by key."""
+        return {image.key: image.variant for image in self.images if image.variant}
+
     def names(self, keys: Container[str]) -> dict[str, str]:
         """For people: a file of each of these images, or the number of a variant and a file of its image."""
-        chosen = [image for image in self.images if image.key in keys]
-        images = {image.variant.of if image.variant else image.key for image in chosen}
-        file_of = {image.key: image.files[0] for image in reversed(self.images) if image.key in images and image.files}
-        named = {
-            image.key: image.variant.text(file_of.get(image.variant.of, image.variant.of))
-            for image in chosen
-            if image.variant
-        }
-        return {key: file for key, file in file_of.items() if key in keys} | named
+        variants = {key: variant for key, variant in self.variants.items() if key in keys}
+        files = {image.key: image.files[0] for image in self.images if image.files}
+        named = {key: variant.text(files.get(variant.of, variant.of)) for key, variant in variants.items()}
+        return {key: file for key, file in files.items() if key in keys} | named
 
 
 def shard_name(number: int) -> str:
