@@ -25,7 +25,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Annotated, Any
+from typing import Annotated
 
 from PIL import Image, ImageEnhance
 from pydantic import Field, model_validator
@@ -45,40 +45,48 @@ SIDES = re.compile(r"(?<![a-z])(?:left|right)(?:most|wards?|hand(?:ed)?|sided?)?
 Strength = Annotated[float, Field(ge=0, lt=1)]
 
 
-class Augment(Section):
-    """Changed copies of each training image, which training takes in turn."""
+class Changes(Section):
+    """What may differ between an image and its variants."""
 
-    variants: Annotated[int, Field(ge=1, le=1000)] = 4
-    """How many variants each training image has; the first is the image itself. Each takes the space of an image."""
     rotate: Annotated[float, Field(ge=0, le=180)] = 0
     """Turn by up to this many degrees, in both directions."""
     crop: Annotated[float, Field(ge=0.1, le=1)] = 1
     """Show a part of the image at the size of the whole: its sides are at least this share of the image's."""
     hflip: bool = False
-    """Mirror half of the variants, left to right."""
+    """Mirror every second variant, left to right."""
     brightness: Strength = 0
     """Make brighter or darker by up to this share."""
     contrast: Strength = 0
     """Raise or lower the contrast by up to this share."""
+
+    @property
+    def recipe(self) -> str:
+        """The changes that are made, as canonical JSON, in which equal recipes are equal."""
+        return json.dumps(self.model_dump(include={*Changes.model_fields}, exclude_defaults=True), sort_keys=True)
+
+    @classmethod
+    @lru_cache
+    def of_recipe(cls, recipe: str) -> Changes:
+        """The changes of a recipe."""
+        return cls.model_validate(json.loads(recipe))
+
+
+class Augment(Changes):
+    """Changed copies of each training image, which training takes in turn."""
+
+    variants: Annotated[int, Field(ge=1, le=1000)] = 4
+    """How many variants each training image has; the first is the image itself. Each takes the space of an image."""
     force: bool = False
     """Mirror, and turn by more than 45 degrees, although questions or answers say left or right."""
 
     @model_validator(mode="after")
     def _changes_something(self) -> Augment:
-        if self.variants > 1 and not self.changes:
+        if self.variants > 1 and self.recipe == "{}":
             names = "rotate, crop, hflip, brightness or contrast"
             raise ValueError(f"{self.variants} variants are all the image itself; set {names}, or variants: 1")
+        if self.variants > 2 and self.recipe == Changes(hflip=True).recipe:
+            raise ValueError(f"hflip alone makes 2 variants, not {self.variants}; set variants: 2, or another change")
         return self
-
-    @property
-    def changes(self) -> dict[str, Any]:
-        """The changes that are made, by their keys."""
-        return self.model_dump(exclude={"variants", "force"}, exclude_defaults=True)
-
-    @property
-    def recipe(self) -> str:
-        """The changes as canonical JSON, in which equal recipes are equal."""
-        return json.dumps(self.changes, sort_keys=True)
 
     def of(self, key: str) -> Iterator[Variant]:
         """The variants of an image but for the first, which is the image itself."""
@@ -92,7 +100,7 @@ class Augment(Section):
             UsageError: an answer is a point or a box, which geometry moves; or a text says left or right, which a
                 mirror exchanges.
         """
-        geometry = self.changes.keys() & {"rotate", "crop", "hflip"}
+        geometry = json.loads(self.recipe).keys() & {"rotate", "crop", "hflip"}
         mirrors = (self.hflip or self.rotate > MAX_TILT) and not self.force
         for record in records if geometry else ():
             for turn in record.turns if record.images else ():
@@ -130,14 +138,14 @@ class Variant:
 
     def picture(self, image: Image.Image) -> Image.Image:
         """The variant of a decoded image, RGB, in the same size."""
-        changes = _augment(self.recipe)
+        changes = Changes.of_recipe(self.recipe)
         if changes.brightness:
             image = ImageEnhance.Brightness(image).enhance(1 + changes.brightness * self._draw("brightness"))
         if changes.contrast:
             image = ImageEnhance.Contrast(image).enhance(1 + changes.contrast * self._draw("contrast"))
         width, height = image.size
         angle = math.radians(changes.rotate * self._draw("rotate"))
-        mirror = -1 if changes.hflip and self._draw("hflip") > 0 else 1
+        mirror = -1 if changes.hflip and self.number % 2 else 1
         side = 1 - (1 - changes.crop) * (1 + self._draw("crop")) / 2  # the shown part's, as a share of the image's
         cos, sin = (round(side * function(angle), 12) for function in (math.cos, math.sin))
         columns, rows = (mirror * cos, -sin), (mirror * sin, cos)  # from a pixel of the variant to one of the image
@@ -152,16 +160,6 @@ class Variant:
         """A number from -1 to 1."""
         digest = hashlib.sha256(f"{self.key} {name}".encode()).digest()
         return int.from_bytes(digest[:8]) % (2 * STEPS + 1) / STEPS - 1
-
-
-@lru_cache
-def _augment(recipe: str) -> Augment:
-    return Augment.model_validate(json.loads(recipe))
-
-
-def recipe_of(changes: Any) -> str:
-    """The recipe that makes these changes; raises ValueError if they are none."""
-    return Augment.model_validate(changes).recipe
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from pydantic import (
 
 from lookonce.cache.format import BUILD_COMMAND, FORMAT_VERSION, MAX_RECORDS_BYTES, PARSE_ERRORS, REPAIR_COMMAND
 from lookonce.cache.store.fingerprint import Fingerprint
-from lookonce.datasets.augment import Variant, recipe_of
+from lookonce.datasets.augment import Changes, Variant
 from lookonce.datasets.images import Stamp
 from lookonce.environment import library_versions
 from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch
@@ -446,7 +446,7 @@ class _Images:
         stamps, marks = self.stamps or [()] * len(self.keys), (key in self.transparent for key in self.keys)
         variants: list[Variant] | list[None] = [None] * len(self.keys)
         if self.variants:
-            recipe = recipe_of(self.recipe)
+            recipe = Changes.model_validate(self.recipe).recipe
             variants = [Variant(of, recipe, number) for of, number in self.variants]
             if [variant.key for variant in variants] != self.keys or any(self.files):
                 raise ValueError("keys are not those of the variants")

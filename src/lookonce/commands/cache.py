@@ -272,7 +272,7 @@ def write_sheet(run_file: Path, assignments: tuple[str, ...], image: Path, sheet
     except ValueError:
         raise UsageError(f"--sheet {sheet}: the suffix names no format of images; use .png or .jpg") from None
     text = f"{sheet}: {augment.variants} variants of {image} by {augment.recipe}; the first is the image itself"
-    emit({"sheet": str(sheet), "variants": augment.variants, "recipe": augment.changes}, text, as_json)
+    emit({"sheet": str(sheet), "variants": augment.variants, "recipe": augment.recipe}, text, as_json)
 
 
 @cache.command("gc")
