@@ -346,6 +346,9 @@ def _variants(
     images.to_encode += lacking
     number = f"{count(len(variants), 'variant')} of {count(len(paths), 'training image')} (cache.augment)"
     yield Result("ok", "variants", f"{number}, {len(lacking):,} of which the cache lacks")
+    if not run.train.steps and run.train.epochs < augment.variants:
+        shown = f"train.epochs: {run.train.epochs:g} shows fewer than the {augment.variants} variants of an image"
+        yield Result("warning", "variants", shown, "lower cache.augment.variants, which takes less space")
 
 
 def _unusable(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import replace
 from itertools import chain
 
 import pytest
 import torch
+from click.testing import CliRunner
 from peft import get_peft_model
 from PIL import Image
 from support.scripts import LORA, filled
@@ -16,6 +16,7 @@ from support.trainings import SIZES, assert_same, gradients, records, stock_logi
 from transformers import Trainer, TrainingArguments
 
 from lookonce import DataCollatorForRows, PackLoader, VQADataset, build_cache, load_without_tower
+from lookonce.cli import main
 from lookonce.datasets.records import read_records, write_records
 from lookonce.errors import FeaturesMissing, UsageError
 from lookonce.run.open import TO_BUILD, TO_EVALUATE, TO_TRAIN, open_run
@@ -71,13 +72,10 @@ def as_pictures(opened, epoch, folder):
 def test_an_epoch_of_variants_is_stock_training_on_their_pictures(
     opened, sample, stock_processor, random_lora, tmp_path
 ):
-    numbers, model = Counter(), random_lora(opened)
+    shown, model = set(), random_lora(opened)
     for epoch in range(3):
         pictures = as_pictures(opened, epoch, tmp_path)
-        numbers += Counter(
-            opened.images.variants[key].number if key in opened.images.variants else 0
-            for key in pictures.images.key_of.values()
-        )
+        shown.update(pictures.images.key_of.values())
         stock = random_lora(opened, load_with_tower)
         logits, labels = stock_logits_and_labels(stock, stock_processor(sample / "model"), pictures)
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
@@ -93,7 +91,7 @@ def test_an_epoch_of_variants_is_stock_training_on_their_pictures(
                 losses = [pack_loss(model, collate(dataset.__getitems__(indices))) for indices in sampler]
             sum(losses).backward()
             assert_same((sum(losses).item(), gradients(model)), expected)
-    assert numbers.keys() == {0, 1, 2}
+    assert shown >= opened.images.variants.keys() and len(shown) == 12  # all of four images
 
 
 class Interrupted(MetricsLog):
@@ -184,11 +182,28 @@ def test_validation_and_answers_show_the_images_themselves(run, tmp_path):
     assert logs[True][1] != pytest.approx(logs[False][1], rel=1e-3)
 
 
-def test_a_run_whose_answers_say_left_is_refused_before_anything_is_built(make_run, sample):
-    mirrored = make_run(cache={"augment": {"variants": 2, "hflip": True}})
-    with pytest.raises(UsageError, match=r"exchange left and right, which .* of .*train.jsonl:\d+ says"):
-        open_run(mirrored, TO_BUILD)
-    assert not mirrored.cache.dir.exists() or not [*mirrored.cache.dir.glob("*/plan.json")]
+def test_commands_say_what_a_recipe_does_before_anything_is_built(run, sample, tmp_path):
+    path, image = tmp_path / "run.yaml", next(sample.glob("images/*.jpg"))
+    path.write_text(run.to_yaml())
+
+    def output(*words, fails=False):
+        result = CliRunner().invoke(main, [*map(str, words)])
+        assert (result.exit_code in (1, 2)) is fails, result.output
+        return " ".join(result.output.split())
+
+    mirror = ("--set", "cache.augment={variants: 2, hflip: true}", "--set", f"data.train={sample / 'train.jsonl'}")
+    for command in (("check",), ("cache", "plan", "--pilot", "0"), ("cache", "build")):
+        refused = output(*command, path, *mirror, fails=True)
+        assert "exchange left and right" in refused and "cache.augment.force=true" in refused
+    assert "8 variants of 4 training images (cache.augment), 8 of which the cache lacks" in output("check", path)
+    many = output("check", path, "--set", "cache.augment.variants=9", "--set", "train.steps=null")
+    assert "train.epochs: 3 shows fewer than the 9 variants" in many
+    assert "with 8 variants (cache.augment), which take" in output("cache", "plan", path, "--pilot", "0")
+    assert "3 variants of" in output("cache", "show", path, image, "--sheet", tmp_path / "sheet.png")
+    assert Image.open(tmp_path / "sheet.png").width > 600
+    output("cache", "show", path, image, "--sheet", tmp_path / "sheet.nothing", fails=True)
+    output("cache", "show", path, image, "--sheet", tmp_path / "sheet.png", "--set", "cache.augment=null", fails=True)
+    assert not [*run.cache.dir.glob("*/plan.json")]
 
 
 def test_a_script_of_ones_own_shows_the_variants_of_lookonce_train(sample, tmp_path):

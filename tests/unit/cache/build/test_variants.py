@@ -100,14 +100,9 @@ def test_repair_makes_a_damaged_shard_of_variants_again(site, images, knows_reci
     assert report.removed == [shard.name] and report.num_again == len(shard.keys) and not report.lost
     site.build(to_build)
     assert site.stored() == before and verify(folder).problems == []
-
-
-def test_variants_without_the_file_of_their_image_are_lost_only_by_force(site, images):
-    site.build(varied(images))
-    shard = next(shard for shard in read_plan(site.folder()).shards if shard.images[0].variant)
     images.path_of[shard.images[0].variant.of].unlink()
-    flip(shard_path(site.folder(), shard.name))
-    report, _ = repair(site.folder(), site.fingerprint, images)
+    flip(shard_path(folder, shard.name))
+    report, _ = repair(folder, site.fingerprint, images)
     assert [*report.left] == [shard.name] and shard.keys[0] in report.text()
 
 
