@@ -200,7 +200,8 @@ def test_commands_say_what_a_recipe_does_before_anything_is_built(run, sample, t
     assert "train.epochs: 3 shows fewer than the 9 variants" in many
     assert "with 8 variants (cache.augment), which take" in output("cache", "plan", path, "--pilot", "0")
     assert "3 variants of" in output("cache", "show", path, image, "--sheet", tmp_path / "sheet.png")
-    assert Image.open(tmp_path / "sheet.png").width > 600
+    with Image.open(tmp_path / "sheet.png") as drawn:
+        assert drawn.width > 600
     output("cache", "show", path, image, "--sheet", tmp_path / "sheet.nothing", fails=True)
     output("cache", "show", path, image, "--sheet", tmp_path / "sheet.png", "--set", "cache.augment=null", fails=True)
     assert not [*run.cache.dir.glob("*/plan.json")]
