@@ -86,6 +86,8 @@ class Clock(transformers.TrainerCallback):
         self.losses: list[float] = []
         self.num_samples: list[int] = []
         """Images of each step, as many as samples, since each sample has one."""
+        self.num_tokens: list[int] = []
+        """Tokens of each step, without padding."""
         self.num_targets: int | None = None
         """Supervised tokens of the first step."""
         self.num_image_tokens: int | None = None
@@ -101,7 +103,7 @@ class Clock(transformers.TrainerCallback):
         transformers.trainer.DEFAULT_CALLBACKS.append(clock)
         return clock
 
-    def count(self) -> None:
+    def count(self, pad_token: int) -> None:
         """Count what each step trains on, in the batches that it gets."""
         get = transformers.Trainer.get_batch_samples  # now, since Unsloth has one of its own
 
@@ -109,6 +111,7 @@ class Clock(transformers.TrainerCallback):
             found = get(*arguments, **named)
             self.num_passes.append(len(found[0]))
             self.num_samples.append(sum(len(batch["image_grid_thw"]) for batch in found[0]))
+            self.num_tokens.append(sum(int((batch["input_ids"] != pad_token).sum()) for batch in found[0]))
             if self.num_targets is None:
                 self.num_targets = sum(int((batch["labels"][..., 1:] != -100).sum()) for batch in found[0])
                 patches = sum(int(batch["image_grid_thw"].prod(-1).sum()) for batch in found[0])
@@ -117,9 +120,11 @@ class Clock(transformers.TrainerCallback):
 
         transformers.Trainer.get_batch_samples = counted
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, processing_class: Any = None, **kwargs: Any
+    ) -> None:
         """Check that only LoRA weights of the language model are trained, and begin to count."""
-        self.count()
+        self.count(getattr(processing_class, "tokenizer", processing_class).pad_token_id)
         trained = {name: weight.numel() for name, weight in model.named_parameters() if weight.requires_grad}
         if wrong := [name for name in trained if "lora_" not in name or "visual" in name]:
             sys.exit(f"these should not be trained: {wrong[:5]}")
@@ -138,9 +143,11 @@ class Clock(transformers.TrainerCallback):
 def report(tool: str, package: str, options: argparse.Namespace, clock: Clock, **settings: Any) -> None:
     """Write and print the figures."""
     seconds = [after - before for before, after in zip(clock.ends, clock.ends[1:], strict=False)]
-    steps = [*zip(seconds, clock.num_samples[1:], strict=False)][NUM_WARMUP_STEPS - 1 :]  # the first has no beginning
-    of_sample = statistics.median(second / samples for second, samples in steps) if steps else None
     tokens = json.loads((options.data / "tokens.json").read_text())[f"q{options.questions}"]
+    steps = [*zip(seconds, clock.num_tokens[1:], strict=False)][NUM_WARMUP_STEPS - 1 :]  # the first has no beginning
+    # of a sample of mean length: a tool that packs begins with the longest samples, so its steps have ever more of them
+    of_token = sum(second for second, _ in steps) / sum(number for _, number in steps) if steps else None
+    of_sample = of_token and of_token * statistics.mean(tokens)
     on_gpu = torch.cuda.is_available()
     found = {
         "tool": tool,
@@ -154,10 +161,11 @@ def report(tool: str, package: str, options: argparse.Namespace, clock: Clock, *
         "first_targets": clock.num_targets,
         "first_image_tokens": clock.num_image_tokens,
         "samples_of_steps": clock.num_samples[: len(clock.ends)],
+        "tokens_of_steps": clock.num_tokens[: len(clock.ends)],
         "passes_of_steps": clock.num_passes[: len(clock.ends)],
         "step_seconds": seconds,
         "ms_per_sample": of_sample and 1e3 * of_sample,
-        "tokens_per_second": of_sample and statistics.mean(tokens) / of_sample,
+        "tokens_per_second": of_token and 1 / of_token,
         "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if on_gpu else None,
         "reserved_gb": torch.cuda.max_memory_reserved() / 1e9 if on_gpu else None,
         "seconds_to_first_step": clock.ends[0] - psutil.Process().create_time(),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from measure import (
     ALPHA,
@@ -30,8 +31,23 @@ from swift import SftArguments, sft_main
 from torch.cuda import is_available
 
 
+def give_numbers_to_flash_attention_4() -> None:
+    """Longest lengths as numbers: ms-swift gives tensors of one number, which flash-attn 4.0.0b36 refuses."""
+    from flash_attn import cute
+
+    kernel = cute.flash_attn_varlen_func
+
+    def with_numbers(*tensors: Any, **given: Any) -> Any:
+        lengths = {name: int(given[name]) for name in ("max_seqlen_q", "max_seqlen_k") if given.get(name) is not None}
+        return kernel(*tensors, **given | lengths)
+
+    cute.flash_attn_varlen_func = with_numbers
+
+
 def main() -> None:
     given = arguments(__doc__, packing=True, liger=True)
+    if given.attention == "flash_attention_4":
+        give_numbers_to_flash_attention_4()
     clock = Clock.of_all_trainers()
     with TemporaryDirectory() as folder:
         path = Path(folder) / "train.jsonl"

@@ -110,12 +110,22 @@ def test_the_readme_is_short_and_says_how_fast_beside_what(root):
     text = (root / "README.md").read_text()
     assert len(text.split()) <= MAX_WORDS
     report = (root / "benchmarks" / "peers_h200_2026-11-26.md").read_text()
-    fastest, *ours = (
-        float(re.search(rf"^\| {row} \| \**([\d.]+)", report, re.M)[1])
-        for row in ("LLaMA-Factory[^|]*: the fastest", "lookonce `shared`", "1")
+    of_8b, of_2b = report.split("\n## 2B\n")
+    fastest = {name: _figure(part, r"[^|]*: the fastest") for name, part in (("2B", of_2b), ("8B", of_8b))}
+    with_ten = {name: _figure(part, "lookonce `shared`") for name, part in (("2B", of_2b), ("8B", of_8b))}
+    with_one = dict(
+        zip(("2B", "8B"), map(float, re.search(r"^\| 1 \| ([\d.]+) \|[^|]*\| ([\d.]+)", report, re.M).groups()))
     )
-    beside_the_fastest = [f"{fastest / ms:.0f} times" for ms in ours]
-    assert re.findall(r"[\d.,]+(?:x\b| times)", text) == ["37 times", *beside_the_fastest]
+    ten, one = ({name: fastest[name] / ms for name, ms in ours.items()} for ours in (with_ten, with_one))
+    said = f"{ten['2B']:.0f} times (2B) and {ten['8B']:.0f} times (8B)", f"{one['2B']:.1f} and {one['8B']:.1f} times"
+    assert all(words in text for words in said), said
+    numbers = re.findall(r"[\d.,]+(?:x\b| times)", text)
+    assert numbers == ["37 times", *(f"{ratio:.0f} times" for ratio in ten.values()), f"{one['8B']:.1f} times"]
+
+
+def _figure(report, row):
+    """Milliseconds a sample in a row of a report's table."""
+    return float(re.search(rf"^\| {row} \| \**([\d.]+)", report, re.M)[1])
 
 
 def test_the_figures_of_the_readme_are_those_of_its_report(root):

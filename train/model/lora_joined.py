@@ -42,14 +42,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.library import triton_op
-from torch.nn.functional import pad, silu
+from torch.nn import functional
 from transformers.activations import SiLUActivation
 
 from lookonce.train.model.load import replaced
 from lookonce.train.model.lora import is_plain, scaled_forward
 
-if find_spec("triton"):  # PyTorch looks for kernels among the globals, so that compiled code depends on their source
+if find_spec("triton"):
     from lookonce.train.model.lora_kernels import gated, gated_gradient, parts_of_outer, scaled_copies, times_narrow
 
 PADDING = 64
@@ -59,51 +58,14 @@ SAME_INPUT = (("q_proj", "k_proj", "v_proj"), FIRST)
 """Names of layers that stock modules call with the same input."""
 
 
-@triton_op("lookonce::joined_linear", mutates_args=())
-def joined_linear(
-    x: torch.Tensor, a: list[torch.Tensor], b: list[torch.Tensor], joined: torch.Tensor, scale: float
-) -> list[torch.Tensor]:
-    """`x (W + s B A)'` `[T, N]` of each layer; the last tensor, `x A'` of all layers, has no gradient.
-
-    `x` `[T, K]` has the dtype of `joined`, which holds W, A and B; `a` `[R, K]` and `b` `[N, R]` get gradients.
-    """
-    sizes = [len(matrix) for matrix in b]
-    product, small = wide_product(x, joined, sum(sizes), sum(len(matrix) for matrix in a))
-    if len(sizes) == 1:
-        return [product, small]
-    return [*(part.clone(memory_format=torch.contiguous_format) for part in torch.split(product, sizes, 1)), small]
-
-
-@triton_op("lookonce::joined_linear_gradient", mutates_args=())
-def _linear_gradient(
-    gradients: list[torch.Tensor], x: torch.Tensor, small: torch.Tensor, joined: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of `x`, of all matrices A `[R of all, K]`, and of all B `[N of all, R]` but for the scale."""
-    sizes, columns, rank = [gradient.shape[1] for gradient in gradients], x.shape[1], small.shape[1]
-    wide = torch.cat([*gradients, gradients[0].new_zeros(x.shape[0], PADDING)], 1)
-    of_small = narrow_product(wide, joined[: sum(sizes), columns : columns + rank].t(), sizes)
-    return wide @ joined[:, :columns], outer_of_a(x, of_small), outer_of_b(wide, small, sizes)
-
-
-def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
-    x, _, _, joined, ctx.scale = inputs
-    ctx.mark_non_differentiable(output[-1])
-    ctx.sizes = [part.shape[1] for part in output[:-1]]
-    ctx.save_for_backward(x, output[-1], joined)
-
-
-def _linear_backward(ctx: Any, gradients: list[torch.Tensor]) -> tuple[Any, ...]:
-    of_x, of_a, of_b = _linear_gradient(gradients[:-1], *ctx.saved_tensors)
-    return of_x, list(of_a.chunk(len(ctx.sizes))), list(torch.split(of_b * ctx.scale, ctx.sizes)), None, None
-
-
-joined_linear.register_autograd(_linear_backward, setup_context=_keep_linear)
+# Operators stand after what they call by name: PyTorch follows these names to the kernels when it defines an operator,
+# so that compiled code depends on their source. It would follow the names of its own functions too, for a second.
 
 
 def wide_product(x: torch.Tensor, joined: torch.Tensor, rows: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     """`[x, x A'] [W, s B]'` `[T, rows]` and `x A'` `[T, rank]`."""
     columns = x.shape[1]
-    wide = pad(x, (0, PADDING))
+    wide = functional.pad(x, (0, PADDING))
     small = narrow_product(wide, joined[rows : rows + rank, :columns], [columns])
     return wide @ joined[:rows].t(), small
 
@@ -137,6 +99,66 @@ def outer_of_b(wide: torch.Tensor, small: torch.Tensor, sizes: Sequence[int]) ->
     return torch.cat([part @ own for part, own in zip(columns, small.float().chunk(len(sizes), 1), strict=True)])
 
 
+def _gated(both: torch.Tensor) -> torch.Tensor:
+    """The input of the last layer, and columns for LoRA's product: `[T, I + PADDING]`."""
+    if both.is_cuda:
+        return gated(both, PADDING)
+    gate, up = both.chunk(2, 1)
+    return functional.pad(functional.silu(gate) * up, (0, PADDING))
+
+
+def _gated_gradient(both: torch.Tensor, of_inner: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """From the gradient of the last layer's input `[T, I]`: that of `both`, and columns for LoRA's products,
+    `[T, 2 I + PADDING]`; and the last layer's input again."""
+    if both.is_cuda:
+        return gated_gradient(both, of_inner, PADDING)
+    gate, up = both.chunk(2, 1)
+    share = gate.sigmoid()
+    of_gate, of_up = of_inner * up * share * (1 + gate * (1 - share)), of_inner * gate * share
+    return functional.pad(torch.cat((of_gate, of_up), 1), (0, PADDING)), functional.silu(gate) * up
+
+
+@torch.library.triton_op("lookonce::joined_linear", mutates_args=())
+def joined_linear(
+    x: torch.Tensor, a: list[torch.Tensor], b: list[torch.Tensor], joined: torch.Tensor, scale: float
+) -> list[torch.Tensor]:
+    """`x (W + s B A)'` `[T, N]` of each layer; the last tensor, `x A'` of all layers, has no gradient.
+
+    `x` `[T, K]` has the dtype of `joined`, which holds W, A and B; `a` `[R, K]` and `b` `[N, R]` get gradients.
+    """
+    sizes = [len(matrix) for matrix in b]
+    product, small = wide_product(x, joined, sum(sizes), sum(len(matrix) for matrix in a))
+    if len(sizes) == 1:
+        return [product, small]
+    return [*(part.clone(memory_format=torch.contiguous_format) for part in torch.split(product, sizes, 1)), small]
+
+
+@torch.library.triton_op("lookonce::joined_linear_gradient", mutates_args=())
+def _linear_gradient(
+    gradients: list[torch.Tensor], x: torch.Tensor, small: torch.Tensor, joined: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of `x`, of all matrices A `[R of all, K]`, and of all B `[N of all, R]` but for the scale."""
+    sizes, columns, rank = [gradient.shape[1] for gradient in gradients], x.shape[1], small.shape[1]
+    wide = torch.cat([*gradients, gradients[0].new_zeros(x.shape[0], PADDING)], 1)
+    of_small = narrow_product(wide, joined[: sum(sizes), columns : columns + rank].t(), sizes)
+    return wide @ joined[:, :columns], outer_of_a(x, of_small), outer_of_b(wide, small, sizes)
+
+
+def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
+    x, _, _, joined, ctx.scale = inputs
+    ctx.mark_non_differentiable(output[-1])
+    ctx.sizes = [part.shape[1] for part in output[:-1]]
+    ctx.save_for_backward(x, output[-1], joined)
+
+
+def _linear_backward(ctx: Any, gradients: list[torch.Tensor]) -> tuple[Any, ...]:
+    of_x, of_a, of_b = _linear_gradient(gradients[:-1], *ctx.saved_tensors)
+    return of_x, list(of_a.chunk(len(ctx.sizes))), list(torch.split(of_b * ctx.scale, ctx.sizes)), None, None
+
+
+joined_linear.register_autograd(_linear_backward, setup_context=_keep_linear)
+
+
 def is_gated(module: Any) -> bool:
     """Whether a module is a gated MLP of three layers and SiLU."""
     names = {name for name, _ in module.named_children()}
@@ -155,7 +177,7 @@ def mlp_forward(mlp: Any, x: torch.Tensor) -> torch.Tensor:
     return result.view(x.shape)
 
 
-@triton_op("lookonce::joined_mlp", mutates_args=())
+@torch.library.triton_op("lookonce::joined_mlp", mutates_args=())
 def joined_mlp(
     x: torch.Tensor, a: list[torch.Tensor], b: list[torch.Tensor], first: torch.Tensor, last: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -172,7 +194,7 @@ def joined_mlp(
     return wide @ last[:width].t(), both, small, small_inner
 
 
-@triton_op("lookonce::joined_mlp_gradient", mutates_args=())
+@torch.library.triton_op("lookonce::joined_mlp_gradient", mutates_args=())
 def _mlp_gradient(
     gradient: torch.Tensor,
     x: torch.Tensor,
@@ -185,7 +207,7 @@ def _mlp_gradient(
     """The gradients of `x`, of A of the first layers `[2 R, H]` and the last `[R, I]`, and of B of the first layers
     `[2 I, R]` and the last `[H, R]` but for the scale."""
     width, inner, rank = x.shape[1], both.shape[1] // 2, small_inner.shape[1]
-    wide = pad(gradient, (0, PADDING))
+    wide = functional.pad(gradient, (0, PADDING))
     of_small_inner = narrow_product(wide, last[:width, inner : inner + rank].t(), [width])
     of_b_last = outer_of_b(wide, small_inner, [width])
     of_inner = wide @ last[:, :inner]
@@ -209,25 +231,6 @@ def _mlp_backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[Any, ...]:
 
 
 joined_mlp.register_autograd(_mlp_backward, setup_context=_keep_mlp)
-
-
-def _gated(both: torch.Tensor) -> torch.Tensor:
-    """The input of the last layer, and columns for LoRA's product: `[T, I + PADDING]`."""
-    if both.is_cuda:
-        return gated(both, PADDING)
-    gate, up = both.chunk(2, 1)
-    return pad(silu(gate) * up, (0, PADDING))
-
-
-def _gated_gradient(both: torch.Tensor, of_inner: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """From the gradient of the last layer's input `[T, I]`: that of `both`, and columns for LoRA's products,
-    `[T, 2 I + PADDING]`; and the last layer's input again."""
-    if both.is_cuda:
-        return gated_gradient(both, of_inner, PADDING)
-    gate, up = both.chunk(2, 1)
-    share = gate.sigmoid()
-    of_gate, of_up = of_inner * up * share * (1 + gate * (1 - share)), of_inner * gate * share
-    return pad(torch.cat((of_gate, of_up), 1), (0, PADDING)), silu(gate) * up
 
 
 @contextlib.contextmanager

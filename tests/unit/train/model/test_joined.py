@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
+import inspect
 from typing import Any
 
 import pytest
@@ -93,6 +96,25 @@ def test_an_mlp_with_another_activation_an_additional_layer_or_a_bias_is_compute
     layers[2].mlp.act_fn = nn.GELU()
     with fewer_passes(model := adapted(*layers), joins=True):
         assert fused(model) == [False, False, False, True]
+
+
+def test_operators_stand_after_what_they_call_so_that_pytorch_finds_their_kernels():
+    functions = [node for node in ast.parse(inspect.getsource(lora_joined)).body if isinstance(node, ast.FunctionDef)]
+    lines = {function.name: function.lineno for function in functions}
+    operators = [function for function in functions if "triton_op" in map(_name, function.decorator_list)]
+    assert len(operators) == 4
+    for operator in operators:
+        calls = {node.func.id for node in ast.walk(operator) if isinstance(node, ast.Call) and _is_name(node.func)}
+        calls -= vars(builtins).keys()
+        assert calls and all(lines[name] < operator.lineno for name in calls), operator.name
+
+
+def _is_name(node):
+    return isinstance(node, ast.Name)
+
+
+def _name(decorator):
+    return decorator.func.attr if isinstance(decorator, ast.Call) and isinstance(decorator.func, ast.Attribute) else ""
 
 
 @pytest.mark.parametrize("layers", [linear(), (Layer(),)])
