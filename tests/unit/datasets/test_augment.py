@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 
 from lookonce.datasets.augment import Augment, EpochVariants
-from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.records import Record, Turn
 from lookonce.errors import UsageError
 
@@ -86,15 +85,6 @@ def test_every_epoch_shows_one_variant_and_each_is_seen_before_any_is_again():
     assert all(35 <= number <= 65 for number in Counter(seen[0].tolist()).values())  # images are not in step
     assert EpochVariants(augment, 8).keys(images, 0) != of_seed.keys(images, 0)
     assert of_seed.keys(images[::-1], 3) == of_seed.keys(images, 3)[::-1]
-
-
-def test_only_images_of_the_given_records_have_variants():
-    paths = {name: Path(f"/{name}.jpg") for name in "abc"}
-    index = ImageIndex({path: name * 64 for name, path in paths.items()}, {name * 64: p for name, p in paths.items()})
-    found = index.with_variants(Augment(rotate=5), [Record((paths["c"], paths["a"]), ())])
-    assert {variant.of for variant in found.variants.values()} == {"a" * 64, "c" * 64} and len(found.variants) == 6
-    assert all(found.path_of[key] == found.path_of[variant.of] for key, variant in found.variants.items())
-    assert found.num_distinct == 3 and found.key_of == index.key_of and [*found.path_of][:3] == [*index.path_of]
 
 
 POINTS = [("Where?", "[120, 44]"), ("Click it", '{"bbox_2d": [1, 2, 30, 40]}'), ("Where?", "x=0.3, y=0.4")]
