@@ -247,7 +247,7 @@ def cache_show(place: Path, image: str, assignments: tuple[str, ...], sheet: Pat
     Examples:
       lookonce cache show data/sample/run.yaml data/sample/images/frame-0026.jpg
       lookonce cache show caches/1f2e3d4c5b6a7980 020e99a7
-      lookonce cache show run.yaml a.jpg --set cache.augment={rotate: 10} --sheet variants.png
+      lookonce cache show run.yaml a.jpg --set cache.augment.rotate=10 --sheet variants.png
     """
     if sheet:
         write_sheet(place, assignments, Path(image), sheet, as_json)
