@@ -211,6 +211,7 @@ def _make_examples(
         opened.notify(note)
     if start.is_trained:
         return {}
+    opened.model_folder.read_ahead()  # while records become tokens
     examples: dict[str, tuple[list[Example], int]] = {"val": ([], 0)}
     batch, records = opened.run.batch, opened.records
     for split in ("train", "val") if records["val"] else ("train",):

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +80,17 @@ class ModelFolder:
     def num_weight_bytes(self) -> int:
         """The size of all files that hold tensors."""
         return sum(file.stat().st_size for file in {*_tensor_files(self.folder).values()})
+
+    def read_ahead(self) -> None:
+        """Have the system read all weights into memory in the background, to be loaded soon; does not wait."""
+        files = sorted({*_tensor_files(self.folder).values()})
+
+        def read() -> None:
+            for file in files:
+                with contextlib.suppress(OSError), file.open("rb") as opened:
+                    os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+
+        threading.Thread(target=read, name="read weights ahead", daemon=True).start()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of all tensors, those of the language model too, by name.

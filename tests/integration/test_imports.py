@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow as pa
@@ -32,6 +33,21 @@ def test_help_imports_no_large_library(root):
     large = {"torch", "transformers", "huggingface_hub"}
     code = f"import sys, lookonce.cli, lookonce.run.config; print({large} & set(sys.modules))"
     assert run_python(code, root).stdout.strip() == "set()"
+
+
+def test_a_command_imports_only_what_it_uses_and_transformers_believes_so_no_longer(root):
+    code = """
+import gc, sys
+from lookonce.environment import fewer_imports
+with fewer_imports():
+    import lookonce.workflow
+from transformers import utils
+from transformers.utils import import_utils
+installed = utils.is_scipy_available(), import_utils.is_scipy_available()
+print({"datasets", "pandas", "scipy", "sklearn"} & set(sys.modules), len(set(installed)), gc.isenabled(), installed[0])
+"""
+    done = run_python(code, root)
+    assert done.stdout.split() == ["set()", "1", "True", str(find_spec("scipy") is not None)], done.stderr
 
 
 READ_ONLY = """

@@ -67,7 +67,7 @@ def train(
     with only_results_on_stdout():
         run = read_existing(run_file, assignments)
         startup = Startup(notify if rank() == 0 else quiet, age_s=process_age())
-        with startup.timed("load libraries"):
+        with startup.timed("load libraries"), environment.fewer_imports():
             from lookonce.workflow import train as train_run
 
         summary = train_run(

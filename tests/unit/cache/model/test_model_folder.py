@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import queue
 from collections.abc import Callable
 from pathlib import Path
 
@@ -168,3 +170,12 @@ def test_a_tower_that_does_not_fit_its_configuration_is_refused_by_tensor(model,
     save_file(kept, model / "model.safetensors")
     with pytest.raises(ModelError, match=f"does not fit its configuration: 1 tensors .*{name}"):
         Tower(ModelFolder.open(str(model)), torch.float32)
+
+
+def test_all_weights_are_read_ahead_and_a_missing_file_is_left_to_who_loads_it(model, monkeypatch):
+    advised = queue.SimpleQueue()
+    monkeypatch.setattr(os, "posix_fadvise", lambda *words: advised.put(words[1:]))
+    weights = dict.fromkeys(load_file(model / "model.safetensors"), "model.safetensors")
+    (model / INDEX).write_text(json.dumps({"weight_map": {"absent": "absent.safetensors"} | weights}))
+    ModelFolder.open(str(model)).read_ahead()
+    assert advised.get(timeout=10) == (0, 0, os.POSIX_FADV_WILLNEED)
