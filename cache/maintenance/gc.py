@@ -177,7 +177,7 @@ def _content(folder: Path) -> tuple[int | None, dict[str, int], bool, str]:
     pending = (key for shard in plan.shards if shard.name not in finished for key in shard.keys)
     is_complete = bool(finished) and all(index.find(key) is not None or key in index.failed for key in pending)
     variants = Counter(one.recipe for key, one in plan.variants.items() if index.find(key) is not None)
-    return len(index) - variants.total(), variants, is_complete, ""
+    return len(index) - variants.total(), dict(variants), is_complete, ""  # `asdict` takes a Counter apart
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 from PIL import Image
@@ -117,7 +118,7 @@ def test_reports_count_variants_apart_from_images(site, images, tmp_path):
     report = site.build(varied(images))
     assert (report.num_wanted, report.num_variants) == (20, 12) and "12 of 20 are variants" in report.text()
     info = cache_info(site.folder())
-    assert (info.num_images, [*info.variants.values()], info.is_complete) == (8, [12], True)
+    assert (info.num_images, [*asdict(info)["variants"].values()], info.is_complete) == (8, [12], True)
     assert "8 images and 12 variants" in info.lines()[0] and '12 variants by {"brightness": 0.3,' in info.lines()[1]
     cache, path = VisionCache.open(site.folder()), [*images.key_of][-1]
     assert 'variants 1, 2 by {"brightness": 0.3, "crop": 0.8, "rotate": 20.0}' in show(cache, str(path)).text()
