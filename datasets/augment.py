@@ -42,7 +42,7 @@ MAX_TILT = 45
 """Degrees by which a picture may be turned while its left stays left."""
 SIDES = re.compile(r"(?<![a-z])(?:left|right)(?:most|wards?|hand(?:ed)?|sided?)?(?![a-z])", re.IGNORECASE)
 """Words that say left or right; "upper-left" and "left_lung" have one."""
-Strength = Annotated[float, Field(ge=0, lt=1)]
+Strength = Annotated[float, Field(ge=0, le=0.9)]
 
 
 class Changes(Section):

@@ -24,6 +24,8 @@ ENDLESS = {"train.steps": 2, "train.epochs": 1, "eval.max_new_tokens": 4, "eval.
 """What would take days at one of its ends, or an hour, and the value that it has here."""
 LEAVES_NO_RECORD = {"batch.tokens_per_pack": 400, "batch.max_tokens": 400}
 """What leaves out all records at its lower end, which a check reports."""
+NEEDED = {"train.best": "loss"}
+"""What `train.patience` needs."""
 FITS = {"lora.dropout": 0.9, "lora.rank": 64, "train.steps": 1}
 """What is not in the range, fills the disk, or takes minutes at its upper end."""
 
@@ -44,7 +46,7 @@ def invoke(*words: object) -> Result:
 @pytest.mark.parametrize("end", [0, 1], ids=["lowest", "highest"])
 def test_a_run_with_all_numbers_at_one_end_is_checked_and_trained(run_file, end):
     values = {name: ends[end] for name, ends in ENDS.items() if name not in OTHER_CACHE}
-    values |= ENDLESS | (LEAVES_NO_RECORD if end == 0 else FITS)
+    values |= NEEDED | ENDLESS | (LEAVES_NO_RECORD if end == 0 else FITS)
     words = [run_file, *(word for name, value in values.items() for word in ("--set", f"{name}={value}"))]
     checked = invoke("check", *words)
     assert checked.exit_code == 0, checked.output
