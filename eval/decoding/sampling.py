@@ -117,7 +117,7 @@ def noise_of(questions: Sequence[Example], num_samples: int, seed: int) -> NDArr
         content = repr((question.token_ids.tobytes(), question.image_keys)).encode()
         of_question = hashlib.blake2b(content, digest_size=32, key=seed.to_bytes(8, "little")).digest()
         digests += [hashlib.blake2b(of_question + bytes(str(n), "ascii"), digest_size=8) for n in range(num_samples)]
-    return np.frombuffer(b"".join(digest.digest() for digest in digests), np.int64)
+    return np.frombuffer(bytearray().join(digest.digest() for digest in digests), np.int64)
 
 
 class Chooser:
