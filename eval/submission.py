@@ -45,13 +45,19 @@ class SubmissionInfo(Section):
 class Rules:
     """How a challenge's script writes answers and scores."""
 
+    title: str
+    competition: str
+    """What the organisers' tool calls it."""
     strips_answers: bool
     digits: int
     num_public: int | None
     """The number of rows of the public part, where the script has one."""
 
 
-RULES: dict[Challenge, Rules] = {"medico": Rules(True, 4, 1500), "medvqa-gi": Rules(False, 2, None)}
+RULES: dict[Challenge, Rules] = {
+    "medico": Rules("MediaEval Medico 2026", "medico-2026", True, 4, 1500),
+    "medvqa-gi": Rules("ImageCLEFmed MEDVQA-GI 2026", "gi-2026", False, 2, None),
+}
 
 
 def submission(
@@ -117,14 +123,18 @@ def _other_number(challenge: Challenge, num_answers: int) -> str:
 
 def notes(value: dict[str, Any], challenge: Challenge) -> list[str]:
     """What is unusual about a submission, for the user."""
-    messages, num_public = [], RULES[challenge].num_public
-    if empty := [key for key, text in value["submission_info"].items() if not text and key != "Notes_to_organizers"]:
-        messages.append(f"submission_info lacks {', '.join(empty)}; give them with --info FILE")
+    messages, num_public = lacking(SubmissionInfo(**value["submission_info"])), RULES[challenge].num_public
     if num_public and len(value["predictions"]) != num_public:
         messages.append(_other_number(challenge, len(value["predictions"])))
     if value["total_time"] is None:
         messages.append("time and memory were not measured by this evaluation, so they are null")
     return messages
+
+
+def lacking(info: SubmissionInfo) -> list[str]:
+    """What the participants have not said of themselves, for the user; at most one message."""
+    empty = [key for key, text in info.model_dump().items() if not text and key != "Notes_to_organizers"]
+    return [f"submission_info lacks {', '.join(empty)}; give them with --info FILE"] if empty else []
 
 
 def _row(number: int, row: Prediction, rules: Rules) -> dict[str, Any]:

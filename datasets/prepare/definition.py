@@ -19,7 +19,7 @@ from lookonce import settings
 from lookonce.datasets.curriculum import Stage
 from lookonce.datasets.formats.image_references import SUFFIXES
 from lookonce.datasets.formats.record import ANSWER_NAMES, IMAGE_ID_NAMES, IMAGE_NAMES, QUESTION_NAMES
-from lookonce.datasets.prepare.rows import Policy, Rule, Text
+from lookonce.datasets.prepare.rows import PARTS, Policy, Rule, Text
 from lookonce.errors import UsageError
 from lookonce.hub import is_hub_name
 from lookonce.settings import read_settings
@@ -28,7 +28,7 @@ FOLDER = Path(__file__).parents[1]
 """The folder with the definitions of known datasets."""
 FIELD = re.compile(r"\{(\w+)\}")
 """The name of a column in a pattern."""
-OWN_METADATA = ("img_id", "official_split", "references", "original")
+OWN_METADATA = ("img_id", "official_split", "references", "original", "val_id")
 """Metadata keys that `prepare` itself writes."""
 
 
@@ -108,6 +108,19 @@ class SplitSection(Section):
     """Metadata keys: rows with the same value, such as a video or a patient, stay on one side."""
 
 
+class SampleSection(Section):
+    """Rows that a challenge scores, drawn as its scripts draw them: they are records of their own, without rules."""
+
+    of: Literal["train", "val", "test"] = "test"
+    """The part of the official split."""
+    where: dict[str, Text] = {}
+    """Metadata that the rows have."""
+    seed: settings.Seed = 42
+    """Seed of the order, which is that of `shuffle(seed=...)` of the library `datasets`."""
+    num_rows: Annotated[int, Field(ge=1, le=settings.MAX_COUNT)]
+    """How many rows are taken, the first in this order."""
+
+
 class QuestionSection(Section):
     """Metadata of all rows with a question."""
 
@@ -141,6 +154,8 @@ class Definition(Section):
     """Rows with the same image and question but different answers become one record with all answers as references
     (merge), one record each (keep), or none (drop)."""
     split: SplitSection = SplitSection()
+    samples: dict[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")], SampleSection] = {}
+    """Files of records besides the split, by their names without suffix."""
     questions: dict[Text, QuestionSection] = {}
     """Metadata of questions, by their text after the rules; a row's own metadata takes precedence."""
 
@@ -150,6 +165,12 @@ class Definition(Section):
         columns = self.columns
         of_rows = (columns.question, columns.answer, columns.image, columns.image_id, columns.split)
         return {*FIELD.findall(" ".join(self.images))}.union(*of_rows, *columns.metadata.values())
+
+    @model_validator(mode="after")
+    def _samples_are_no_parts(self) -> Definition:
+        if taken := sorted({*PARTS} & self.samples.keys()):
+            raise ValueError(f"samples: {taken[0]}.jsonl is a part of the split; choose another name")
+        return self
 
     @model_validator(mode="after")
     def _rule_names_are_unique(self) -> Definition:

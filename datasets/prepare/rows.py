@@ -33,6 +33,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import AfterValidator, ConfigDict, Field
 
 from lookonce.datasets.curriculum import connected
@@ -110,7 +111,7 @@ class KeepRows(_Rule):
     values: Annotated[list[Text], Field(min_length=1)]
 
     def apply(self, row: Row) -> Row | None:
-        return row if nfc(text_of(row.metadata.get(self.metadata))) in self.values else None
+        return row if any(_has(row, self.metadata, value) for value in self.values) else None
 
 
 class _TextRule(_Rule):
@@ -291,6 +292,23 @@ def part_of(name: str) -> str:
     """Our name for a dataset's name of a part; empty if there is none (Kvasir-VQA's only part is called `raw`)."""
     name = name.strip().lower()
     return name if name in PARTS else SYNONYMS.get(name, "")
+
+
+def sample(rows: Iterable[Row], part: str, where: Mapping[str, str], seed: int, num_rows: int) -> list[Row]:
+    """The first rows of a part of the official split, shuffled as the library `datasets` does; fewer if it has fewer.
+
+    `where` is metadata that they have. Each has its number among them as `val_id`.
+    """
+    usable = [row for row in rows if row.split == part and all(_has(row, *pair) for pair in where.items())]
+    order = np.random.default_rng(seed).permutation(len(usable))[:num_rows]
+    return [
+        replace(usable[place], metadata={**usable[place].metadata, "val_id": number})
+        for number, place in enumerate(order.tolist())
+    ]
+
+
+def _has(row: Row, name: str, value: str) -> bool:
+    return nfc(text_of(row.metadata.get(name))) == value
 
 
 def families(rows: Iterable[Row], together: Sequence[str] = ()) -> dict[str, str]:

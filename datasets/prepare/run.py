@@ -42,6 +42,7 @@ from lookonce.datasets.prepare.rows import (
     families,
     join_duplicates,
     measure_leaks,
+    sample,
     split_by_image,
     split_by_lists,
 )
@@ -115,7 +116,9 @@ def prepare(name: str, folder: Path, options: Options = DEFAULTS, notify: Notify
     source = open_source(definition, options, notify)
     settings = {
         "version": VERSION,
-        "definition": definition.model_dump(mode="json", by_alias=True),
+        "definition": definition.model_dump(
+            mode="json", by_alias=True, exclude=set() if definition.samples else {"samples"}
+        ),
         "lists": lists,
         "source": {"format": source.format, "revision": source.revision, "files": source.files},
     }
@@ -127,7 +130,7 @@ def prepare(name: str, folder: Path, options: Options = DEFAULTS, notify: Notify
         if complete := find_complete(folder, settings):  # by another process, since
             return complete
         shutil.rmtree(folder / IMAGES, ignore_errors=True)  # what an unfinished preparation has left
-        for name in (*(f"{part}.jsonl" for part in PARTS), REPORT):
+        for name in (*(f"{part}.jsonl" for part in (*PARTS, *definition.samples)), REPORT):
             for leftover in folder.glob(f"{name}*"):
                 leftover.unlink()
         rows, columns = extract(source, definition, folder / IMAGES)
@@ -267,7 +270,8 @@ def build_records(
         names_of.setdefault(row.key, set()).add(row.image_id)
     has_own = split.by != OFFICIAL and any(row.split for row in seen)
     known = definition.questions
-    return parts, {
+    samples, described = _samples(rows, definition, {row.key for (row, *_) in parts["train"]}, families(seen))
+    return parts | samples, {
         "name": definition.name,
         "title": definition.title,
         "licence": definition.licence,
@@ -299,9 +303,31 @@ def build_records(
         },
         "split": _describe(split, seen, of_records),
         "official_split": _describe(OFFICIAL_SPLIT, seen, of_records) if has_own else None,
+        "samples": described,
         "questions_not_in_the_definition": sum(nfc(row.question) not in known for row in of_records) if known else None,
         "settings": dict(settings),
     }
+
+
+def _samples(
+    rows: Sequence[Row], definition: Definition, training: Iterable[str], family_of: Mapping[str, str]
+) -> tuple[dict[str, list[RecordRows]], dict[str, Any]]:
+    """The rows of each sample of a definition, and what the report says of them; one that is not whole has no rows."""
+    samples: dict[str, list[RecordRows]] = {}
+    described: dict[str, Any] = {}
+    trained = {family_of[key] for key in training}
+    for name, drawn in definition.samples.items():
+        chosen = sample(rows, drawn.of, drawn.where, drawn.seed, drawn.num_rows)
+        usable = [row for row in chosen if row.key and row.question.strip() and row.answer.strip()]
+        missing = drawn.num_rows - len(usable)
+        samples[name] = [] if missing else [(row,) for row in chosen]
+        described[name] = {
+            "of": drawn.of,
+            "rows": drawn.num_rows,
+            "missing": missing,
+            "about_images_in_train": sum(family_of[row.key] in trained for row in usable),
+        }
+    return samples, described
 
 
 def _describe(split: Split, rows: Sequence[Row], of_records: Sequence[Row]) -> dict[str, Any]:
@@ -325,6 +351,7 @@ def report_text(value: Mapping[str, Any]) -> str:
     sections = [_head(value), table(("rule", "changed", "left out"), rules), _rows(value), _split(value["split"])]
     if value["official_split"]:
         sections.append("the official split, for comparison:\n" + _split(value["official_split"]))
+    sections.append("\n".join(_sample(name, drawn) for name, drawn in value.get("samples", {}).items()))
     return "\n\n".join(section for section in sections if section)
 
 
@@ -374,6 +401,18 @@ def _split(split: Mapping[str, Any]) -> str:
     leaking = " and ".join(part for part, leak in leaks.items() if leak["also_in_train"])
     return text + (
         f"\n{leaking} has images that are also in train, so its score says little about new images" if leaking else ""
+    )
+
+
+def _sample(name: str, drawn: Mapping[str, Any]) -> str:
+    if missing := drawn["missing"]:
+        not_here = (
+            f"{missing:,} of its {drawn['rows']:,} rows of {drawn['of']} are not in the source, or lack image or text"
+        )
+        return f"{name}.jsonl is not written: {not_here}"
+    known = drawn["about_images_in_train"]
+    return (
+        f"{name}.jsonl: {drawn['rows']:,} rows of {drawn['of']} in a challenge's order, {known:,} about images in train"
     )
 
 

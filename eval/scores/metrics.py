@@ -18,15 +18,17 @@ questions of 975 images, without the text metrics.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from operator import attrgetter
+from operator import attrgetter, mul
 from statistics import fmean, median
 from typing import Any, Literal, get_args
 
 import numpy as np
 
+from lookonce.datasets.balance import balance_weights
 from lookonce.eval.scores import match
 from lookonce.eval.scores.prediction import (
     GROUPINGS,
@@ -149,6 +151,7 @@ def figures(
     measured = [row for row in pointed if _diagonal(row, sizes)]
     if any(_is_outside(row, sizes) for row in measured):
         measured = []  # the records have other units than pixels
+    answer_weights = balance_weights([(row.question, row.answer) for row in predictions])
     words, labels = cache(match.word_overlap), cache(match.label_overlap)
 
     def balanced(scored: dict[int, float]) -> float:
@@ -158,6 +161,12 @@ def figures(
 
     all_figures = _macro_figures(groups) | {
         "exact_match_lower": _mean("exact match in lower case", predictions, match.exact_lower),
+        "exact_match_balanced": _mean(
+            "exact match, answers balanced",
+            predictions,
+            match.exact,
+            of=lambda scored: sum(map(mul, scored.values(), answer_weights)) / len(scored),
+        ),
         "closed_exact_match": _mean("closed questions", closed, match.exact),
         "closed_balanced_accuracy": _mean("closed questions, balanced", closed, match.exact, of=balanced),
         "open_exact_match": _mean("open questions", opened, match.exact),
@@ -237,6 +246,23 @@ def _text_figures(predictions: Sequence[Prediction]) -> dict[str, Figure]:
     }
 
 
+def points_inside(predictions: Sequence[Prediction]) -> dict[str, Figure]:
+    """Points inside the box by source and category, as ScreenSpot has them by platform and kind of element.
+
+    The last figure is their mean, in which each group has the same weight. Empty for less than two groups.
+    """
+    groups: dict[str, list[Prediction]] = defaultdict(list)
+    for row in predictions:
+        if (name := ", ".join(filter(None, (row.source, row.category)))) and match.reference_boxes(_right(row)):
+            groups[name].append(row)
+    if not 1 < len(groups) <= MAX_GROUPS:
+        return {}
+    by_name = {name: _mean(f"points inside, {name}", groups[name], match.is_inside) for name in sorted(groups)}
+    model, majority = (fmean(getattr(figure, of) for figure in by_name.values()) for of in ("model", "majority"))
+    number = sum(figure.num_questions for figure in by_name.values())
+    return by_name | {"mean": Figure("points inside, mean over these", number, model, majority)}
+
+
 def _right(prediction: Prediction) -> tuple[str, ...]:
     """All right answers, the reference first."""
     return tuple(dict.fromkeys((prediction.answer, *prediction.references)))
@@ -254,7 +280,14 @@ def _is_outside(prediction: Prediction, sizes: Sizes) -> bool:
     return any(not (0 <= x <= width and 0 <= y <= height) for x, y in match.reference_points(_right(prediction)))
 
 
-IN_DETAIL = {"exact_match_lower", "open_token_recall", "token_recall", "label_precision", "label_recall"}
+IN_DETAIL = {
+    "exact_match_balanced",
+    "exact_match_lower",
+    "open_token_recall",
+    "token_recall",
+    "label_precision",
+    "label_recall",
+}
 """Figures that are in the file of the metrics and not in the text."""
 
 
@@ -311,6 +344,9 @@ class Evaluation:
             for key, figure in self.figures.items()
             if key not in IN_DETAIL
         ]
+        other_figures += [
+            figure.line([None] * len(figures_beside)) for figure in points_inside(self.predictions).values()
+        ]
         header = ("other metrics", "asked", "model", "majority", *figures_beside, "at most")
         blocks = [
             self._by_question(),
@@ -343,6 +379,7 @@ class Evaluation:
         return notes
 
     def to_json(self) -> dict[str, Any]:
+        inside = points_inside(self.predictions)
         by_group = {
             f"by_{name}": {group: asdict(value) for group, value in scores.items()}
             for name, scores in self.groups.items()
@@ -353,6 +390,7 @@ class Evaluation:
             "baselines": {key: asdict(baseline_score) for key, baseline_score in self.baselines.items()},
             **by_group,
             "metrics": {key: figure.to_json() for key, figure in self.figures.items()},
+            **({"points_inside": {name: figure.to_json() for name, figure in inside.items()}} if inside else {}),
             "counts": asdict(self.counts),
             "text_metrics": self.text_metrics,
         }

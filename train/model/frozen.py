@@ -44,12 +44,20 @@ from lookonce.run.sections import UNQUANTISED
 
 FP8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FP8).max
-NOT_QUANTISED = ("lm_head", *{f"model.{family.tower}" for family in FAMILIES.values()})
+NOT_QUANTISED = ("lm_head", *sorted({f"model.{family.tower}" for family in FAMILIES.values()}))
 """Modules that keep their precision: the last product, and the tower, in models that have it."""
 FP8_CAPABILITY = (8, 9)
 """CUDA's compute capability of the first GPUs that multiply in fp8."""
-BITSANDBYTES = ("int8", "nf4")
-"""The values of `train.frozen` that bitsandbytes computes."""
+QUANTISED: dict[str, dict[str, Any]] = {
+    "int8": {"load_in_8bit": True, "llm_int8_threshold": 0.0, "llm_int8_skip_modules": [*NOT_QUANTISED]},
+    "nf4": {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": True,
+        "llm_int8_skip_modules": [*NOT_QUANTISED],
+    },
+}
+"""The values of `train.frozen` that bitsandbytes computes, with arguments of `BitsAndBytesConfig`."""
 
 
 class Fp8Linear(nn.Linear):
@@ -115,27 +123,19 @@ def loading_options(frozen: str, dtype: torch.dtype) -> dict[str, Any]:
         UsageError: what it needs is not installed.
     """
     check_frozen(frozen)
-    if frozen not in BITSANDBYTES:
+    if frozen not in QUANTISED:
         return {}
-    options: dict[str, dict[str, Any]] = {
-        "int8": {"load_in_8bit": True, "llm_int8_threshold": 0.0},
-        "nf4": {
-            "load_in_4bit": True,
-            "bnb_4bit_quant_type": "nf4",
-            "bnb_4bit_use_double_quant": True,
-            "bnb_4bit_compute_dtype": dtype,
-        },
-    }
+    compute: dict[str, Any] = {"bnb_4bit_compute_dtype": dtype} if frozen == "nf4" else {}
     logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)  # notes each cast of int8's inputs
     config: Any = BitsAndBytesConfig
-    return {"quantization_config": config(llm_int8_skip_modules=[*NOT_QUANTISED], **options[frozen])}
+    return {"quantization_config": config(**QUANTISED[frozen], **compute)}
 
 
 def finish(model: Any, frozen: str) -> None:
     """Do what is left to do with a model that was loaded with these arguments."""
     if frozen == "fp8":
         _to_fp8(model.model.language_model.layers)
-    if frozen not in BITSANDBYTES:
+    if frozen not in QUANTISED:
         return
     from bitsandbytes.nn import Linear4bit, Linear8bitLt
 
@@ -157,7 +157,7 @@ def _to_fp8(layers: nn.Module) -> None:
 
 def mismatched(model: Any, frozen: str) -> Iterator[tuple[str, Sequence[int], Sequence[int]]]:
     """The tensors that bitsandbytes quantised and that had another shape in their files: name, shape there and here."""
-    if frozen not in BITSANDBYTES:
+    if frozen not in QUANTISED:
         return
     from bitsandbytes.nn import Linear4bit, Linear8bitLt
 
@@ -180,7 +180,7 @@ def check_frozen(frozen: str, key: str = "frozen") -> None:
             f"{key}: fp8 needs a GPU that multiplies in fp8 (Ada, Hopper or later), and "
             f"{torch.cuda.get_device_name()} cannot; set {key}: {UNQUANTISED}, int8 or nf4"
         )
-    if frozen in BITSANDBYTES and importlib.util.find_spec("bitsandbytes") is None:
+    if frozen in QUANTISED and importlib.util.find_spec("bitsandbytes") is None:
         raise UsageError(
             f"{key}: {frozen} needs bitsandbytes, which is not installed; install it with: "
             f"pip install 'lookonce[qlora]', or set {key}: {UNQUANTISED}"

@@ -158,7 +158,7 @@ def facts_of(folder: RunFolder, base: BaseModel, dataset: str | None = None) -> 
             if metrics
         },
         splits=reported.data.splits,
-        systems=_system_texts(run),
+        systems=system_texts(run),
         trained=reported.trained,
         libraries={name: version for name, version in libraries.items() if version},
         commit=commit if isinstance(commit, str) and COMMIT.fullmatch(commit) else None,
@@ -180,9 +180,11 @@ def find_dataset(name: str | None, prepared: Mapping[str, Any]) -> Dataset:
     )
 
 
-def _system_texts(run: RunFile) -> list[str] | None:
+def system_texts(run: RunFile) -> list[str] | None:
+    """The different system texts of the training records; None if these cannot be read any more."""
     try:
-        return list(dict.fromkeys(record.system for record in read_split(run, "train") if record.system))
+        records = (record.with_system(run.data.system) for record in read_split(run, "train"))
+        return list(dict.fromkeys(record.system for record in records if record.system))
     except (LookonceError, OSError):
         return None
 

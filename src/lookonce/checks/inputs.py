@@ -50,6 +50,8 @@ from lookonce.train.data.token_stats import Distribution, TokenCounter
 
 NUM_NAMED = 3
 """How many of the records or images with one problem are named."""
+FEW_TOKENS = 16
+"""An image of fewer tokens shows hardly anything."""
 ANY = Record((Path("image"),), (Turn("question", "answer"),), origin="every record")
 
 
@@ -107,7 +109,9 @@ def check_records(run: RunFile, max_records: int | None) -> tuple[CheckedRecords
     records = CheckedRecords()
     results: list[Result] = []
     data = run.data
-    is_selective = bool(data.stage_map or data.where or data.held_out or data.context or run.batch.stage_order)
+    is_selective = any(
+        (data.stage_map, data.where, data.held_out, data.context, data.system, run.batch.stage_order, run.batch.balance)
+    )
     max_records = None if is_selective else max_records
     for split in SPLITS:
         problems: list[Result] = []
@@ -218,6 +222,12 @@ def _tokenizer(run: RunFile, model: CheckedModel) -> Iterator[Result]:
         model.processor = ImageProcessor(model.folder, options.backend, options.min_pixels, options.max_pixels)
     except LookonceError as error:
         yield Result("error", "images", str(error), FETCH)
+    if model.processor and (few := _most_tokens(model.processor)) < FEW_TOKENS:
+        most = model.processor.settings["max_pixels"]
+        value = (
+            f"at most {count(few, 'token')} an image: its limit is {most:,} pixels in all, not the length of an edge"
+        )
+        yield Result("warning", "images", value, "set `cache.max_pixels`, such as to 432000")
     try:
         model.counter = TokenCounter(model.folder, enable_thinking=run.data.enable_thinking)
     except LookonceError as error:
@@ -230,6 +240,12 @@ def _tokenizer(run: RunFile, model: CheckedModel) -> Iterator[Result]:
     elif refused := refusal(model.counter):
         model.counter = None
         yield Result("error", "template", f"training refuses {refused}", "use the model's own chat template")
+
+
+def _most_tokens(processor: ImageProcessor) -> int:
+    """The most tokens that an image of a usual shape can have, whatever its size."""
+    factor = int(processor.stock.patch_size * processor.stock.merge_size)
+    return max(1, int(processor.settings["max_pixels"]) // factor**2)
 
 
 def _lora(run: RunFile, model: CheckedModel) -> Iterator[Result]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -27,13 +27,13 @@ from lookonce.commands.options import (
 )
 from lookonce.environment import fewer_imports, num_ranks
 from lookonce.errors import LookonceError, UsageError
-from lookonce.text import count, json_text, shell
+from lookonce.text import count, json_text, listed, shell
 
 if TYPE_CHECKING:
     from lookonce.eval.answerer import Conversation
     from lookonce.eval.decoding.dialogue import Answer
     from lookonce.eval.scores.metrics import Baseline
-    from lookonce.eval.submission import Challenge
+    from lookonce.eval.submission import Challenge, SubmissionInfo
 
 
 @click.command("eval")
@@ -236,7 +236,7 @@ COMMANDS = "/image PATH ..., /reset, /quit"
 @click.command()
 @click.argument("run_dir", metavar="RUN", type=PATH)
 @click.argument("images", metavar="[IMAGE]...", nargs=-1, type=PATH)
-@click.option("--system", help="System text before the first question.")
+@click.option("--system", help="System text before the first question; by default data.system.")
 @click.option("--untuned", is_flag=True, help="Answer without the adapter; RUN may then also be a model.")
 @click.option("--json", "as_json", is_flag=True, help="Print each answer as a line of JSON.")
 def ask(run_dir: Path, images: tuple[Path, ...], system: str | None, untuned: bool, as_json: bool) -> None:
@@ -307,22 +307,35 @@ def _words(text: str) -> list[str]:
     "--output",
     type=PATH,
     metavar="FILE",
-    default=Path("predictions_1.json"),
-    show_default=True,
-    help="File to write; it must not exist.",
+    help="File to write; it must not exist. By default predictions_1.json.",
 )
 @click.option("--partial", is_flag=True, help="Write the file although rows that the challenge scores are missing.")
+@click.option("--repo", type=PATH, metavar="DIR", help="Write the files of a repository to submit, instead of answers.")
+@click.option("--repo-id", metavar="OWNER/NAME", help="With --repo, the repository on the Hub that has the adapter.")
+@click.option("--base-model", metavar="OWNER/NAME", help="With --repo, the base model's name, if RUN names a folder.")
+@click.option(
+    "--task2", type=PATH, metavar="RECORDS", help="With --repo, also explain the answers to these 1,500 rows."
+)
+@click.option(
+    "--explain",
+    "probes",
+    multiple=True,
+    metavar="QUESTION",
+    help="With --task2, a question about each image whose answer explains; repeat it for several.",
+)
 @JSON
 def export(
     run_dir: Path,
     challenge: Challenge,
     split: str | None,
     info_file: Path | None,
-    output: Path,
+    output: Path | None,
     partial: bool,
+    repo: Path | None,
     as_json: bool,
+    **submitted: Any,
 ) -> None:
-    """Write a run's answers as the submission JSON of a challenge.
+    """Write a run's answers as the submission JSON of a challenge, or the repository that the challenge runs.
 
     medico is task 1 of MediaEval Medico, medvqa-gi task 1 of ImageCLEFmed MEDVQA-GI. The file has the keys of the
     challenges' own scripts, with the public scores of the answers; these need the extra `metrics`.
@@ -333,32 +346,64 @@ def export(
     Fails if questions of the split are not answered, or medico's public rows are not complete, unless --partial is
     given.
 
+    With --repo it writes submission_task1.py, which the organisers' tool runs: it loads the model and the adapter of
+    --repo-id with transformers and PEFT, and answers as `lookonce eval` does. With --task2 the rows of medico's task 2
+    are answered now and explained, by the answers to further questions about their images.
+
     \b
     Examples:
       lookonce export runs/x1 --to medico --split test --info team.yaml
       lookonce export runs/kvasir --to medvqa-gi --split test -o submission.json
+      lookonce export runs/x1 --to medico --repo submit --repo-id your-name/x1 --info team.yaml
+      lookonce export runs/x1 --to medico --repo submit --repo-id your-name/x1 --task2 data/x1/medico-task2.jsonl
     """
-    from lookonce.errors import UsageError
+    from lookonce.eval.submission import SubmissionInfo
+    from lookonce.settings import read_settings
+
+    info = SubmissionInfo()
+    if info_file:
+        title, form = f"submission info {info_file}", f"a mapping of {', '.join(SubmissionInfo.model_fields)}"
+        info = read_settings(info_file, SubmissionInfo, title, "name another file", form)
+    remember_run_file(run_dir)
+    if repo:
+        if not submitted["repo_id"] or split or output or partial or (submitted["probes"] and not submitted["task2"]):
+            raise UsageError(
+                "--repo needs --repo-id, the repository on the Hub that has the adapter, and takes none of --split, "
+                "--output and --partial; --explain needs --task2"
+            )
+        _export_repository(run_dir, challenge, info, repo, as_json, **submitted)
+    elif any(submitted.values()):
+        raise UsageError(
+            "--repo-id, --base-model, --task2 and --explain belong to --repo DIR; add it, or leave them out"
+        )
+    else:
+        _export_answers(run_dir, challenge, split, info, output or Path("predictions_1.json"), partial, as_json)
+
+
+def _export_answers(
+    run_dir: Path,
+    challenge: Challenge,
+    split: str | None,
+    info: SubmissionInfo,
+    output: Path,
+    partial: bool,
+    as_json: bool,
+) -> None:
+    """Write the answers of a split."""
     from lookonce.eval.answers.files import AnsweringCost
     from lookonce.eval.join import find_predictions
     from lookonce.eval.scores.prediction import read_predictions
-    from lookonce.eval.submission import SubmissionInfo, notes, submission, to_text, why_incomplete
+    from lookonce.eval.submission import notes, submission, to_text, why_incomplete
     from lookonce.files import create_text
     from lookonce.run.folder import claimed_around
     from lookonce.run.open import Needs, open_run
     from lookonce.run.records import read_split
-    from lookonce.settings import read_settings
 
-    remember_run_file(run_dir)
     opened = open_run(run_dir, Needs("lookonce export", recorded=True))
     folder, run = opened.folder, opened.run
     with claimed_around(output, "lookonce export"):
         split = split or run.eval.split
         predictions = read_predictions(find_predictions(folder, split))
-        title, form = f"submission info {info_file}", f"a mapping of {', '.join(SubmissionInfo.model_fields)}"
-        info = SubmissionInfo()
-        if info_file:
-            info = read_settings(info_file, SubmissionInfo, title, "name another file", form)
         are_here = all(path.exists() for path in getattr(run.data, split, ()))
         records = [*read_split(run, split)] if split in ("val", "test") and are_here else []
         missing = why_incomplete(predictions, challenge, records)
@@ -374,3 +419,51 @@ def export(
         notify(note)
     written = {"file": str(output), "num_answers": len(predictions), "public_scores": value["public_scores"]}
     emit(written, f"wrote {len(predictions):,} answers to {output}", as_json)
+
+
+def _export_repository(
+    run_dir: Path,
+    challenge: Challenge,
+    info: SubmissionInfo,
+    folder: Path,
+    as_json: bool,
+    repo_id: str,
+    base_model: str | None,
+    task2: Path | None,
+    probes: Sequence[str],
+) -> None:
+    """Write the files that a repository needs besides the adapter, and name the commands that submit it."""
+    check_launch()
+    with only_results_on_stdout():
+        from lookonce.adapter.card import find_base_model
+        from lookonce.adapter.challenge import FILES, PROBES, task1_files, task2_files
+        from lookonce.eval.answerer import Answerer
+        from lookonce.eval.submission import RULES, lacking
+        from lookonce.files import create_text
+        from lookonce.run.open import Needs, open_run
+
+    if task2 and challenge != "medico":
+        raise UsageError(f"--task2 writes the form of medico, and task 2 of {challenge} asks for another; leave it out")
+    tasks = (1, 2) if task2 else (1,)
+    for path in (folder / name for task in tasks for name in FILES[task]):
+        if path.exists():
+            raise UsageError(f"{path} exists; name another folder with --repo, or remove it")
+    opened = open_run(run_dir, Needs("lookonce export", adapter=True, recorded=True))
+    base = find_base_model(opened.run.model, base_model)
+    files = task1_files(opened.run, base, repo_id, challenge, info)
+    if task2:
+        files |= task2_files(Answerer.open(opened.folder.folder), task2, probes or PROBES, info, notify)
+    for name, text in files.items():
+        create_text(folder / name, text)
+    pushed = ["--base-model", base_model] if base_model else []
+    validate = ["medvqa", "validate", f"--competition={RULES[challenge].competition}"]
+    commands = [
+        shell("lookonce", "adapter", "push", run_dir, repo_id, *pushed),
+        shell("hf", "upload", repo_id, folder),
+        *(shell(*validate, f"--task={task}", f"--repo_id={repo_id}") for task in tasks),
+    ]
+    names = sorted(files)
+    emit({"repo": str(folder), "files": names, "next": commands}, f"wrote {listed(names)} to {folder}", as_json)
+    for note in lacking(info):
+        notify(note)
+    notify("\n  ".join(["next:", *commands]))

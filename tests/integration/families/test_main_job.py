@@ -10,14 +10,19 @@ import torch
 import transformers
 from peft import PeftModel
 from safetensors.torch import load_file
+from support.challenge import BASE, NAME, run_script
 from support.sample import stock_answer
 
+from lookonce.adapter.card import BaseModel
+from lookonce.adapter.challenge import task1_files
 from lookonce.cache.maintenance.verify import verify
 from lookonce.cache.model.tower import Tower
 from lookonce.checks.check import check
 from lookonce.eval.answerer import Answerer
+from lookonce.eval.submission import SubmissionInfo
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, Needs, open_run
+from lookonce.run.records import read_split
 from lookonce.workflow import train
 
 NUM_ASKED = 6
@@ -71,6 +76,16 @@ def assert_stock_answers(run: RunFile, site: Any, processor: Any) -> None:
     for line in asked:
         answer = stock_answer(model, processor, line, run.eval.max_new_tokens)
         assert answer == line["predicted"], line
+
+
+@pytest.mark.guarantee("An exported script answers as the run in each family of models.")
+def test_the_script_for_a_challenge_gives_the_same_answers(trained, site, monkeypatch, tmp_path):
+    for run in trained.values():
+        base = BaseModel(BASE, None, None)
+        script = task1_files(run, base, NAME, "medvqa-gi", SubmissionInfo())["submission_task1.py"]
+        written = run_script(script, read_split(run, "val"), site.model, run.output / "adapter", monkeypatch, tmp_path)
+        answers = [line["predicted"] for line in lines(run, "predictions/val.jsonl")]
+        assert [row["answer"] for row in written["predictions"]] == answers and len(answers) == 24
 
 
 def test_questions_are_answered_afterwards_with_either_engine(trained):

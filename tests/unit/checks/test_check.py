@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import lookonce.checks.check as module
+from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.checks.report import CheckReport, Result
 from lookonce.claim_file import Process
 from lookonce.errors import ModelError
@@ -48,6 +49,15 @@ def test_with_a_built_cache_nothing_is_to_be_done(checked, built):
     found = checked(cache={"dir": str(built.folder.parent)})
     assert found.problems() == []
     assert f"64 images in {built.folder}" in [one.value for one in found.report.results]
+
+
+@pytest.mark.parametrize(("pixels", "tokens"), [(600, "1 token"), (16 * 32 * 32 - 1, "15 tokens"), (16 * 32 * 32, "")])
+def test_a_limit_of_pixels_that_leaves_hardly_any_tokens_is_a_warning(checked, sample, pixels, tokens):
+    found = checked("cache.min_pixels=300", f"cache.max_pixels={pixels}", most=5).problems("images")
+    limit = f"its limit is {pixels:,} pixels in all, not the length of an edge"
+    assert [one.value for one in found] == ([f"at most {tokens} an image: {limit}"] if tokens else [])
+    most = ImageProcessor(sample / "model", "pil", 300, pixels).num_tokens(512, 512)  # as the stock processor resizes
+    assert most <= int((tokens or "16 tokens").split()[0])
 
 
 def test_layers_that_packs_cannot_have_are_an_error_of_training_and_of_shared_answers(checked, monkeypatch):

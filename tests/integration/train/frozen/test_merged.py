@@ -13,13 +13,18 @@ from click.testing import CliRunner, Result
 from peft import PeftModel
 from PIL import Image
 from safetensors.torch import load_file
+from support.challenge import BASE, NAME, run_script
 from transformers import BitsAndBytesConfig, Qwen3VLForConditionalGeneration
 
+from lookonce.adapter.card import BaseModel
+from lookonce.adapter.challenge import task1_files
 from lookonce.cli import main
 from lookonce.errors import RunFolderError
 from lookonce.eval.answerer import Answerer
 from lookonce.eval.run import evaluate_run
+from lookonce.eval.submission import SubmissionInfo
 from lookonce.run.config import RunFile
+from lookonce.run.records import read_split
 from lookonce.workflow import train
 
 pytest.importorskip("bitsandbytes", reason="needs bitsandbytes: pip install 'lookonce[qlora]'")
@@ -136,6 +141,16 @@ def test_stock_libraries_give_the_same_answers(trained, sample, stock_processor,
         output = model.generate(**inputs, do_sample=False, max_new_tokens=trained.eval.max_new_tokens)
         answer = processor.tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         assert answer == line["predicted"], line
+
+
+def test_the_script_for_a_challenge_gives_the_same_answers(trained, sample, monkeypatch, tmp_path):
+    monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: False)
+    script = task1_files(trained, BaseModel(BASE, None, None), NAME, "medvqa-gi", SubmissionInfo())[
+        "submission_task1.py"
+    ]
+    files = (sample / "model", trained.output / "adapter")
+    rows = run_script(script, read_split(trained, "val"), *files, monkeypatch, tmp_path)["predictions"]
+    assert [row["answer"] for row in rows] == [line["predicted"] for line in predictions(trained)]
 
 
 def test_later_answers_are_computed_with_the_quantised_weights_too(trained):
