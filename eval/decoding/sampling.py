@@ -36,7 +36,6 @@ Chosen = tuple[torch.Tensor, torch.Tensor]
 Choose = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Chosen]
 ROWS = 256
 """Answers whose noise is in memory together."""
-MAX_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True)
