@@ -60,16 +60,22 @@ def likeliest(logits: torch.Tensor, number: torch.Tensor, noise: torch.Tensor) -
 
 
 def drawn(
-    logits: torch.Tensor, number: torch.Tensor, noise: torch.Tensor, *, temperature: float, top_p: float
+    logits: torch.Tensor,
+    number: torch.Tensor,
+    noise: torch.Tensor,
+    counter: torch.Tensor,
+    *,
+    temperature: float,
+    top_p: float,
 ) -> Chosen:
     """A token of each answer, drawn by `logits` `[N, V]` in float32.
 
-    `number` `[1]` is that of the token in its answer, `noise` `[N]` as `noise_of` gives it. The log-probabilities are
-    those of `Sample`, in its order.
+    `number` `[1]` is that of the token in its answer, `noise` `[N]` as `noise_of` gives it, `counter` `[V]` that of
+    `counter_of`. The log-probabilities are those of `Sample`, in its order.
     """
     scaled = logits / temperature
     kept = scaled.masked_fill(scaled < least_kept(scaled, top_p), -torch.inf) if top_p < 1 else scaled
-    token = (kept + gumbel(noise, number, logits.shape[1])).argmax(dim=-1)
+    token = (kept + gumbel(noise, number, counter)).argmax(dim=-1)
     columns = [each.gather(1, token[:, None])[:, 0] - each.logsumexp(dim=-1) for each in (logits, scaled, kept)]
     return token, torch.stack(columns, dim=1)
 
@@ -99,11 +105,19 @@ def _shifted(numbers: torch.Tensor, by: int) -> torch.Tensor:
     return (numbers >> by) & ((1 << 64 - by) - 1)
 
 
-def gumbel(noise: torch.Tensor, number: torch.Tensor, size: int) -> torch.Tensor:
-    """Gumbel noise `[N, size]` of token `number` `[1]` of each answer."""
+def counter_of(size: int, device: torch.device) -> torch.Tensor:
+    """SplitMix64's counter for `size` numbers.
+
+    It must be made where nothing is compiled: PyTorch's compiler takes numbers that are counted up for indices, which
+    may have fewer bits.
+    """
+    return GAMMA * torch.arange(1, size + 1, device=device)
+
+
+def gumbel(noise: torch.Tensor, number: torch.Tensor, counter: torch.Tensor) -> torch.Tensor:
+    """Gumbel noise `[N, V]` of token `number` `[1]` of each answer, by the `counter` `[V]` of the vocabulary."""
     rows = _mixed(noise + GAMMA * (number + 1))
-    counter = torch.arange(1, size + 1, device=noise.device)
-    bits = _shifted(_mixed(rows[:, None] + GAMMA * counter), 11)
+    bits = _shifted(_mixed(rows[:, None] + counter), 11)
     # Small numbers, which give the largest noise, keep all digits of float32; neither end may be infinite.
     uniform = (bits.float() * 2.0**-53).clamp(2.0**-54, 1 - 2.0**-24)
     return -torch.log(-torch.log1p(-uniform))
@@ -126,9 +140,12 @@ class Chooser:
         """`compiled` compiles how tokens are drawn."""
         self.end_token_id, self.samples, self.num_logprobs = end_token_id, sampling is not None, 3 if sampling else 1
         self._choose: Choose = likeliest
+        self._counter = torch.zeros(0, dtype=torch.int64)
         if sampling:
             draw = partial(drawn, temperature=sampling.temperature, top_p=sampling.top_p)
-            self._draw: Choose = torch.compile(lambda *inputs: draw(*inputs), dynamic=True) if compiled else draw
+            self._draw: Callable[..., Chosen] = draw
+            if compiled:
+                self._draw = torch.compile(lambda *inputs: draw(*inputs), dynamic=True)
             self._choose = self._in_parts
 
     def __call__(self, logits: torch.Tensor, number: torch.Tensor, noise: torch.Tensor) -> Chosen:
@@ -136,6 +153,9 @@ class Chooser:
         return self._choose(logits, number, noise)
 
     def _in_parts(self, logits: torch.Tensor, number: torch.Tensor, noise: torch.Tensor) -> Chosen:
+        if self._counter.device != logits.device or len(self._counter) != logits.shape[1]:
+            self._counter = counter_of(logits.shape[1], logits.device)
         parts = (slice(start, start + ROWS) for start in range(0, len(noise), ROWS))
-        tokens, logprobs = zip(*(self._draw(logits[part], number, noise[part]) for part in parts), strict=True)
+        chosen = (self._draw(logits[part], number, noise[part], self._counter) for part in parts)
+        tokens, logprobs = zip(*chosen, strict=True)
         return torch.cat(tokens), torch.cat(logprobs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from lookonce.eval.answers.engines import SharedPrefixes
 from lookonce.eval.decoding.batches import Room, plan_batches
 from lookonce.eval.decoding.decoder import Decoder
 from lookonce.eval.decoding.dialogue import Dialogue, Sample
-from lookonce.eval.decoding.sampling import Sampling, noise_of
+from lookonce.eval.decoding.sampling import Chooser, Sampling, noise_of
 from lookonce.families.qwen3_5 import QWEN3_5
 from lookonce.families.qwen3_vl import QWEN3_VL
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
@@ -183,6 +184,21 @@ def test_samples_are_the_same_in_other_batches_orders_ways_and_numbers(asked, ro
             assert [one.token_ids for one in answers][:few] == found[number][:few]
     other = asked.samples(every, WARM, seed=SEED + 1)
     assert sum([one.token_ids for one in other[number]] == found[number] for number in every) < len(every) / 3
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs a compiler")
+@pytest.mark.filterwarnings("default")  # the compiler warns
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_compiled_draws_are_those_that_are_not(top_p):
+    """As on a GPU, where numbers of int64 could become indices of fewer bits."""
+    random = torch.Generator().manual_seed(0)
+    logits = torch.randn(40, 3000, generator=random)
+    noise = torch.from_numpy(np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 40))
+    inputs = (logits, torch.tensor([2]), noise)
+    with torch.inference_mode():
+        chosen = [Chooser(0, Sampling(1, 0.8, top_p), compiled=compiled)(*inputs) for compiled in (False, True)]
+    assert torch.equal(chosen[0][0], chosen[1][0]) and len({*chosen[0][0].tolist()}) > 30
+    assert torch.allclose(chosen[0][1], chosen[1][1], atol=1e-5)
 
 
 def test_an_image_and_a_question_are_computed_once_for_all_samples(asked):

@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
-from lookonce.eval.decoding.sampling import Chooser, Sampling, _mixed, gumbel, noise_of
+from lookonce.eval.decoding.sampling import GAMMA, Chooser, Sampling, _mixed, counter_of, gumbel, noise_of
 from lookonce.train.data.tokenize import Example
 
-VOCABULARY, ROWS = 12, 40_000
+VOCABULARY, ROWS, CPU = 12, 40_000, torch.device("cpu")
 LOGITS = torch.tensor([[2.5, 1.5, 1.4, 1.0, 0.5, 0.6, 0.0, 0.1, -0.5, -1.0, -2.0, -9.0]])
 FREQUENCIES = pytest.mark.guarantee("Samples have the frequencies of the model's probabilities.")
 
@@ -71,21 +71,21 @@ def test_draws_are_independent_between(others):
 
 def test_noise_is_splitmix64():
     """The first numbers of the reference implementation's generator with the seed 1234567."""
-    counter = torch.arange(1, 6)
-    found = _mixed(1234567 + -0x61C8864680B583EB * counter).numpy().view(np.uint64)
+    found = _mixed(1234567 + counter_of(5, CPU)).numpy().view(np.uint64)
+    assert GAMMA % 2**64 == 0x9E3779B97F4A7C15
     published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
     assert found.tolist() == [*published, 16408922859458223821]
 
 
 def test_noise_is_finite_and_has_the_moments_of_gumbel(monkeypatch):
-    noise = gumbel(NOISE[:2000], torch.tensor([5]), 1000).double()
+    noise = gumbel(NOISE[:2000], torch.tensor([5]), counter_of(1000, CPU)).double()
     assert float(noise.mean()) == pytest.approx(0.5772157, abs=0.005)
     assert float(noise.var()) == pytest.approx(np.pi**2 / 6, rel=0.01)
     for extreme in (0, -1):
         monkeypatch.setattr(
             "lookonce.eval.decoding.sampling._mixed", lambda numbers, all_bits=extreme: numbers * 0 + all_bits
         )
-        assert gumbel(NOISE[:1], torch.tensor([0]), 3).isfinite().all()
+        assert gumbel(NOISE[:1], torch.tensor([0]), counter_of(3, CPU)).isfinite().all()
 
 
 def test_a_token_does_not_depend_on_other_rows_or_on_their_number(monkeypatch):
