@@ -57,6 +57,9 @@ def test_scores_are_those_of_the_rows_and_the_command_prints_them(trained):
     assert json.loads(command(*words, "--json").stdout) == written and path.read_bytes() == before
     assert f"rewards differ in {scores.mixed.value:.1%} [" in command(*words).stdout
     assert not (trained.output / "predictions" / "test.jsonl").exists(), "the run's own answers are others"
+    _, path = sample_run(trained.output, replace(WARM, num_samples=2), "test", seed=5)
+    answers = [[[one["answer"] for one in row["samples"]][:2] for row in some] for some in (rows, rows_of(path))]
+    assert answers[0] == answers[1], "fewer samples are the first of more"
 
 
 @pytest.mark.guarantee("Samples of an evaluation that is interrupted are those of an uninterrupted one.")

@@ -119,17 +119,16 @@ def gumbel(noise: int, position: int, size: int) -> np.ndarray:
 
 @pytest.fixture(scope="module", params=[QWEN3_VL, QWEN3_5], ids=lambda family: family.model_type)
 def asked(request, sample, make_run_in, random_lora, tmp_path_factory) -> Asked:
-    """Three images with one to four questions, two turns, and a question without an image."""
+    """Three images with one to four questions in turn, two turns, and a question without an image."""
     folder = tmp_path_factory.mktemp("samples")
     model = {}
     if request.param is not QWEN3_VL:
         write_model(folder / "model", family=request.param)
         model = {"path": str(folder / "model")}
     images = [*{record.images: None for record in read_records(sample / "train.jsonl")}][:3]
+    asked_of = [*zip(images, (4, 1, 2), strict=True)]
     records = [
-        Record(about, (Turn(f"Is it number {n}?", "yes"),))
-        for about, num in zip(images, (4, 1, 2), strict=True)
-        for n in range(num)
+        Record(about, (Turn(f"Is it number {n}?", "yes"),)) for n in range(4) for about, num in asked_of if n < num
     ]
     records += [Record(images[2], (Turn("What?", "a"), Turn("Why?", "b"))), Record((), (Turn("Is there text?", "no"),))]
     write_records(folder / "asked.jsonl", records, image_root=sample)
@@ -170,7 +169,7 @@ def test_samples_are_those_of_the_stock_model_in_rows_of_their_own(asked, sampli
 @pytest.mark.filterwarnings("default:flex_attention called without torch.compile")
 @pytest.mark.parametrize(
     ("room", "by_rows"),
-    [(Room(700, 300, NEW_TOKENS, 7), False), (Room(1, 1, NEW_TOKENS), False), (Room(900, 400, NEW_TOKENS), True)],
+    [(Room(700, 300, NEW_TOKENS, 7), False), (Room(1, 1, NEW_TOKENS), False), (Room(900, 60, NEW_TOKENS), True)],
 )
 def test_samples_are_the_same_in_other_batches_orders_ways_and_numbers(asked, room, by_rows):
     every = [*range(len(asked.examples))]
@@ -202,16 +201,23 @@ def test_compiled_draws_are_those_that_are_not(top_p):
 
 
 def test_an_image_and_a_question_are_computed_once_for_all_samples(asked):
+    about_first = [
+        number for number, one in enumerate(asked.examples) if one.image_keys == asked.examples[0].image_keys
+    ]
     computed = []
     hook = asked.model.register_forward_pre_hook(
         lambda module, args, inputs: computed.append(inputs["input_ids"].shape[1]), with_kwargs=True
     )
     try:
-        asked.samples([0, 1, 2, 3], replace(WARM, num_samples=40))
+        asked.samples(about_first, replace(WARM, num_samples=40))
     finally:
         hook.remove()
-    [group] = group_examples(asked.examples[:4], asked.session.chat_tokenizer.image_token_id)
-    assert computed[0] == group.num_tokens and computed[1] <= 4 * 40 and len(computed) == NEW_TOKENS
+    [group] = group_examples([asked.examples[n] for n in about_first], asked.session.chat_tokenizer.image_token_id)
+    assert (
+        computed[0] == group.num_tokens
+        and computed[1] <= 4 * 40 == len(about_first) * 40
+        and len(computed) == NEW_TOKENS
+    )
 
 
 @pytest.mark.guarantee("Samples have the frequencies of the model's probabilities.")
