@@ -21,16 +21,20 @@ from typing import Any
 from lookonce.errors import UsageError
 from lookonce.eval.answers.engines import Engine, SharedPrefixes
 from lookonce.eval.answers.files import Answered, AnsweringCost, PartialAnswers
-from lookonce.eval.answers.questions import Questions, on_this_machine, questions_for, why_not
+from lookonce.eval.answers.questions import Questions, on_this_machine, questions_for, row_of, why_not
 from lookonce.eval.decoding.dialogue import Answer
 from lookonce.eval.decoding.sampling import Sampling
 from lookonce.eval.run import answered_batches, model_of, opened_questions
+from lookonce.eval.scores.metric import Scorer
 from lookonce.eval.scores.metrics import Baseline
 from lookonce.eval.scores.samples import SampledQuestion, SampleScores, most_given
 from lookonce.files import write_json, write_text
 from lookonce.text import Notify, quiet
 from lookonce.train.loop.distributed import Ranks
 from lookonce.train.loop.session import compile_cache
+
+OF_ALL = ("bleu", "chrf")
+"""Metrics that a single answer has no score by."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,16 @@ def sample_run(
 
 
 def _check(questions: Questions) -> None:
-    """Refuse what samples cannot be drawn of."""
+    """Refuse what samples cannot be drawn or scored of."""
+    metric = questions.opened.run.eval.metric
+    if metric in OF_ALL:
+        raise UsageError(
+            f"--samples scores each answer by itself, and `eval.metric: {metric}` is of all together; add "
+            "--set eval.metric=rougeL, or another metric of single answers"
+        )
+    asked = zip(questions.record_turns, questions.examples, strict=True)
+    if not Scorer([row_of(*question, example.image_keys) for question, example in asked], metric).rows:
+        raise UsageError(f"eval.metric: {metric} applies to none of the questions; add --set eval.metric=exact_match")
     if questions.opened.run.eval.engine == "generate":
         raise UsageError("--samples needs `eval.engine: shared`; add --set eval.engine=shared")
     if any(dialogue.later for dialogue in questions.dialogues):
@@ -120,7 +133,7 @@ def _sample(
     samples = questions.samples_of(answered)
     predictions = questions.predictions({number: most_given(given) for number, given in samples.items()})
     rows = [SampledQuestion(row, tuple(samples[number])) for number, row in enumerate(predictions)]
-    scores = SampleScores.of(rows, questions.sampling, questions.seed)
+    scores = SampleScores.of(rows, questions.sampling, questions.seed, opened.run.eval.metric)
     opened.owner.check()
     write_text(path, "".join(f"{json.dumps(row.to_json(), ensure_ascii=False)}\n" for row in rows))
     write_json(path.with_suffix(".json"), scores.to_json())

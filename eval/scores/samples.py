@@ -1,11 +1,12 @@
 """Scores of several samples of each question: how often some are right, and whether their rewards differ.
 
-Design: a sample's reward is exact match. The best of `k` samples is estimated from all `n` without bias: the mean over
-all choices of `k` of them (pass@k of Chen et al. 2021, arXiv 2107.03374, of whose formula this is the form for any
-reward). It needs the references. Two choices do not: the answer that most samples give (self-consistency, Wang et al.
-2022, arXiv 2203.11171), compared as exact match compares texts, and of equally many the one drawn first; and the sample
-with the highest log-probability. Training by rewards learns from the questions whose samples have different rewards, so
-their share is what such a training can use. Intervals are over images, as those of other scores.
+Design: a sample's reward is what it scores by the metric that counts, exact match unless the run names another. The
+best of `k` samples is estimated from all `n` without bias: the mean over all choices of `k` of them (pass@k of Chen et
+al. 2021, arXiv 2107.03374, of whose formula this is the form for any reward). It needs the references. Two choices do
+not: the answer that most samples give (self-consistency, Wang et al. 2022, arXiv 2203.11171), compared as exact match
+compares texts, and of equally many the one drawn first; and the sample with the highest log-probability. Training by
+rewards learns from the questions whose samples have different rewards, so their share is what such a training can use.
+Intervals are over images, as those of other scores.
 
 Q questions, S samples.
 """
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 
 from lookonce.eval.decoding.dialogue import Answer
 from lookonce.eval.decoding.sampling import Sampling
+from lookonce.eval.scores.metric import EXACT, Scorer, name_of
 from lookonce.eval.scores.prediction import MAX_GROUPS, Prediction
 from lookonce.eval.statistics import Interval, clusters_of, share_interval
 from lookonce.text import count, nfc, rows, share, table
@@ -39,17 +41,12 @@ class SampledQuestion:
     """The question with the answer that most samples give."""
     samples: tuple[Answer, ...]
 
-    @property
-    def rewards(self) -> list[float]:
-        """That of each sample."""
-        return [float(self.row.accepts(sample.text)) for sample in self.samples]
-
     def to_json(self) -> dict[str, Any]:
         """The row of a prediction, and the samples in the order in which they are numbered."""
         samples = [
-            {"answer": sample.text, "right": bool(reward), "logprob": sample.logprob, "num_tokens": sample.num_tokens}
-            | {"ended": sample.ended}
-            for sample, reward in zip(self.samples, self.rewards, strict=True)
+            {"answer": sample.text, "right": self.row.accepts(sample.text)}
+            | {name: getattr(sample, name) for name in ("logprob", "num_tokens", "ended")}
+            for sample in self.samples
         ]
         return self.row.to_json() | {"samples": samples}
 
@@ -89,28 +86,30 @@ class Learnable:
     """The questions of one text."""
 
     num_questions: int
-    pass_at_1: float
+    reward: float
     mixed: float
     """The share whose samples have different rewards."""
 
 
 @dataclass(frozen=True)
 class SampleScores:
-    """What the samples of some questions score."""
+    """What the samples of some questions score, over the questions to which the metric applies."""
 
     sampling: Sampling
     seed: int
+    metric: str
     num_questions: int
-    pass_at: dict[int, Estimate]
-    """The share of questions of which the best of some samples is right, by their number."""
+    best_of: dict[int, Estimate]
+    """The reward of the best of some samples, by their number; pass@k if the metric is exact match."""
     vote: Estimate
-    """Exact match of the answer that most samples give."""
+    """The reward of the answer that most samples give."""
     likeliest: Estimate
-    """Exact match of the sample with the highest log-probability."""
+    """The reward of the sample with the highest log-probability."""
     mixed: Estimate
     """The share of questions whose samples have different rewards."""
     all_right: float
     none_right: float
+    """The shares of questions whose samples all have the reward 1, or all 0."""
     distinct: float
     """Different answers to a question, on average."""
     cut: float
@@ -118,10 +117,15 @@ class SampleScores:
     by_question: dict[str, Learnable]
 
     @classmethod
-    def of(cls, questions: Sequence[SampledQuestion], sampling: Sampling, seed: int) -> SampleScores:
-        """Score the samples of some questions, of which there must be one."""
-        num_samples = sampling.num_samples
-        rewards_QS = np.array([question.rewards for question in questions])
+    def of(
+        cls, questions: Sequence[SampledQuestion], sampling: Sampling, seed: int, metric: str = EXACT
+    ) -> SampleScores:
+        """Score the samples of some questions; the metric must apply to one of them."""
+        num_samples, scorer = sampling.num_samples, Scorer([question.row for question in questions], metric)
+        texts_of = zip(*([sample.text for sample in question.samples] for question in questions), strict=True)
+        rewards_QS = np.stack([scorer(texts) for texts in texts_of], axis=1)
+        vote_Q = scorer([question.row.predicted for question in questions])
+        questions = [questions[number] for number in scorer.numbers]
         clusters = clusters_of([question.row.sources for question in questions])
 
         def estimate(values_Q: Vector) -> Estimate:
@@ -137,9 +141,10 @@ class SampleScores:
         return cls(
             sampling=sampling,
             seed=seed,
+            metric=metric,
             num_questions=len(questions),
-            pass_at={num: estimate(best_of(rewards_QS, num)) for num in _powers(num_samples)},
-            vote=estimate(np.array([float(question.row.is_right) for question in questions])),
+            best_of={num: estimate(best_of(rewards_QS, num)) for num in _powers(num_samples)},
+            vote=estimate(vote_Q),
             likeliest=estimate(rewards_QS[np.arange(len(questions)), likeliest_Q]),
             mixed=estimate(mixed_Q),
             all_right=float((rewards_QS.min(axis=1) == 1).mean()),
@@ -156,10 +161,11 @@ class SampleScores:
         """The question texts from which most can be learned, the scores, and how many can."""
         num, asked = self.sampling.num_samples, count(self.num_questions, "question")
         most = sorted(self.by_question.items(), key=lambda item: -item[1].mixed * item[1].num_questions)[:MAX_GROUPS]
-        texts = [(text, f"{of.num_questions:,}", f"{of.pass_at_1:.1%}", f"{of.mixed:.1%}") for text, of in most]
+        texts = [(text, f"{of.num_questions:,}", f"{of.reward:.1%}", f"{of.mixed:.1%}") for text, of in most]
+        best = "pass@" if self.metric == EXACT else "best of "
         if more := len(self.by_question) - len(most):
             texts.append((f"{more:,} other question texts", "", "", ""))
-        scores = [estimate.line(f"pass@{number}") for number, estimate in self.pass_at.items()]
+        scores = [estimate.line(f"{best}{number}") for number, estimate in self.best_of.items()]
         scores += [self.vote.line(f"majority vote of {num}"), self.likeliest.line(f"likeliest of {num}")]
         interval = f" [{self.mixed.interval.in_percent()}]" if self.mixed.interval else ""
         notes = [
@@ -168,15 +174,16 @@ class SampleScores:
                 f"{num} of each of {asked}, temperature {self.sampling.temperature:g}, top-p {self.sampling.top_p:g}",
             ),
             ("to learn", f"rewards differ in {self.mixed.value:.1%}{interval} of the questions"),
-            ("others", f"all samples right in {self.all_right:.1%}, none in {self.none_right:.1%}"),
+            ("others", f"all samples score 100% in {self.all_right:.1%}, and all 0% in {self.none_right:.1%}"),
             ("answers", f"{self.distinct:.1f} different ones to a question, {self.cut:.1%} of the samples cut off"),
         ]
-        header = ("question", "asked", "pass@1", "rewards differ")
-        blocks = (table(header, texts), table(("of samples", "exact match", "95% interval"), scores), rows(notes))
+        header = ("question", "asked", name_of(self.metric), "rewards differ")
+        by_samples = table(("of samples", name_of(self.metric), "95% interval"), scores)
+        blocks = (table(header, texts), by_samples, rows(notes))
         return "\n\n".join(blocks)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"pass_at": {str(number): asdict(estimate) for number, estimate in self.pass_at.items()}}
+        return asdict(self) | {"best_of": {str(number): asdict(estimate) for number, estimate in self.best_of.items()}}
 
 
 def _powers(most: int) -> list[int]:

@@ -46,8 +46,8 @@ def test_scores_are_those_of_the_rows_and_the_command_prints_them(trained):
     assert path == trained.output / "samples" / "test.jsonl" and len(rows) == scores.num_questions == 87
     right = [[one["answer"].strip() == row["answer"].strip() for one in row["samples"]] for row in rows]
     assert all(len(each) == 4 for each in right) and [[one["right"] for one in row["samples"]] for row in rows] == right
-    assert scores.pass_at[1].value == pytest.approx(fmean(map(fmean, right)))
-    assert scores.pass_at[4].value == pytest.approx(fmean(map(any, right)))
+    assert scores.best_of[1].value == pytest.approx(fmean(map(fmean, right)))
+    assert scores.best_of[4].value == pytest.approx(fmean(map(any, right)))
     assert scores.mixed.value == pytest.approx(fmean(any(each) and not all(each) for each in right))
     assert 0.1 < scores.mixed.value < 0.9 and scores.mixed.interval
     written = json.loads(path.with_suffix(".json").read_text())
@@ -89,6 +89,8 @@ def test_the_untuned_model_has_files_of_its_own(trained, tmp_path):
     ("options", "message"),
     [
         (("--samples", "2", "--set", "eval.engine=generate"), "add --set eval.engine=shared"),
+        (("--samples", "2", "--set", "eval.metric=bleu"), "is of all together; add --set eval.metric=rougeL"),
+        (("--samples", "2", "--set", "eval.metric=point_inside"), "applies to none of the questions; add --set"),
         (("--samples", "2", "--baselines"), "--samples takes at most one baseline at a time"),
         (("--samples", "2", "--untuned", "--shuffle-images"), "--samples takes at most one baseline at a time"),
         (("--samples", "2", "--no-context"), "need `data.context` in the run file"),

@@ -54,8 +54,8 @@ def test_scores_of_samples():
         samples = [answer(text, -1.0 - place, cut=place == 3) for place, text in enumerate(reversed(texts))]
         sampled.append(sampled_question(row, samples))
     scores = SampleScores.of(sampled, Sampling(4), seed=3)
-    assert list(scores.pass_at) == [1, 2, 4]
-    assert [scores.pass_at[num].value for num in (1, 2, 4)] == pytest.approx([10 / 20, (6 + 0 + 3 + 5 + 6) / 30, 4 / 5])
+    assert list(scores.best_of) == [1, 2, 4]
+    assert [scores.best_of[num].value for num in (1, 2, 4)] == pytest.approx([10 / 20, (6 + 0 + 3 + 5 + 6) / 30, 4 / 5])
     assert scores.vote.value == pytest.approx(3 / 5), "two of four and two others are most; one of four are as many"
     assert scores.likeliest.value == pytest.approx(1 / 5) and scores.mixed.value == pytest.approx(3 / 5)
     assert (scores.all_right, scores.none_right, scores.cut) == (0.2, 0.2, 0.25)
@@ -63,10 +63,10 @@ def test_scores_of_samples():
     low, high = scores.mixed.interval
     assert low < scores.mixed.value < high
     assert scores.by_question["q2"].num_questions == 6 and scores.by_question["q2"].mixed == 1
-    assert scores.by_question["q2"].pass_at_1 == 0.25 and scores.by_question["q0"].mixed == 0
+    assert scores.by_question["q2"].reward == 0.25 and scores.by_question["q0"].mixed == 0
     text = scores.text()
     assert "rewards differ in 60.0% [" in text and "pass@4" in text and "majority vote of 4" in text
-    assert scores.to_json()["pass_at"]["2"]["value"] == scores.pass_at[2].value
+    assert scores.to_json()["best_of"]["2"]["value"] == scores.best_of[2].value
     [first, *_] = [row for row in sampled if row.row.question == "q4"]
     shown = first.to_json()
     assert [one["right"] for one in shown["samples"]] == [False, True, True, True]
@@ -76,5 +76,19 @@ def test_scores_of_samples():
 def test_three_samples_have_an_estimate_for_each_power_of_two_and_all():
     row = questions(1)[0]
     scores = SampleScores.of([sampled_question(row, [answer("no")] * 3)], Sampling(3), 0)
-    assert list(scores.pass_at) == [1, 2, 3] and scores.pass_at[3].interval is None
+    assert list(scores.best_of) == [1, 2, 3] and scores.best_of[3].interval is None
     assert "none" in scores.text()
+
+
+def test_another_metric_gives_rewards_to_the_questions_to_which_it_applies():
+    labelled, other = questions(1)[:2]
+    labelled = replace(labelled, answer="polyp; z-line")
+    sampled = [
+        sampled_question(labelled, [answer("z-line; polyp"), answer("polyp"), answer("none")]),
+        sampled_question(other, [answer("no")] * 3),
+    ]
+    scores = SampleScores.of(sampled, Sampling(3), 0, "label_f1")
+    assert scores.num_questions == 1 and list(scores.by_question) == [labelled.question]
+    assert scores.best_of[1].value == pytest.approx((1 + 2 / 3) / 3) and scores.best_of[3].value == 1
+    assert scores.vote.value == scores.likeliest.value == 1 and scores.mixed.value == 1
+    assert "best of 2" in scores.text() and "F1 of labels" in scores.text()
