@@ -15,9 +15,11 @@ import click
 from lookonce.commands.options import (
     JSON,
     PATH,
+    SEED,
     SET,
     SPLIT,
     VERIFY_IMAGES,
+    Decimal,
     check_launch,
     emit,
     notify,
@@ -28,8 +30,6 @@ from lookonce.commands.options import (
 from lookonce.environment import fewer_imports, num_ranks
 from lookonce.errors import LookonceError, UsageError
 from lookonce.text import count, json_text, listed, shell
-
-MAX_SEED = 2**63 - 1
 
 if TYPE_CHECKING:
     from lookonce.eval.answerer import Conversation
@@ -57,19 +57,19 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--temperature",
-    type=click.FloatRange(0, 100, min_open=True),
+    type=Decimal(0, 100, min_open=True),
     default=1.0,
     show_default=True,
     help="With --samples, what logits are divided by.",
 )
 @click.option(
     "--top-p",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=Decimal(0, 1, min_open=True),
     default=1.0,
     show_default=True,
     help="With --samples, the probability of the likeliest tokens that are drawn from.",
 )
-@click.option("--seed", type=click.IntRange(0, MAX_SEED), default=0, show_default=True, help="Of the samples.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the samples.")
 @SET
 @VERIFY_IMAGES
 @JSON
