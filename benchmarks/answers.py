@@ -161,7 +161,7 @@ def _measure(
     answers: dict[int, Answer] = {}
     seconds = _seconds(lambda: answers.update(_whole_path(engine, opened, model, records)))
     peak = torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None
-    measured = Answering(name, len(questions.asked), len(batches), seconds, warm_up, peak)
+    measured = Answering(name, len(questions.record_turns), len(batches), seconds, warm_up, peak)
     return measured, [answers[number] for number in sorted(answers)]
 
 
@@ -182,7 +182,7 @@ def _limits(engine: SharedPrefixes, opened: OpenRun, model: Any, records: Sequen
     """Milliseconds a question: of the prompts alone, and of reading the weights once for each token of each batch."""
     questions = _questions(opened, records)
     batches = [[one.first for one in batch] for batch in _chosen(questions, engine.plan(questions.dialogues))]
-    decoder, num_questions = engine.decoder_of(model), len(questions.asked)
+    decoder, num_questions = engine.decoder_of(model), len(questions.record_turns)
     prompts = _seconds(lambda: [branches.token for _, branches, _ in decoder.begun(batches)])
     num_bytes = sum(weight.nbytes for weight in text_model(model).parameters())
     reads = num_bytes * len(batches) * engine.room.max_new_tokens / _bytes_per_second()

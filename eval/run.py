@@ -13,8 +13,8 @@ does not count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
@@ -68,7 +68,7 @@ def evaluate(
             machine_identity = once(partial(on_this_machine, identity))
             folder = opened.folder.predictions(part.name).parent
             unfinished.append(PartialAnswers(folder, part.name, machine_identity, ranks.rank))
-            answered = _answered(part, unfinished[-1], cost, model, ranks)
+            answered = answered_batches(part, unfinished[-1], cost, model, ranks)
             stage_answers = once(partial(part.of_questions, answered))
             answers |= {stage[index]: answer for index, answer in stage_answers.items()}
     if not ranks.is_first:
@@ -80,7 +80,7 @@ def evaluate(
     return evaluation
 
 
-def _answered(
+def answered_batches(
     questions: Questions, unfinished: PartialAnswers, cost: AnsweringCost, model: Callable[[], Any], ranks: Ranks
 ) -> Answered:
     """Give the answers that are missing; returns all of them on the first rank, and its own on each other."""
@@ -126,22 +126,37 @@ def evaluate_run(
         LookonceError: the folder does not hold a trained run or is in use, or an input is missing.
     """
     ranks = Ranks.join()
+    with opened_questions(run_dir, split, baselines, ranks, assignments, verify_images, notify) as questions:
+        opened = questions.opened
+        named = _meaningful_baselines(questions) if isinstance(baselines, str) else baselines
+        if reasons := list(filter(None, (why_not(questions, baseline) for baseline in named))):
+            raise UsageError(reasons[0])
+        is_beside = baselines == "all" or len(baselines) > 1
+        open_model = model_of(opened, is_shared=is_beside)
+        for baseline in (*named, None) if is_beside else named or (None,):
+            baseline_questions = questions_for(questions, baseline)
+            done = evaluate(baseline_questions, partial(open_model, baseline), ranks, reuses=is_beside)
+        return (done, opened.folder.predictions(baseline_questions.name)) if done else None
+
+
+@contextmanager
+def opened_questions(
+    run_dir: Path,
+    split: str | None,
+    baselines: Baselines,
+    ranks: Ranks,
+    assignments: Sequence[str],
+    verify_images: bool,
+    notify: Notify,
+) -> Iterator[Questions]:
+    """Open a run, with an adapter unless the untuned model alone is asked; gives the questions of a split."""
     images: Literal["hashed", "cached"] = "hashed" if verify_images else "cached"
     needs = replace(TO_EVALUATE, adapter=baselines != UNTUNED, images=images)
     notify = notify if ranks.is_first else quiet
     with open_run(run_dir, needs, assignments, once=ranks.first_decides, notify=notify) as opened:
         for note in opened.notes:
             notify(note)
-        questions = _questions(opened, split or opened.run.eval.split, ranks)
-        named = _meaningful_baselines(questions) if isinstance(baselines, str) else baselines
-        if reasons := list(filter(None, (why_not(questions, baseline) for baseline in named))):
-            raise UsageError(reasons[0])
-        is_beside = baselines == "all" or len(baselines) > 1
-        open_model = _model_of(opened, is_shared=is_beside)
-        for baseline in (*named, None) if is_beside else named or (None,):
-            baseline_questions = questions_for(questions, baseline)
-            done = evaluate(baseline_questions, partial(open_model, baseline), ranks, reuses=is_beside)
-        return (done, opened.folder.predictions(baseline_questions.name)) if done else None
+        yield _questions(opened, split or opened.run.eval.split, ranks)
 
 
 def _questions(opened: OpenRun, split: str, ranks: Ranks) -> Questions:
@@ -166,7 +181,7 @@ def _meaningful_baselines(questions: Questions) -> tuple[Baseline, ...]:
     return tuple(baseline for baseline, reason in reasons.items() if not reason)
 
 
-def _model_of(opened: OpenRun, is_shared: bool) -> Callable[[Baseline | None], AbstractContextManager[Any]]:
+def model_of(opened: OpenRun, is_shared: bool) -> Callable[[Baseline | None], AbstractContextManager[Any]]:
     """The model of each baseline; if it `is_shared` by them, all are the trained one, which is loaded once."""
     model, run = opened.model_folder, opened.run
     trained = cache(lambda: load_trained(model, run, opened.folder.adapter))

@@ -1,11 +1,12 @@
-"""The ways to answer questions, which `eval.engine` chooses: shared prefixes, or transformers' `generate`.
+"""The ways to answer questions, which `eval.engine` chooses: shared prefixes, or transformers' `generate`; and samples.
 
 Design: an engine says which dialogues are answered together before the model is loaded. That depends on the questions
 and the settings alone, so that an answer has the same bits whichever rank gives it, and whether or not the evaluation
 was interrupted. So the size of a batch follows from the whole memory of the GPU and the model, not from what is free at
 the moment; only beside a training, which holds most of the memory, it follows from what is free. If the GPU is out of
 memory all the same, a batch is answered in parts. In models with linear attention each question has a state, which
-takes as much memory as hundreds or thousands of tokens, so their number has a limit of its own.
+takes as much memory as hundreds or thousands of tokens, so their number has a limit of its own. So has the number of
+samples, of which there are more to a token of a batch, and each has logits.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from lookonce.errors import TrainingError
 from lookonce.eval.decoding.batches import Room, plan_batches
 from lookonce.eval.decoding.buffers import WORKING, bytes_per_state, bytes_per_token
 from lookonce.eval.decoding.decoder import Decoder
-from lookonce.eval.decoding.dialogue import Answer, Dialogue
+from lookonce.eval.decoding.dialogue import Answer, Dialogue, Sample
+from lookonce.eval.decoding.sampling import Sampling
 from lookonce.run.open import OpenRun
 from lookonce.text import Notify, quiet
 from lookonce.train.data.batches import RowCollator
@@ -60,10 +62,10 @@ def tokens_beside_training(model_folder: ModelFolder, dtype: torch.dtype) -> int
     return _tokens_in(free - total * SPARE, model_folder, dtype)
 
 
-def states_per_batch(model_folder: ModelFolder, num_tokens: int) -> int | None:
-    """The states of linear attention that a batch of `num_tokens` may have; None for models without them."""
-    has_states = LINEAR in model_folder.family.layer_types
-    return max(num_tokens // SLOTS_OF_BRANCH, 1) if has_states else None
+def states_per_batch(model_folder: ModelFolder, num_tokens: int, sampling: Sampling | None = None) -> int | None:
+    """The answers that a batch of `num_tokens` may have, if they are samples or have states of linear attention."""
+    is_limited = sampling or LINEAR in model_folder.family.layer_types
+    return max(num_tokens // SLOTS_OF_BRANCH, 1) if is_limited else None
 
 
 def _tokens_in(num_bytes: float, model_folder: ModelFolder, dtype: torch.dtype) -> int:
@@ -104,7 +106,7 @@ def greedy_answers(
         chosen = ChosenLogprobs()
         inputs = {name: tensor.to(device) for name, tensor in batch.items()}
         output = model.generate(**inputs, logits_processor=LogitsProcessorList([chosen]), streamer=streamer)
-    logprobs = torch.stack(chosen.logprobs, dim=1).tolist()
+    logprobs = torch.stack(chosen.logprobs, dim=1)[..., None].tolist()
     rows = zip(output[:, batch["input_ids"].shape[1] :].tolist(), logprobs, strict=True)
     return [Answer.of(tokens, values, tokenizer) for tokens, values in rows]
 
@@ -180,33 +182,48 @@ def in_turns(dialogues: Sequence[Dialogue], answer: Callable[[list[Example]], li
 
 
 class SharedPrefixes:
-    """Each image's tokens once for all its questions, whose answers grow together."""
+    """Each image's tokens once for all its questions, and each question's once for all its samples, if it has several.
 
-    def __init__(self, opened: OpenRun, *, min_compiled: int = MIN_COMPILED) -> None:
-        """With `min_compiled` questions or more, passes are compiled and captured, if there is a GPU."""
+    All answers grow together.
+    """
+
+    def __init__(
+        self, opened: OpenRun, sampling: Sampling | None = None, *, seed: int = 0, min_compiled: int = MIN_COMPILED
+    ) -> None:
+        """With `min_compiled` answers or more, passes are compiled and captured, if there is a GPU.
+
+        With `sampling` each question has as many answers, drawn with the seed; without it, one that is greedy.
+        """
+        self.sampling, self.seed = sampling, seed
         self._source, self._chat, self._min_compiled = opened.features, opened.chat_tokenizer, min_compiled
         run, model = opened.run, opened.model_folder
         self._dtype = PRECISIONS[run.train.precision]
         on_gpu = torch.cuda.is_available()
         tokens_per_pack = run.batch.tokens_per_pack if on_gpu else min(run.batch.tokens_per_pack, CPU_PACK)
         num_slots = run.eval.tokens_per_batch or largest_batch(model, self._dtype)
-        self.room = Room(num_slots, tokens_per_pack, run.eval.max_new_tokens, states_per_batch(model, num_slots))
+        num_samples = sampling.num_samples if sampling else 1
+        longest = (sampling and sampling.max_new_tokens) or run.eval.max_new_tokens
+        most = states_per_batch(model, num_slots, sampling)
+        self.room = Room(num_slots, tokens_per_pack, longest, most, num_samples)
         self._on_gpu, self._can_compile = on_gpu, run.train.compile
         self._num_planned = 0
         self._decoder: Decoder | None = None
 
     def plan(self, dialogues: Sequence[Dialogue]) -> list[list[int]]:
-        self._num_planned += sum(dialogue.num_questions for dialogue in dialogues)
-        behind = [dialogue.room(self.room.max_new_tokens) for dialogue in dialogues]
+        num_samples = self.room.num_samples
+        self._num_planned += sum(dialogue.num_questions for dialogue in dialogues) * num_samples
+        behind = [dialogue.room(self.room.max_new_tokens) * num_samples for dialogue in dialogues]
         return plan_batches([dialogue.first for dialogue in dialogues], behind, self._chat.image_token_id, self.room)
 
     def _parts(self, prompts: Sequence[Example]) -> list[list[int]]:
         """The numbers of the questions that fit together, mostly all of a batch."""
-        behind = [self.room.max_new_tokens] * len(prompts)
+        behind = [self.room.max_new_tokens * self.room.num_samples] * len(prompts)
         return plan_batches(prompts, behind, self._chat.image_token_id, self.room)
 
     def stream(self, model: Any, batches: Sequence[Sequence[Dialogue]], notify: Notify = quiet) -> Iterator[Answers]:
-        """The greedy answers to each batch of dialogues. Batches overlap, unless answers are part of later prompts.
+        """The answers to each batch of dialogues. Batches overlap, unless answers are part of later prompts.
+
+        The samples of a dialogue of one question are its answers; others have none.
 
         Raises:
             TrainingError: one question does not fit.
@@ -216,10 +233,34 @@ class SharedPrefixes:
                 yield in_turns(batch, lambda prompts: next(self._answers(model, [prompts], notify)))
         else:
             for answers in self._answers(model, [[dialogue.first for dialogue in batch] for batch in batches], notify):
-                yield [[answer] for answer in answers]
+                yield _groups(answers, self.room.num_samples)
+
+    def samples(
+        self, model: Any, questions: Sequence[Example], seed: int, notify: Notify = quiet
+    ) -> list[list[Sample]]:
+        """The samples of each question, in order; `questions` are prompts, and `model` may have an adapter.
+
+        The same seed gives the same question the same samples, whatever the others. The engine keeps its buffers and
+        captured passes for the next call; the model's weights may change in between.
+
+        Raises:
+            TrainingError: one question does not fit.
+        """
+        self.seed = seed
+        dialogues = [Dialogue(question) for question in questions]
+        planned = self.plan(dialogues)
+        samples: dict[int, Any] = {}
+        for batch, answers in zip(
+            planned, self.stream(model, [[dialogues[n] for n in b] for b in planned], notify), strict=True
+        ):
+            samples |= zip(batch, answers, strict=True)
+        return [samples[number] for number in range(len(questions))]
 
     def _answers(self, model: Any, batches: Sequence[Sequence[Example]], notify: Notify) -> Iterator[list[Answer]]:
-        """The answers to each batch of prompts; to parts of half its size if the GPU is out of memory."""
+        """The answers to each batch of prompts; to parts of half its size if the GPU is out of memory.
+
+        All samples of a question follow one another.
+        """
         left = deque(batches)
         while left:
             parts = [self._parts(batch) for batch in left]
@@ -228,9 +269,10 @@ class SharedPrefixes:
             answers = self.decoder_of(model).answers(fitting)
             try:
                 for batch_parts in parts:
-                    answer_of = dict(answer for part in batch_parts for answer in zip(part, next(answers), strict=True))
+                    grouped = ((part, _groups(next(answers), self.room.num_samples)) for part in batch_parts)
+                    answers_of = dict(pair for pairs in grouped for pair in zip(*pairs, strict=True))
                     left.popleft()
-                    yield [answer_of[number] for number in range(len(answer_of))]
+                    yield [answer for number in range(len(answers_of)) for answer in answers_of[number]]
                 return
             except torch.OutOfMemoryError:
                 answers.close()
@@ -240,12 +282,14 @@ class SharedPrefixes:
         """Leave room for at most half of a batch from now on."""
         if all(len(part) == 1 for part in self._parts(prompts)):
             longest = max(prompts, key=lambda example: example.num_tokens)
+            fewer = ", take fewer samples" if self.sampling else ""
             raise TrainingError(
                 f"the GPU is out of memory for one question of {longest.num_tokens:,} tokens "
-                f"({longest.origin}); lower `eval.max_new_tokens` or use a larger GPU"
+                f"({longest.origin}); lower `eval.max_new_tokens`{fewer} or use a larger GPU"
             ) from None
         groups = group_examples(prompts, self._chat.image_token_id)
-        num_slots = sum(group.num_tokens for group in groups) + len(prompts) * self.room.max_new_tokens
+        num_answers = len(prompts) * self.room.num_samples
+        num_slots = sum(group.num_tokens for group in groups) + num_answers * self.room.max_new_tokens
         num_slots = min(num_slots, self.room.num_slots) // 2
         notify(f"out of memory; answering {num_slots:,} tokens at a time; set a lower `eval.tokens_per_batch`")
         self.room, self._decoder = replace(self.room, num_slots=num_slots), None
@@ -261,10 +305,17 @@ class SharedPrefixes:
                 self._source,
                 self.room,
                 self._dtype,
+                self.sampling,
                 by_rows=is_quick,
                 compiled=is_quick and self._can_compile,
             )
+        self._decoder.seed = self.seed
         return self._decoder
+
+
+def _groups(answers: Sequence[Answer], size: int) -> Answers:
+    """Answers in groups of some size."""
+    return [[*answers[start : start + size]] for start in range(0, len(answers), size)]
 
 
 Engine = Generate | SharedPrefixes

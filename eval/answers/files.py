@@ -18,7 +18,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -120,7 +120,7 @@ class PartialAnswers:
 
     def add(self, batch: int, answers: Sequence[Answer]) -> None:
         """Write the answers of a batch."""
-        self._write({"batch": batch, "answers": [asdict(answer) for answer in answers]})
+        self._write({"batch": batch, "answers": ANSWERS.dump_python([*answers])})
 
     def remove(self) -> None:
         """Delete the files of all ranks."""

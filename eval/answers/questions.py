@@ -274,7 +274,7 @@ class Questions:
             streamed = self.engine.stream(model, chosen, self.opened.notify)
             for number, answers in zip(batches, streamed, strict=True):
                 yield number, [answer for dialogue_answers in answers for answer in dialogue_answers]
-                progress.update(sum(map(len, answers)))
+                progress.update(len(self.batches[number]))
 
     def of_questions(self, answered: Answered) -> dict[int, Answer]:
         """The answers of all batches, by the number of their question."""

@@ -20,8 +20,9 @@ import torch
 
 from lookonce.eval.decoding.batches import PADDING, BatchLayout, Branches, Room, Spans
 from lookonce.eval.decoding.buffers import KeyValues
-from lookonce.eval.decoding.dialogue import Answer
+from lookonce.eval.decoding.dialogue import Answer, Sample
 from lookonce.eval.decoding.passes import Prompts, Rows, RowSteps, add_token, dense_mask, inference, rows_of_block
+from lookonce.eval.decoding.sampling import Chooser, Sampling, noise_of
 from lookonce.train.data.batches import FeatureSource
 from lookonce.train.data.packing import BLOCK
 from lookonce.train.data.tokenize import ChatTokenizer, Example
@@ -34,8 +35,8 @@ STEPS_BETWEEN_CHECKS = 4
 BRANCHES = 64
 """The numbers of branches in captured passes are multiples of this."""
 
-Grown = tuple[list[int], list[float]]
-"""The tokens of an answer, and their log-probabilities."""
+Grown = tuple[list[int], list[list[float]]]
+"""The tokens of an answer, and the log-probabilities of each."""
 
 
 def capacity(num_branches: int) -> int:
@@ -44,7 +45,7 @@ def capacity(num_branches: int) -> int:
 
 
 class Decoder:
-    """Greedy answers of a model, which may have an adapter, to batches of questions."""
+    """Answers of a model, which may have an adapter, to batches of questions: greedy ones, or samples."""
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class Decoder:
         source: FeatureSource,
         room: Room,
         dtype: torch.dtype,
+        sampling: Sampling | None = None,
         *,
         by_rows: bool = False,
         compiled: bool = False,
@@ -61,20 +63,24 @@ class Decoder:
 
         `by_rows` chooses FlexAttention and `RowSteps`, which need a compiler on a GPU; otherwise masks
         are dense. `compiled` compiles the decoder layers, and on a GPU captures the passes by rows as CUDA graphs,
-        but not those of models with linear attention.
+        but not those of models with linear attention. With `sampling` each question has `room.num_samples` answers.
         """
         self.model, self.chat, self.room, self.dtype = model, chat, room, dtype
         self.device: torch.device = model.device
-        self.end_token_id = int(chat.tokenizer.eos_token_id)
+        self.seed = 0
+        """That of the samples of later batches."""
         self._compiled, self._by_rows = compiled, by_rows
-        captures = compiled and self.device.type == "cuda" and not linear_layers(text_model(model))
+        is_on_gpu = self.device.type == "cuda"
+        captures = compiled and is_on_gpu and not linear_layers(text_model(model))
+        self._chooser = Chooser(int(chat.tokenizer.eos_token_id), sampling, compiled=compiled and is_on_gpu)
         self._capture = cuda_graph_capture() if captures else None
         self._steps: list[RowSteps] = []
         self._prompts = Prompts(model, chat, source, room, flex=by_rows)
         self._keys: KeyValues | None = None
 
     def answers(self, batches: Iterable[Sequence[Example]]) -> Generator[list[Answer]]:
-        """The answers to the questions of each batch, in order; their prompts are given.
+        """The answers to the questions of each batch, in order; their prompts are given. All samples of a question
+        follow one another.
 
         Texts are decoded, and used by the caller, while the GPU computes the prompts of the next batch.
         """
@@ -96,52 +102,58 @@ class Decoder:
         """Compute the prompts of each batch, which gives the first token of each answer."""
         with contextlib.closing(self._prompts.ahead(batches)) as ahead:
             for layout, packs in ahead:
-                keys = self._buffer(len(layout.segments), PADDING + 1 + len(layout.prompts))
+                num_samples = self.room.num_samples
+                keys = self._buffer(len(layout.until), PADDING + 1 + len(layout.examples))
                 with self._passes(keys):
                     logits, positions = self._prompts.run(packs)
                     starts = layout.starts(self.device) | {"position": positions}
-                    branches = Branches.answering(logits, self.room.max_new_tokens, self.end_token_id, **starts)
+                    if self._chooser.samples:
+                        noise = torch.from_numpy(noise_of(layout.prompts, num_samples, self.seed)).to(self.device)
+                        starts["noise"] = noise[starts["examples"]]
+                        starts["position"] = positions.repeat_interleave(num_samples)
+                        logits = logits.repeat_interleave(num_samples, dim=0)
+                    branches = Branches.answering(logits, self.room.max_new_tokens, self._chooser, **starts)
                 yield layout, branches, keys
 
     def _grown(self, layout: BatchLayout, branches: Branches, keys: KeyValues) -> list[Grown]:
         """Let the answers of a batch grow from their first token to their end; in the order of its questions."""
-        segments, answers = torch.from_numpy(layout.segments).to(self.device), dict[int, Grown]()
+        until, answers = torch.from_numpy(layout.until).to(self.device), dict[int, Grown]()
         with self._passes(keys):
             if self._by_rows:
-                ended = [*self._in_rows(branches, layout.spans, segments, keys)]
+                ended = [*self._in_rows(branches, layout.spans, until, keys)]
             else:
-                ended = [*self._by_branch(branches, segments)]
+                ended = [*self._by_branch(branches, until)]
             for finished in ended:
                 columns = (finished.examples.tolist(), finished.tokens.tolist(), finished.logprobs.tolist())
                 answers |= {number: (tokens, logprobs) for number, tokens, logprobs in zip(*columns, strict=True)}
         return [answers[number] for number in range(len(answers))]
 
-    def _by_branch(self, branches: Branches, segments: torch.Tensor) -> Iterator[Branches]:
+    def _by_branch(self, branches: Branches, until: torch.Tensor) -> Iterator[Branches]:
         """Let answers grow with dense masks; yields branches when they have ended and leave the batch."""
         for number in range(1, self.room.max_new_tokens):
             yield branches.subset(branches.ended)
             branches = branches.subset(~branches.ended)
             if not len(branches.ended):
                 return
-            mask = dense_mask(branches, segments)
-            add_token(self.model, branches, torch.tensor([number], device=self.device), self.end_token_id, mask)
+            mask = dense_mask(branches, until)
+            add_token(self.model, branches, torch.tensor([number], device=self.device), self._chooser, mask)
         yield branches
 
-    def _in_rows(self, branches: Branches, spans: Spans, segments: torch.Tensor, keys: KeyValues) -> Iterator[Branches]:
+    def _in_rows(self, branches: Branches, spans: Spans, until: torch.Tensor, keys: KeyValues) -> Iterator[Branches]:
         """Let answers grow in passes of a few sizes; yields branches when they have ended and leave the batch."""
         steps = None
         for number in range(1, self.room.max_new_tokens):
             if number % STEPS_BETWEEN_CHECKS == 1:
                 grows = ~branches.ended.cpu().numpy()
                 if steps is None or 2 * capacity(grows.sum()) <= steps.num_branches:
-                    chosen = torch.from_numpy(grows).to(segments.device)
+                    chosen = torch.from_numpy(grows).to(until.device)
                     yield branches.subset(~chosen)
                     branches, spans = branches.subset(chosen), spans.subset(grows)
                     if not grows.any():
                         return
                     rows = Rows.of(spans, rows_of_block(text_model(self.model).config))
                     steps = self._steps_for(len(rows.of_token), len(rows.first), keys)
-                    branches = steps.start(branches, segments, rows)
+                    branches = steps.start(branches, until, rows)
             assert steps
             steps.run(number)
         yield branches
@@ -152,13 +164,14 @@ class Decoder:
             if steps.num_branches == capacity(num_branches) and num_blocks <= steps.num_blocks <= 2 * num_blocks + 32:
                 return steps
         num_branches, num_blocks = capacity(num_branches), num_blocks + num_blocks // 4
-        unused = Branches.unused(num_branches, PADDING, self.room.max_new_tokens, self.end_token_id, self.model.device)
-        steps = RowSteps(self.model, keys.num_slots, self.end_token_id, unused, num_blocks, self._capture)
+        unused = Branches.unused(num_branches, PADDING, self.room.max_new_tokens, self._chooser, self.model.device)
+        steps = RowSteps(self.model, keys.num_slots, self._chooser, unused, num_blocks, self._capture)
         self._steps.append(steps)
         return steps
 
     def _read(self, done: Sequence[Grown]) -> list[Answer]:
-        return [Answer.of(*grown, self.chat.tokenizer) for grown in done]
+        read = Sample.drawn if self._chooser.samples else Answer.of
+        return [read(*grown, self.chat.tokenizer) for grown in done]
 
     def _passes(self, keys: KeyValues) -> AbstractContextManager[None]:
         """Passes of the model, whose attention has these buffers."""

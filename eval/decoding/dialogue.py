@@ -9,7 +9,7 @@ which could begin a message or stand for an image, is replaced by a text.
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,7 +27,7 @@ Ended = Literal["stop", "length"]
 
 @dataclass(frozen=True)
 class Answer:
-    """A greedy answer to one question."""
+    """A greedy answer to one question, or a sample."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -38,16 +38,39 @@ class Answer:
     """`stop` at an end token, `length` at the largest number of new tokens."""
 
     @classmethod
-    def of(cls, token_ids: Sequence[int], logprobs: Sequence[float], tokenizer: Any) -> Answer:
-        """The answer of some tokens and their log-probabilities; what follows an end token is left out."""
+    def of(cls, token_ids: Sequence[int], logprobs: Sequence[Sequence[float]], tokenizer: Any) -> Answer:
+        """The answer of some tokens, each with its log-probability; what follows an end token is left out."""
         ended = tokenizer.eos_token_id in token_ids
         length = [*token_ids].index(tokenizer.eos_token_id) + 1 if ended else len(token_ids)
         text = tokenizer.decode(token_ids[:length], skip_special_tokens=True)
-        return cls(text, tuple(token_ids[:length]), sum(logprobs[:length]), "stop" if ended else "length")
+        logprob = sum(of_token[0] for of_token in logprobs[:length])
+        return Answer(text, tuple(token_ids[:length]), logprob, "stop" if ended else "length")
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class Sample(Answer):
+    """An answer that was drawn, with three log-probabilities of each of its tokens.
+
+    They are equal at a temperature of 1 and a `top_p` of 1.
+    """
+
+    logprobs: tuple[float, ...]
+    """By the model's own distribution: at a temperature of 1 and without `top_p`. `logprob` is their sum."""
+    tempered: tuple[float, ...]
+    """At the temperature of sampling, without `top_p`: the policy of GRPO, whose ratios have these (as in TRL)."""
+    sampled: tuple[float, ...]
+    """By the distribution that it was drawn from: at this temperature, over the tokens that `top_p` keeps."""
+
+    @classmethod
+    def drawn(cls, token_ids: Sequence[int], logprobs: Sequence[Sequence[float]], tokenizer: Any) -> Sample:
+        """The sample of some tokens, each with its three log-probabilities in the order of the fields."""
+        answer = cls.of(token_ids, logprobs, tokenizer)
+        values = (getattr(answer, field.name) for field in fields(Answer))
+        return cls(*values, *zip(*logprobs[: answer.num_tokens], strict=True))
 
 
 Pieces = NDArray[np.int32]

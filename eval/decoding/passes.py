@@ -6,7 +6,7 @@ attends to itself alone, as in training. Packs are made on a thread, ahead of th
 features are read while the GPU computes.
 
 One token of each growing answer attends to the whole buffer, where the mask leaves it the tokens of its own prompt and
-answer, by the rule of training with slots in the buffer as positions. The mask is dense and computed for each pass,
+answer, by the rule of training with slots in the buffer as indices. The mask is dense and computed for each pass,
 and answers that have ended leave the batch: that suits a CPU and small batches.
 
 On a GPU the mask is by rows (FlexAttention). The branches of an image are spread over rows of their own, in blocks, so
@@ -34,12 +34,13 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from lookonce.eval.decoding.batches import PADDING, UNUSED, BatchLayout, Branches, Room, Spans, attends, state_rows
+from lookonce.eval.decoding.batches import PADDING, UNUSED, BatchLayout, Branches, Room, Spans, state_rows
 from lookonce.eval.decoding.buffers import Continued, KeyValues, OfPrompts, keep
+from lookonce.eval.decoding.sampling import Chooser
 from lookonce.train.data.batches import Batch, FeatureSource, PackCollator, Prefetcher, image_inputs
 from lookonce.train.data.packing import BLOCK, padded_length
 from lookonce.train.data.tokenize import ChatTokenizer, Example
-from lookonce.train.model.attention import WHOLE_BLOCKS, PackMask, shared_prefix_attention
+from lookonce.train.model.attention import WHOLE_BLOCKS, PackMask, attends, shared_prefix_attention
 from lookonce.train.model.compile import other_attention, training_on_packs
 from lookonce.train.model.linear_attention import InPack, masks_with
 from lookonce.train.model.load import text_model
@@ -141,7 +142,7 @@ NUM_AHEAD = 2
 KEPT = ("input_ids", "position_ids", MASK_KEY)
 """What passes need of a collated pack."""
 STATE_ROWS = "state_rows"
-"""The row of each question's state."""
+"""The row of each answer's state."""
 
 
 class Prompts:
@@ -172,7 +173,7 @@ class Prompts:
                 yield layouts.popleft(), (batch for batch, _ in chain([first], packs))
 
     def run(self, packs: Iterable[Batch]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The logits of each answer's first token `[N, vocabulary]`, and its position `[N]`."""
+        """The logits of each question's next token `[N, vocabulary]`, and its position `[N]`."""
         logits, positions = [], []
         for batch in packs:
             self._reserve(len(batch[MASK_KEY]))
@@ -182,10 +183,12 @@ class Prompts:
         return torch.cat(logits), torch.cat(positions)
 
     def _masks(self, seen_until: torch.Tensor, last: torch.Tensor, rows: torch.Tensor) -> Any:
-        """The model's `attention_mask`; `last` and `rows` are those of each question."""
-        return masks_with(
-            self._model, self._mask(seen_until), lambda: OfPrompts(InPack.of(self._model, seen_until), last, rows)
-        )
+        """The model's `attention_mask`; `last` are those of each question, `rows` those of each answer."""
+
+        def states() -> OfPrompts:
+            return OfPrompts(InPack.of(self._model, seen_until), last.repeat_interleave(self._room.num_samples), rows)
+
+        return masks_with(self._model, self._mask(seen_until), states)
 
     def _reserve(self, length: int) -> None:
         """Make room in the mask; one mask serves all packs, since passes are compiled for its function."""
@@ -202,23 +205,24 @@ class Prompts:
         slots = torch.full((length,), PADDING)
         slots[: len(of_pack)] = of_pack
         text = {name: batch[name] for name in KEPT}
-        rows = state_rows(torch.tensor([number for group in pack.groups for number in group.examples]))
+        questions = torch.tensor([number for group in pack.groups for number in group.examples])
+        num_samples = self._room.num_samples
+        rows = state_rows(questions[:, None] * num_samples + torch.arange(num_samples)).flatten()
         text |= {"slots": slots, "logits_to_keep": torch.from_numpy(layout.last[number]), STATE_ROWS: rows}
         shown = [key for group in pack.groups for key in layout.prompts[group.examples[0]].image_keys]
         on_device = {name: tensor.to(self._device, non_blocking=True) for name, tensor in text.items()}
         return on_device | image_inputs(self._source, shown, self._device)
 
 
-def dense_mask(branches: Branches, segments: torch.Tensor) -> torch.Tensor:
-    """`[1, 1, N, num_slots]`, true where a token attends to a slot; `segments` are those of all slots."""
-    segment, prefix, slot = (column[:, None] for column in (branches.segment, branches.prefix, branches.slot))
-    slots = torch.arange(len(segments), device=segments.device)
-    allowed: torch.Tensor = attends(segment, prefix, slot, segments[None], slots[None])
+def dense_mask(branches: Branches, until: torch.Tensor) -> torch.Tensor:
+    """`[1, 1, N, num_slots]`, true where a token attends to a slot; `until` are those of all slots."""
+    slots = torch.arange(len(until), device=until.device)
+    allowed: torch.Tensor = attends(branches.slot[:, None], slots[None], until[None])
     return allowed[None, None]
 
 
 def add_token(
-    model: Any, branches: Branches, number: torch.Tensor, end_token_id: int, mask: Any, **options: Any
+    model: Any, branches: Branches, number: torch.Tensor, chooser: Chooser, mask: Any, **options: Any
 ) -> None:
     """Compute the latest token of each branch, and add token `number` `[1]` to its answer."""
     masks = masks_with(model, mask, lambda: Continued.of(branches))
@@ -232,7 +236,7 @@ def add_token(
             **options,
         ).logits[0]
     branches.advance()
-    branches.add(number, logits, end_token_id)
+    branches.add(number, logits, chooser)
 
 
 @dataclass(frozen=True)
@@ -248,11 +252,11 @@ class Rows:
     @classmethod
     def of(cls, spans: Spans, rows_of_block: int) -> Rows:
         """Blocks of rows for tokens with these spans, those of each group one after another."""
-        prefix, first, end = spans.prefix, spans.first, spans.end
-        rows = np.empty(len(prefix), dtype=np.int64)
+        first, end = spans.first, spans.end
+        rows = np.empty(len(first), dtype=np.int64)
         firsts: list[int] = []
         ends: list[int] = []
-        edges = np.flatnonzero(np.diff(prefix, prepend=-1, append=-1))
+        edges = np.flatnonzero(np.diff(first, prepend=-1, append=-1))
         for start, stop in zip(edges[:-1], edges[1:], strict=True):
             for begin in range(start, stop, rows_of_block):
                 chosen = slice(begin, min(begin + rows_of_block, stop))
@@ -269,7 +273,7 @@ class RowSteps:
         self,
         model: Any,
         num_slots: int,
-        end_token_id: int,
+        chooser: Chooser,
         branches: Branches,
         num_blocks: int,
         capture: Capture | None,
@@ -279,7 +283,7 @@ class RowSteps:
         `num_slots` is the length of the buffer. Without `capture` each pass is launched.
         """
         self.branches, self.num_branches, self.num_blocks = branches, len(branches.slot), num_blocks
-        self._model, self._end_token_id, self._capture = model, end_token_id, capture
+        self._model, self._chooser, self._capture = model, chooser, capture
         device, rows_of = branches.slot.device, rows_of_block(text_model(model).config)
         self._num_rows = rows_of * (num_blocks + 1)  # the last block is for branches that are not used
 
@@ -288,46 +292,42 @@ class RowSteps:
 
         self._rows = column(self.num_branches, self._num_rows - 1).long()
         """The row of each branch, `[num_branches]`."""
-        self._segments, self._num_keys = column(num_slots), column(num_blocks + 1, 0)[None, None]
-        self._segment, self._prefix, self._slot = (column(self._num_rows) for _ in range(3))
+        self._until, self._num_keys = column(num_slots), column(num_blocks + 1, 0)[None, None]
+        self._slot = column(self._num_rows)
         self._keys_of_rows = column((num_blocks + 1) * (num_slots // BLOCK), 0).view(1, 1, num_blocks + 1, -1)
         self._mask = self._block_mask(QUERIES // rows_of)
         self._number = torch.zeros(1, dtype=torch.long, device=device)
         self._replay: Callable[[], torch.Tensor] | None = None
 
     def _block_mask(self, heads: int) -> BlockMask:
-        segments, segment, prefix, slot = self._segments, self._segment, self._prefix, self._slot
+        until, slot = self._until, self._slot
 
         def row_attends(batch: Any, head: Any, query: Any, key: Any) -> Any:
-            row = query // heads
-            return attends(segment[row], prefix[row], slot[row], segments[key], key)
+            return attends(slot[query // heads], key, until[key])
 
-        lengths = (self._num_rows * heads, len(segments))
+        lengths = (self._num_rows * heads, len(until))
         return _block_mask(lengths, self._num_keys, self._keys_of_rows, row_attends)
 
-    def start(self, branches: Branches, segments: torch.Tensor, rows: Rows) -> Branches:
+    def start(self, branches: Branches, until: torch.Tensor, rows: Rows) -> Branches:
         """Take over some branches; returns them in the tensors of the passes.
 
-        `segments` are those of the slots that are used.
+        `until` are those of the slots that are used.
         """
         self.branches.ended.fill_(True)
         self.branches.slot.fill_(PADDING)
         self.branches.load(branches)
-        self._segments.fill_(UNUSED)
-        self._segments[: len(segments)].copy_(segments)
+        self._until.fill_(UNUSED)
+        self._until[: len(until)].copy_(until)
+        self._slot.fill_(UNUSED)
         self._rows.fill_(self._num_rows - 1)
         self._rows[: len(rows.of_token)].copy_(torch.from_numpy(rows.of_token))
-        used = self._rows[: len(branches.segment)]
-        for column, values in ((self._segment, branches.segment), (self._prefix, branches.prefix)):
-            column.fill_(UNUSED)
-            column[used] = values.int()
         numbers, indices = torch.from_numpy(rows.end - rows.first), torch.from_numpy(rows.first)
         self._num_keys.zero_()[..., -1] = 1  # unused branches attend to the padding: a row without keys may be NaN
         self._keys_of_rows[..., -1, 0] = PADDING // BLOCK
         self._num_keys[0, 0, : len(numbers)].copy_(numbers)
         key_rows = indices[:, None] + torch.arange(self._keys_of_rows.shape[-1])
         last = self._keys_of_rows.shape[-1] - 1
-        self._keys_of_rows[0, 0, : len(indices)].copy_(key_rows.clamp(max=last).to(segments.device))
+        self._keys_of_rows[0, 0, : len(indices)].copy_(key_rows.clamp(max=last).to(until.device))
         return self.branches.subset(slice(len(branches.slot)))
 
     def run(self, number: int) -> None:
@@ -343,5 +343,5 @@ class RowSteps:
 
     def _pass(self) -> torch.Tensor:
         self._slot.index_copy_(0, self._rows, self.branches.slot.int())
-        add_token(self._model, self.branches, self._number, self._end_token_id, self._mask, rows=self._rows)
+        add_token(self._model, self.branches, self._number, self._chooser, self._mask, rows=self._rows)
         return self.branches.ended

@@ -38,7 +38,7 @@ records into batches is below an open run, which has it, and the keys of a run f
 ORDER = {
     "cache": ("format", "model", "store", "build", "maintenance"),
     "train": ("data", "model", "loop", "train"),
-    "eval": tuple("statistics scores decoding answers answerer predict join compare submission run".split()),
+    "eval": tuple("statistics decoding scores answers answerer predict join compare submission run samples".split()),
 }
 """The packages and modules of each folder, from the bottom up."""
 

@@ -15,9 +15,11 @@ import click
 from lookonce.commands.options import (
     JSON,
     PATH,
+    SEED,
     SET,
     SPLIT,
     VERIFY_IMAGES,
+    Decimal,
     check_launch,
     emit,
     notify,
@@ -50,6 +52,24 @@ if TYPE_CHECKING:
 )
 @click.option("--no-context", is_flag=True, help="With data.context, give no answers to earlier questions.")
 @click.option("--baselines", is_flag=True, help="Answer as each baseline, and compare the run with all of them.")
+@click.option(
+    "--samples", "num_samples", type=click.IntRange(2, 1000), metavar="N", help="Draw N answers to each question."
+)
+@click.option(
+    "--temperature",
+    type=Decimal(0, 100, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="With --samples, what logits are divided by.",
+)
+@click.option(
+    "--top-p",
+    type=Decimal(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="With --samples, the probability of the likeliest tokens that are drawn from.",
+)
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the samples.")
 @SET
 @VERIFY_IMAGES
 @JSON
@@ -61,6 +81,10 @@ def evaluate(
     reference_context: bool,
     no_context: bool,
     baselines: bool,
+    num_samples: int | None,
+    temperature: float,
+    top_p: float,
+    seed: int,
     assignments: tuple[str, ...],
     verify_images: bool,
     as_json: bool,
@@ -80,6 +104,10 @@ def evaluate(
     as test-untuned. With several baselines the model is loaded once, answers on disk are reused, and the run is
     compared with all of them.
 
+    --samples draws several answers to each question and says how often some are right (pass@k), what a majority vote
+    scores, and in how many questions some are right and others not, from which a training by rewards could learn. They
+    are written to `samples`; a baseline may be named too. The same seed gives the same samples.
+
     \b
     Examples:
       lookonce eval runs/sample
@@ -87,6 +115,7 @@ def evaluate(
       lookonce eval runs/sample --baselines
       lookonce eval runs/sample --shuffle-images
       lookonce eval runs/sample --reference-context --no-context
+      lookonce eval runs/sample --samples 8 --temperature 1
       lookonce eval runs/sample --set eval.max_new_tokens=8
       lookonce eval run.yaml --untuned
       lookonce eval runs/sample/run.yaml
@@ -100,6 +129,14 @@ def evaluate(
         "none": no_context,
     }
     named = tuple(name for name, is_chosen in chosen.items() if is_chosen)
+    if num_samples:
+        if baselines or len(named) > 1:
+            raise UsageError("--samples takes at most one baseline at a time; name one, such as --untuned")
+        settings = (num_samples, temperature, top_p)
+        _sample(run_dir, split, named, settings, seed, assignments, verify_images, as_json)
+        return
+    if (temperature, top_p, seed) != (1.0, 1.0, 0):
+        raise UsageError("--temperature, --top-p and --seed are those of samples; add --samples 8, or leave them out")
     with only_results_on_stdout(), fewer_imports():
         from lookonce.eval.run import evaluate_run
 
@@ -122,6 +159,38 @@ def evaluate(
         beside = {key: read_metrics(folder, f"{path.stem}-{key}") for key in evaluation.baselines}
         known = {key: metrics for key, metrics in beside.items() if metrics}
         emit(evaluation.to_json(), evaluation.text(known), as_json)
+
+
+def _sample(
+    run_dir: Path,
+    split: str | None,
+    named: tuple[Baseline, ...],
+    settings: tuple[int, float, float],
+    seed: int,
+    assignments: tuple[str, ...],
+    verify_images: bool,
+    as_json: bool,
+) -> None:
+    """Draw several answers to each question; `settings` are their number, the temperature and `top_p`."""
+    with only_results_on_stdout(), fewer_imports():
+        from lookonce.eval.decoding.sampling import Sampling
+        from lookonce.eval.samples import sample_run
+
+    remember_run_file(run_dir, assignments)
+    done = sample_run(
+        run_dir,
+        Sampling(*settings),
+        split,
+        *named,
+        seed=seed,
+        assignments=assignments,
+        verify_images=verify_images,
+        notify=notify,
+    )
+    if done:  # on the first rank
+        scores, path = done
+        notify(f"samples: {path}")
+        emit(scores.to_json(), scores.text(), as_json)
 
 
 @click.command()

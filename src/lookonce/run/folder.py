@@ -14,6 +14,7 @@ trained.json        figures of the training, written after the adapter: a folder
 predictions/        one JSONL file per split; while it is evaluated SPLIT.partial-RANK.jsonl
 metrics/            one JSON file per split
 answering/          one JSON file per split: how long it took to answer, and with how much memory
+samples/            several answers to each question of a split, and their scores
 report.html         the page that shows all of it
 summary.json        written last: a folder that has it is finished
 
@@ -126,6 +127,9 @@ class RunFolder:
 
     def answering(self, split: str) -> Path:
         return self.folder / "answering" / f"{split}.json"
+
+    def samples(self, split: str) -> Path:
+        return self.folder / "samples" / f"{split}.jsonl"
 
     @classmethod
     def find(cls, path: Path) -> RunFolder:

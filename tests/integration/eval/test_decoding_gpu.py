@@ -12,6 +12,7 @@ from support.trainings import COMPILED_ON_GPU
 from lookonce.eval.answers.engines import Generate, SharedPrefixes
 from lookonce.eval.answers.questions import Questions
 from lookonce.eval.decoding import decoder, passes
+from lookonce.eval.decoding.sampling import Sampling
 from lookonce.run.open import TO_BUILD, open_run
 from lookonce.train.model.load import PRECISIONS, load_without_tower
 
@@ -87,6 +88,26 @@ def test_replayed_passes_have_the_bits_of_launched_ones_whatever_leaves_the_batc
 
     monkeypatch.setattr(passes.RowSteps, "run", launched)
     assert asked.given(SharedPrefixes(asked.session, min_compiled=0)) == replayed
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_samples_of_captured_and_launched_passes_are_those_of_a_cpu(make_run, random_lora, top_p):
+    """The second call replays the passes of the first, with another seed."""
+    asked = Asked(make_run(), random_lora, "fp32")
+    examples, sampling = asked.questions.examples[:60], Sampling(4, 1.0, top_p, NEW_TOKENS)
+    given = []
+    for min_compiled, device in ((0, "cuda"), (10**9, "cuda"), (10**9, "cpu")):
+        engine = SharedPrefixes(asked.session, sampling, min_compiled=min_compiled)
+        model = asked.model.to(device)
+        answers = [one for seed in (1, 2) for each in engine.samples(model, examples, seed) for one in each]
+        given.append(([one.token_ids for one in answers], [one.logprobs + one.sampled for one in answers]))
+    (captured, logprobs), (launched, _), (on_cpu, expected) = given
+    assert len({*captured}) > 60
+    print(num_different(captured, on_cpu), num_different(launched, on_cpu), "of", len(captured), "differ")
+    assert num_different(captured, on_cpu) <= len(captured) // 100
+    assert num_different(launched, on_cpu) <= len(captured) // 100
+    same = [n for n, tokens in enumerate(captured) if tokens == on_cpu[n]]
+    assert all(np.allclose(logprobs[n], expected[n], rtol=1e-3, atol=1e-3) for n in same)
 
 
 @pytest.mark.parametrize("min_compiled", [0, 10**9])

@@ -53,7 +53,7 @@ def fits(monkeypatch):
 
     def set_memory(most: int) -> list[int]:
         class Memory:
-            def __init__(self, model, chat, source, room, dtype, by_rows, compiled):
+            def __init__(self, model, chat, source, room, dtype, sampling, by_rows, compiled):
                 self.model, self.room, self.compiled = model, room, by_rows and compiled
 
             def answers(self, batches):

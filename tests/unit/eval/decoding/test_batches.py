@@ -11,12 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookonce.eval.decoding.batches import BatchLayout, Branches, Room, attends, plan_batches
+from lookonce.eval.decoding.batches import BatchLayout, Branches, Room, plan_batches
 from lookonce.eval.decoding.passes import Rows
+from lookonce.eval.decoding.sampling import Chooser
 from lookonce.train.data.batches import PackCollator
 from lookonce.train.data.packing import BLOCK, Group, Pack, group_examples
 from lookonce.train.data.tokenize import Example
-from lookonce.train.model.attention import dense_mask
+from lookonce.train.model.attention import attends, dense_mask
 
 quick = settings(deadline=None, database=None, max_examples=40)
 START, IMAGE, END = 97, 98, 99
@@ -37,7 +38,12 @@ PROMPTS = st.lists(
     max_size=12,
 )
 ROOMS = st.builds(
-    Room, st.integers(1, 120), st.integers(1, 60), st.integers(1, 6), st.one_of(st.none(), st.integers(1, 9))
+    Room,
+    st.integers(1, 120),
+    st.integers(1, 60),
+    st.integers(1, 6),
+    st.one_of(st.none(), st.integers(1, 9)),
+    st.integers(1, 3),
 )
 
 
@@ -50,33 +56,37 @@ def test_each_question_is_in_one_batch_and_batches_fit_unless_one_question_does_
     for batch in batches:
         groups = group_examples([prompts[number] for number in batch], IMAGE)
         num_slots = sum(group.num_tokens for group in groups) + sum(behind[number] for number in batch)
-        assert (num_slots <= room.num_slots and len(batch) <= (room.num_states or 99)) or len(batch) == 1
+        num_answers = len(batch) * room.num_samples
+        assert (num_slots <= room.num_slots and num_answers <= (room.num_states or 99)) or len(batch) == 1
 
 
 @quick
 @given(PROMPTS, ROOMS)
 def test_tokens_and_the_room_behind_them_have_slots_of_their_own(examples, room):
     whole = BatchLayout.of(examples, IMAGE, room)
-    prefix_of = dict(zip(whole.branch.tolist(), whole.spans.prefix.tolist(), strict=True))
-    used, branches = set(), 0
+    until, used, path_of = torch.from_numpy(whole.until), set(), []
     for pack, own, last in zip(whole.packs, whole.slots, whole.last, strict=True):
         batch = PackCollator(IMAGE, 0, 2, SimpleNamespace(grid_thw=GRIDS.__getitem__, kept=lambda key: None))(
             pack.groups, examples, [0.0] * pack.num_samples, pack.num_tokens
         )
-        segments = torch.from_numpy(whole.segments[own])
-        prefixes = torch.tensor([prefix_of.get(segment, segment) for segment in segments.tolist()])
         slots = torch.from_numpy(own)
-        found = attends(segments[:, None], prefixes[:, None], slots[:, None], segments[None], slots[None])
-        assert torch.equal(found, dense_mask(batch["seen_until"])[0, 0]), "each token attends to what it does in a pack"
-        chosen = slice(branches, branches := branches + len(last))
-        assert (whole.branch[chosen] == segments.numpy()[last]).all() and (whole.begin[chosen] == own[last] + 1).all()
+        found, expected = (
+            attends(slots[:, None], slots[None], until[slots][None]),
+            dense_mask(batch["seen_until"])[0, 0],
+        )
+        assert torch.equal(found, expected), "each token attends to what it does in a pack"
+        path_of += [{*own[expected[index]]} for index in last]
         assert len(set(own)) == len(own) == pack.num_tokens and not used & set(own)
         used |= set(own)
-    for begin, branch in zip(whole.begin, whole.branch, strict=True):
+    for number, begin in enumerate(whole.begin):
         room_behind = np.arange(begin, begin + room.max_new_tokens)
-        assert (whole.segments[room_behind] == branch).all() and not used & set(room_behind)
+        latest = room_behind[-1]
+        attended = np.flatnonzero(attends(latest, np.arange(len(until)), whole.until))
+        assert {*attended} == path_of[number // room.num_samples] | {*room_behind} and not used & {*room_behind}
         used |= set(room_behind)
-    assert sorted(whole.examples) == list(range(len(examples))) and used == set(range(1, len(whole.segments)))
+    numbers = range(len(examples) * room.num_samples)
+    assert sorted(whole.examples) == [*numbers] and used == set(range(1, len(whole.until)))
+    assert np.flatnonzero(attends(0, np.arange(len(until)), whole.until)).tolist() == [0], "padding attends to itself"
 
 
 def test_a_batch_does_not_depend_on_the_batches_after_it():
@@ -92,12 +102,12 @@ END_TOKEN = 2
 
 @pytest.fixture
 def branches() -> Branches:
-    unused = Branches.unused(3, 9, 4, END_TOKEN, torch.device("cpu"))
+    unused = Branches.unused(3, 9, 4, Chooser(END_TOKEN), torch.device("cpu"))
     return replace(unused, examples=torch.arange(3), ended=torch.zeros(3, dtype=torch.bool))
 
 
 def add(branches: Branches, number: int, logits: torch.Tensor) -> None:
-    branches.add(torch.tensor([number]), logits, END_TOKEN)
+    branches.add(torch.tensor([number]), logits, Chooser(END_TOKEN))
 
 
 def test_an_answer_takes_the_likeliest_token_until_its_end_token(branches):
@@ -107,7 +117,7 @@ def test_an_answer_takes_the_likeliest_token_until_its_end_token(branches):
     assert branches.tokens.tolist() == [[0, 2, 2, 2], [2, 2, 2, 2], [1, 1, 2, 2]]
     assert branches.ended.tolist() == [True, True, True]
     given = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 0]])
-    assert torch.allclose(branches.logprobs, given * torch.tensor([5.0, 0, 0]).log_softmax(0)[0])
+    assert torch.allclose(branches.logprobs[..., 0], given * torch.tensor([5.0, 0, 0]).log_softmax(0)[0])
 
 
 def test_the_first_of_equally_likely_tokens_is_taken_as_by_generate(branches):
@@ -139,7 +149,7 @@ def layout() -> BatchLayout:
 
 
 def test_branches_have_rows_of_their_own_in_blocks_of_one_image(layout):
-    rows, prefix = Rows.of(layout.spans, ROWS), layout.spans.prefix
+    rows, prefix = Rows.of(layout.spans, ROWS), layout.spans.first
     assert len(set(rows.of_token)) == len(prefix) and len(rows.first) == len(rows.end) == 5
     for block in range(5):
         assert len(set(prefix[rows.of_token // ROWS == block])) == 1
@@ -147,9 +157,9 @@ def test_branches_have_rows_of_their_own_in_blocks_of_one_image(layout):
 
 def test_a_block_of_rows_reads_all_keys_that_its_branches_attend_to_and_few_others(layout):
     rows = Rows.of(layout.spans, ROWS)
-    segments, branch, prefix = layout.segments, layout.branch, layout.spans.prefix
+    slots = np.arange(len(layout.until))
     for number, row in enumerate(rows.of_token):
-        blocks = np.flatnonzero((segments == branch[number]) | (segments == prefix[number])) // BLOCK
+        blocks = np.flatnonzero(attends(layout.begin[number] + NEW_TOKENS - 1, slots, layout.until)) // BLOCK
         assert rows.first[row // ROWS] == blocks.min() and blocks.max() < rows.end[row // ROWS]
-    assert rows.end.max() * BLOCK < len(segments) + BLOCK
-    assert (rows.end - rows.first).sum() < 2.2 * len(segments) / BLOCK
+    assert rows.end.max() * BLOCK < len(slots) + BLOCK
+    assert (rows.end - rows.first).sum() < 2.2 * len(slots) / BLOCK

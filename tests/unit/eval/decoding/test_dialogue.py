@@ -35,7 +35,7 @@ def dialogue_of(chat, record: Record) -> Dialogue:
 
 def answer(chat, text: str, *, ended: bool = True) -> Answer:
     token_ids = chat.tokenizer(text, add_special_tokens=False)["input_ids"]
-    return Answer.of([*token_ids, *[chat.tokenizer.eos_token_id] * ended], [0.0] * 99, chat.tokenizer)
+    return Answer.of([*token_ids, *[chat.tokenizer.eos_token_id] * ended], [[0.0]] * 99, chat.tokenizer)
 
 
 @pytest.mark.guarantee("In a dialogue, prompts have the tokens of the chat template.")

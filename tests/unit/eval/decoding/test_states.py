@@ -17,6 +17,7 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from lookonce.eval.decoding.batches import PADDING, Branches, state_rows
 from lookonce.eval.decoding.buffers import Continued, OfPrompts, States, bytes_per_state
+from lookonce.eval.decoding.sampling import Chooser
 from lookonce.families.kernels import restrict_kernels
 from lookonce.train.model.linear_attention import InPack, states_of_branches
 
@@ -99,7 +100,7 @@ def test_calls_keep_to_what_flash_linear_attention_takes(monkeypatch):
 
 
 def branches_of(examples: list[int], ended: list[bool]) -> Branches:
-    unused = Branches.unused(len(examples), 0, 4, 2, torch.device("cpu"))
+    unused = Branches.unused(len(examples), 0, 4, Chooser(2), torch.device("cpu"))
     unused.examples.copy_(torch.tensor(examples))
     unused.ended.copy_(torch.tensor(ended))
     return unused
