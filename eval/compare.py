@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from lookonce.eval.join import Joined, Run, join
-from lookonce.eval.scores.prediction import FEW_RIGHT, METRICS, SENTENCE, Metric
+from lookonce.eval.scores.metric import EXACT, common_metric, name_of
+from lookonce.eval.scores.prediction import FEW_RIGHT, SENTENCE
 from lookonce.eval.statistics import (
     MIN_CLUSTERS,
     Interval,
@@ -78,7 +79,7 @@ class Pair:
     """The larger spread of the two; None without seeds."""
     are_seeds: bool
     """Whether the two are the same training with other seeds."""
-    metric: Metric = "exact_match"
+    metric: str = EXACT
 
     @property
     def is_apart(self) -> bool:
@@ -105,18 +106,19 @@ class Comparison:
     pairs: list[Pair]
     prompts: dict[str, str] = field(default_factory=dict)
     """Which answers stand in the prompts of each run, if runs differ in it."""
-    metric: Metric = "exact_match"
+    metric: str = EXACT
     """What is compared."""
     is_exact_match_poor: bool = False
     """Whether exact match is compared, and says little about these answers."""
 
 
-def compare(runs: Sequence[Run], *, with_first_only: bool = False, metric: Metric = "exact_match") -> Comparison:
-    """Compare every two candidates by a metric, or only all others with the first.
+def compare(runs: Sequence[Run], *, with_first_only: bool = False, metric: str | None = None) -> Comparison:
+    """Compare every two candidates by a metric, by default that of the runs, or only all others with the first.
 
     Raises:
-        UsageError: the runs answered different questions.
+        UsageError: the runs answered different questions, or have different metrics and none is named.
     """
+    metric = metric or common_metric({run.name: run.metric for run in runs})
     joined = join(runs, metric)
     groups = _groups(runs)
     are_seeds = len(groups) == 1
@@ -130,7 +132,7 @@ def compare(runs: Sequence[Run], *, with_first_only: bool = False, metric: Metri
     pairs = []
     for numbers, difference_Q, p, p_holm in zip(chosen, differences_QP.T, p_values, holm(p_values), strict=True):
         first, second = (candidates[number] for number in numbers)
-        are_counted = metric == "exact_match" and len(first.runs) == len(second.runs) == 1
+        are_counted = metric == EXACT and len(first.runs) == len(second.runs) == 1
         pairs.append(
             Pair(
                 first=first.name,
@@ -149,7 +151,7 @@ def compare(runs: Sequence[Run], *, with_first_only: bool = False, metric: Metri
     num_images = int(joined.clusters.max(initial=-1)) + 1
     prompts = {run.name: _prompts(run) for run in runs}
     differing = prompts if len({*prompts.values()}) > 1 else {}
-    is_poor = metric == "exact_match" and joined.is_exact_match_poor
+    is_poor = metric == EXACT and joined.is_exact_match_poor
     return Comparison(len(joined.clusters), num_images, candidates, pairs, differing, metric, is_poor)
 
 
@@ -202,9 +204,9 @@ def to_text(comparison: Comparison) -> str:
     marks = string.ascii_uppercase if number <= len(string.ascii_uppercase) else map(str, range(1, number + 1))
     letters = {candidate.name: mark for candidate, mark in zip(comparison.candidates, marks, strict=False)}
     width = terminal_width() or WIDTH
-    header = ("run", METRICS[comparison.metric], "95% interval", "majority", "seeds differ by")
+    header = ("run", name_of(comparison.metric), "95% interval", "majority", "seeds differ by")
     runs = table(header, [_run_row(candidate, letters[candidate.name]) for candidate in comparison.candidates], width)
-    columns = len(PAIRS) if comparison.metric == "exact_match" else len(PAIRS) - 1
+    columns = len(PAIRS) if comparison.metric == EXACT else len(PAIRS) - 1
     pairs = table(PAIRS[:columns], [_pair_row(pair, letters)[:columns] for pair in comparison.pairs], width)
     heading = f"{count(comparison.num_questions, 'question')} about {count(comparison.num_images, 'image')}"
     sentences = [textwrap.fill(sentence(pair, comparison.num_questions), WIDTH) for pair in comparison.pairs]
@@ -228,7 +230,7 @@ def sentence(pair: Pair, num_questions: int) -> str:
     if better:
         worse = pair.first if better == pair.second else pair.second
         right = f"answers {_points(pair)} more questions exactly right than"
-        more = f"scores {_points(pair)} more {METRICS[pair.metric]} than"
+        more = f"scores {_points(pair)} more {name_of(pair.metric)} than"
         return f"{better} {right if pair.metric == 'exact_match' else more} {worse} ({_figures(pair)})."
     start = f"{pair.first} and {pair.second} are not distinguishable:"
     if pair.only_first == pair.only_second == 0:

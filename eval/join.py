@@ -33,7 +33,9 @@ from numpy.typing import NDArray
 from lookonce.differences import flatten
 from lookonce.errors import UsageError
 from lookonce.eval.answers.files import is_begun
-from lookonce.eval.scores.prediction import Metric, Prediction, is_exact_match_poor, read_predictions, score_each
+from lookonce.eval.scores.metric import EXACT, Scorer, name_of
+from lookonce.eval.scores.metrics import read_headline
+from lookonce.eval.scores.prediction import Prediction, is_exact_match_poor, read_predictions
 from lookonce.eval.statistics import Clusters, clusters_of
 from lookonce.files import hash_file
 from lookonce.run.config import RunFile
@@ -55,6 +57,8 @@ class Run:
     training: str
     """What determines the training, without its seed; empty if unknown."""
     seed: int | None
+    metric: str = EXACT
+    """The metric that counted in its evaluation."""
 
 
 def read_runs(paths: Sequence[Path], split: str | None = None) -> list[Run]:
@@ -79,7 +83,11 @@ def read_runs(paths: Sequence[Path], split: str | None = None) -> list[Run]:
 
 def read_file(name: str, file: Path, folder: RunFolder | None) -> Run:
     """The run with the answers of a predictions file; `folder` is the run folder that it belongs to, if any."""
-    return Run(name, read_predictions(file), *(_training_of(folder) if folder else ("", None)))
+    if folder is None:
+        return Run(name, read_predictions(file), "", None)
+    is_of_split = file.absolute() == folder.predictions(file.stem).absolute()
+    head = read_headline(folder, file.stem) if is_of_split else None
+    return Run(name, read_predictions(file), *_training_of(folder), head.metric if head else EXACT)
 
 
 def check_splits(splits: Mapping[str, str]) -> None:
@@ -194,26 +202,35 @@ class Joined:
     right_QR: NDArray[np.float64]
     """Whether each question is answered right by each run: 1 or 0."""
     score_QR: NDArray[np.float64]
-    """What the answers score by the metric; with exact match the same."""
+    """What the answers score by the metric, to the questions to which it applies; with exact match the same."""
     majority_QR: NDArray[np.float64]
     """What the majority answers score. Runs with other training records have other ones."""
     clusters: Clusters
+    """The cluster of each of these questions."""
     is_exact_match_poor: bool
 
 
-def join(runs: Sequence[Run], metric: Metric = "exact_match") -> Joined:
-    """What the answers of each run score, in one order.
+def join(runs: Sequence[Run], metric: str = EXACT) -> Joined:
+    """What the answers of each run score by a metric, in one order.
 
     Raises:
-        UsageError: they answered different questions, or were scored with different references; names the differences.
+        UsageError: they answered different questions, or were scored with different references, and the differences are
+            named; or the metric applies to none of the questions.
     """
     rows = in_one_order(runs)
-    scores = [score_each(row, metric) for row in rows]
+    scorers = [Scorer(row, metric) for row in rows]  # of the same questions; with other majority answers
+    if not scorers[0].rows:
+        raise UsageError(f"{name_of(metric)} applies to none of the questions; compare by another metric: --metric")
+    right_RQ = [[prediction.is_right for prediction in row] for row in rows]
+    score_RQ, majority_RQ = (
+        [score([getattr(one, name) for one in row]) for score, row in zip(scorers, rows, strict=True)]
+        for name in ("predicted", "majority")
+    )
     return Joined(
-        np.array([[prediction.is_right for prediction in row] for row in rows], dtype=np.float64).T,
-        np.array([model for model, _ in scores]).T,
-        np.array([majority for _, majority in scores]).T,
-        clusters_of([prediction.sources for prediction in rows[0]]),
+        np.array(right_RQ, dtype=np.float64).T,
+        np.array(score_RQ).T,
+        np.array(majority_RQ).T,
+        clusters_of([prediction.sources for prediction in scorers[0].rows]),
         is_exact_match_poor(rows),
     )
 

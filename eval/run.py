@@ -24,6 +24,7 @@ from lookonce.errors import UsageError
 from lookonce.eval.answers.files import Answered, AnsweringCost, PartialAnswers
 from lookonce.eval.answers.questions import Questions, on_this_machine, questions_for, why_not
 from lookonce.eval.decoding.dialogue import Answer
+from lookonce.eval.scores.metric import check_metric
 from lookonce.eval.scores.metrics import BASELINES, IN_CONTEXT, Baseline, Evaluation
 from lookonce.files import write_json
 from lookonce.run.open import TO_EVALUATE, OpenRun, open_run
@@ -145,6 +146,7 @@ def evaluate_run(
 
 def _questions(opened: OpenRun, split: str, ranks: Ranks) -> Questions:
     """The questions of a split, for the model that was trained in the folder; an untrained run is recorded."""
+    check_metric(opened.run.eval.metric)
     folder, identity = opened.folder, ranks.first_decides(opened.identity)
     if not (opened.needs.adapter or folder.holds_work):
         ranks.first_decides(lambda: folder.claim(opened.run, identity))

@@ -20,10 +20,11 @@ and for a difference of a quarter: Agresti and Min (2005) add half a pair to eac
 there are, the less this counts. Where all answers are right, an image is then one trial.
 
 Simulated for 20 to 975 images of 1 to 17 questions, scores of 50 to 99 %, and answers about one image that are
-correlated by 0.05 to 0.5, the interval of a score holds the truth 93 to 99 % of the time. That of a difference of two
-such runs holds it 93 % of the time or more, and always where both are right nearly everywhere. Percentiles of 10,000
+correlated by 0.05 to 0.5, the interval of a score holds the truth 93 to 99 % of the time, and 92 % with correlations of
+0.5 between very different numbers of questions. That of a difference of two such runs holds it 93 % of the time or
+more, and always where both are right nearly everywhere (the table is in docs/compare.md). Percentiles of 10,000
 resamples of the images, with BCa's corrections, held them from 87 % and from 41 % of the time on; with 20 images they
-were a tenth shorter, and with 200 a fiftieth.
+were a tenth shorter, and with 200 a fiftieth. Other ways are in LOG.md.
 """
 
 from __future__ import annotations

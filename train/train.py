@@ -82,9 +82,10 @@ class Training:
         if self.start.is_trained:
             return None
         (examples, num_too_long), (held_out, _) = self.examples["train"], self.examples["val"]
-        log = MetricsLog(self.opened.folder.log, self.opened.run.batch.samples_per_step)
+        log = MetricsLog(self.opened.folder.log, self.opened.run.batch.samples_per_step, self.opened.run.eval.metric)
         stop = StopAfterStep(self.ranks)
-        evaluations = Evaluations(self.opened.run.eval.every, answer)
+        run = self.opened.run
+        evaluations = Evaluations(run.eval.every, answer, run.train.patience, run.measure)
         first = [StopIfTakenOver(self.opened.owner), CurrentIntervals(), evaluations]
         callbacks = [*first, log, stop, heartbeat]
         with weights_fit(self.opened.run, self.opened.model_folder.config):
@@ -112,7 +113,10 @@ class Training:
                 wait_share=log.wait_share,
                 adapter=adapter_hashes(self.opened.folder.adapter),
                 startup_seconds=self.startup.seconds,
+                ended_early=evaluations.why_over(trainer.state),
             )
+            if trained.ended_early:
+                self.opened.notify(trained.ended_early)
             write_json(self.opened.folder.trained, asdict(trained))
         if stop.signal:
             raise Stopped(

@@ -1,10 +1,11 @@
-"""Exact match of a model while it is trained, on the validation questions or some of them.
+"""What a model scores while it is trained, on the validation questions or some of them: by the metric that counts.
 
 Design: answers are those that an evaluation of these weights would give. The model is taken out of its training for
 them: its attention and its layers are as they were loaded. Each time has an engine of its own, so buffers and recorded
 passes are gone when the training goes on. With predicted answers as context, all ranks end a stage before the next.
 On a GPU a batch is as large as the memory beside the training allows, on whichever rank has least. A part of the
-questions is all those about some images, which the seed draws.
+questions is all those about some images, which the seed draws. The first rank gets the answers of all and scores them,
+so that all ranks have the same number, also of a metric that is no sum.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from typing import Any
 import torch
 
 from lookonce.datasets.records import Record
+from lookonce.errors import UsageError
 from lookonce.eval.answers.engines import tokens_beside_training
 from lookonce.eval.answers.questions import Questions, row_of
 from lookonce.eval.decoding.dialogue import Answer
+from lookonce.eval.scores.metric import EXACT, Scorer
 from lookonce.eval.statistics import clusters_of
 from lookonce.run.open import OpenRun
 from lookonce.train.loop.distributed import ALONE, Ranks
@@ -29,10 +32,14 @@ from lookonce.train.model.load import PRECISIONS
 
 
 class Accuracy:
-    """Counts the right answers of a model; each rank answers its share of the questions."""
+    """Scores the answers of a model; each rank answers its share of the questions."""
 
     def __init__(self, opened: OpenRun, ranks: Ranks = ALONE) -> None:
-        """Choose the questions and make their prompts."""
+        """Choose the questions and make their prompts.
+
+        Raises:
+            UsageError: the metric cannot be computed here, or applies to none of the questions.
+        """
         self._opened, self._ranks = opened, ranks
         records, most = opened.records["val"], opened.run.eval.max_questions
         if most:
@@ -41,11 +48,13 @@ class Accuracy:
         self._questions = questions = Questions.of(opened.changed(records={**opened.records, "val": records}), "val")
         prompts = zip(questions.record_turns, questions.examples, strict=True)
         self._rows = [row_of(*question, prompt.image_keys) for question, prompt in prompts]
+        self._scorer = Scorer(self._rows, opened.run.eval.metric)
+        if not self._scorer.rows:
+            raise UsageError(f"eval.metric: {self._scorer.metric} applies to none of the validation questions")
 
     def __call__(self, model: Any) -> dict[str, float]:
-        """The numbers of this rank's `right` answers and `questions`."""
+        """The share of right answers, `exact_match`; the `score` by another metric; how many questions it is of."""
         answers: dict[int, Answer] = {}
-        right = num_questions = 0
         stages = self._questions.stages
         with as_loaded(model, self._opened.run.model.attention):
             for number, stage in enumerate(stages):
@@ -61,10 +70,13 @@ class Accuracy:
                 del part, answered_batches
                 if model.device.type == "cuda":
                     torch.cuda.empty_cache()
-                right += sum(self._rows[number].accepts(answer.text) for number, answer in stage_answers.items())
-                num_questions += len(stage_answers)
-                answers |= self._gather(stage_answers) if len(stages) > 1 else {}
-        return {"right": right, "questions": num_questions}
+                answers |= self._gather(stage_answers)
+        return self._ranks.first_decides(lambda: self._score([answers[number].text for number in sorted(answers)]))
+
+    def _score(self, texts: Sequence[str]) -> dict[str, float]:
+        right = sum(row.accepts(text) for row, text in zip(self._rows, texts, strict=True))
+        score = {} if self._scorer.metric == EXACT else {"score": float(self._scorer(texts).mean())}
+        return {"exact_match": right / len(texts), **score, "num_questions": len(self._scorer.rows)}
 
     def _gather(self, answers: dict[int, Answer]) -> dict[int, Answer]:
         """The answers of all ranks."""

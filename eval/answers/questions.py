@@ -169,7 +169,7 @@ def row_of(
     )
 
 
-NOT_OF_ANSWERS = {"split", "staged", "every", "max_questions"}
+NOT_OF_ANSWERS = {"split", "staged", "every", "max_questions", "metric"}
 """Keys of `eval` that answers do not depend on, or that their identity has in another form."""
 
 
@@ -316,7 +316,8 @@ class Questions:
     def save(self, predictions: list[Prediction]) -> Evaluation:
         """Score answers, the run's own beside those of its baselines that are known, and write both."""
         training, sizes = training_answers(self.opened.records["train"]), self.opened.images.size_of
-        evaluation = Evaluation.of(predictions, training, sizes, None if self.baseline else self._known_baselines())
+        baselines, metric = None if self.baseline else self._known_baselines(), self.opened.run.eval.metric
+        evaluation = Evaluation.of(predictions, training, sizes, baselines, metric)
         self.opened.owner.check()
         write_predictions(self.opened.folder.predictions(self.name), evaluation.predictions)
         write_json(self.opened.folder.metrics(self.name), evaluation.to_json())

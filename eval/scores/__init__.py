@@ -2,5 +2,6 @@
 
 match        how well one answer matches the right ones: exactly, as labels, as words, as a point, by text metrics
 prediction   answered questions: written to and read from predictions files, grouped, counted and scored
-metrics      the evaluation: exact match beside its baselines, by group, and all other figures
+metric       the metric that counts: what each question scores by it
+metrics      the evaluation: the metric that counts beside its baselines, exact match by group, all other figures
 """

@@ -26,6 +26,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import math
+import operator
 import re
 import string
 from collections import Counter
@@ -193,6 +194,8 @@ PACKAGES = {"sacrebleu": "sacrebleu", "rouge_score": "rouge-score", "nltk": "nlt
 """Modules and their packages."""
 NOT_INSTALLED = "not installed: pip install 'lookonce[metrics]'"
 ROUGES = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
+SLOPE, SCALE = 1e-5, 1e9
+"""The part of a count by which it is changed to find the derivative of a score; what all counts are multiplied by."""
 NO_SYNONYMS = "METEOR (no synonyms)"
 
 
@@ -244,6 +247,30 @@ class TextMetrics:
             **means,
             "chrf": float(self._chrf.corpus_score(answers, None).score / 100),
         }
+
+    def each(self, answers: Sequence[str], key: str) -> list[float]:
+        """What each answer of a set scores by one metric; their mean is the score of the set.
+
+        Those of BLEU and chrF are linearised: the score of the set, plus the number of answers times what the counts of
+        the answer add to it by its derivative.
+        """
+        if key not in ("bleu", "chrf"):
+            return [self._scores_of_one(*pair)[key] for pair in zip(answers, self._references, strict=True)]
+        metric: Any = self._bleu if key == "bleu" else self._chrf
+        counts = [[float(number) for number in of_one] for of_one in metric._extract_corpus_statistics(answers, None)]
+        totals = [math.fsum(column) for column in zip(*counts, strict=True)]
+
+        def figure(changed: Sequence[float]) -> float:
+            scaled = [SCALE * number for number in changed]  # the score is the same; sacrebleu cuts lengths to integers
+            return min(float(metric._compute_score_from_stats(scaled).score) / 100, 1.0)
+
+        score, slopes = figure(totals), [0.0] * len(totals)
+        for number, total in enumerate(totals):
+            if score and total:
+                ends = [figure([*totals[:number], total * (1 + d), *totals[number + 1 :]]) for d in (-SLOPE, SLOPE)]
+                slopes[number] = (ends[1] - ends[0]) / (2 * SLOPE * total)
+        adds = [len(answers) * math.fsum(map(operator.mul, slopes, of_one)) for of_one in counts]
+        return [score + added - math.fsum(adds) / len(adds) for added in adds]
 
     def _score_one(self, answer: str, references: tuple[str, ...]) -> dict[str, float]:
         """ROUGE and METEOR of one answer."""

@@ -1,9 +1,10 @@
-"""The evaluation of some predictions: exact match beside its baselines, by group, and all other figures.
+"""The evaluation of some predictions: the metric that counts beside its baselines, exact match by group, all figures.
 
 Q questions.
 
-Design: the headline is strict exact match beside the majority baseline: the most frequent training answer of each
-question, given without looking at any image; and beside the baselines that a model has answered. A baseline answers the
+Design: the headline is the metric that counts (metric.py), strict exact match unless the run names another, beside the
+majority baseline: the most frequent training answer of each question, given without looking at any image; and beside
+the baselines that a model has answered. A baseline answers the
 same questions, so the interval is that of the difference in pairs, over images. With shuffled images a question is
 about two images; it counts for its own, because all questions would be connected through the others.
 
@@ -25,9 +26,19 @@ from operator import attrgetter
 from statistics import fmean, median
 from typing import Any, Literal, get_args
 
-import numpy as np
+from pydantic import TypeAdapter
 
 from lookonce.eval.scores import match
+from lookonce.eval.scores.metric import (
+    EXACT,
+    MATCHED,
+    Headline,
+    Matched,
+    Scorer,
+    right_answers,
+    several_labels,
+    with_boxes,
+)
 from lookonce.eval.scores.prediction import (
     GROUPINGS,
     MAX_GROUPS,
@@ -39,9 +50,10 @@ from lookonce.eval.scores.prediction import (
     score,
     scores_by,
 )
-from lookonce.eval.statistics import MIN_CLUSTERS, Interval, clusters_of, difference_interval, share_interval
+from lookonce.eval.statistics import MIN_CLUSTERS, Interval, clusters_of, difference_interval
 from lookonce.run.folder import RunFolder, read_form
-from lookonce.text import rows, shell, table
+from lookonce.run.sections import METRICS
+from lookonce.text import rows, share, shell, table
 
 Baseline = Literal["untuned", "shuffled", "reference", "none"]
 """The baselines that a model answers."""
@@ -58,7 +70,6 @@ NAMES = {
 }
 """The names of all baselines in tables."""
 MAJORITY_NOTE = "majority: always a question's most frequent training answer, without the image"
-HEADER = ("baseline", "exact match", "model is higher by", "95% interval")
 BaselineAnswers = Mapping[Baseline, Sequence[str]]
 """The answers of baselines, in the order of the questions."""
 
@@ -69,38 +80,39 @@ class BaselineScore:
 
     exact_match: float
     difference: float
-    """The exact match of the run less that of the baseline."""
+    """The score of the run less that of the baseline, by the metric that counts."""
     interval: Interval | None
     """The 95 % interval of the difference; None if there are too few images."""
+    score: float
+    """What the baseline scores by the metric that counts."""
 
     def line(self, key: str) -> tuple[str, str, str, str]:
-        """The line of a table below `HEADER`."""
+        """The line of a table: baseline, score, how much higher the model is, the interval of that."""
         interval = self.interval.in_percent() if self.interval else "none"
-        return NAMES[key], f"{self.exact_match:.1%}", f"{100 * self.difference:+.1f}", interval
+        return NAMES[key], f"{self.score:.1%}", f"{100 * self.difference:+.1f}", interval
 
 
 def headline(
-    predictions: Sequence[Prediction], answers: BaselineAnswers
-) -> tuple[Interval | None, dict[str, BaselineScore]]:
-    """The interval of the exact match of all; and the majority and the baselines in `answers`, by their keys."""
-    if not predictions:
-        return None, {}
-    right_Q = np.array([prediction.is_right for prediction in predictions], dtype=np.float64)
-    clusters = clusters_of([prediction.sources for prediction in predictions])
+    predictions: Sequence[Prediction], answers: BaselineAnswers, metric: str = EXACT
+) -> tuple[Headline, dict[str, BaselineScore]]:
+    """The score of all by a metric; and the majority and the baselines in `answers`, by their keys."""
+    scorer = Scorer(predictions, metric)
+    clusters = clusters_of([row.sources for row in scorer.rows])
     majority: dict[str, Sequence[str]] = {"majority": [prediction.majority for prediction in predictions]}
-    baselines = {}
-    for key, texts in (majority | dict(answers)).items():
-        right = [prediction.accepts(text) for prediction, text in zip(predictions, texts, strict=True)]
-        baseline_Q = np.array(right, dtype=np.float64)
-        score, interval = float(baseline_Q.mean()), difference_interval(right_Q - baseline_Q, clusters)
-        baselines[key] = BaselineScore(score, float(right_Q.mean()) - score, interval)
-    return share_interval(right_Q, clusters), baselines
+    all_answers = majority | dict(answers)
+    model_Q = scorer([prediction.predicted for prediction in predictions])
+    scores = {key: scorer(texts) for key, texts in all_answers.items()}
+    head = Headline.of(metric, model_Q, scores["majority"], clusters)
+    baselines: dict[str, BaselineScore] = {}
+    for key, texts in all_answers.items() if head.num_questions else ():
+        right = sum(row.accepts(text) for row, text in zip(predictions, texts, strict=True))
+        score, interval = float(scores[key].mean()), difference_interval(model_Q - scores[key], clusters)
+        baselines[key] = BaselineScore(share(right, len(predictions)), head.score - score, interval, score)
+    return head, baselines
 
 
 MODEL, MAJORITY, PERFECT = attrgetter("predicted"), attrgetter("majority"), attrgetter("answer")
 """Which answers are scored."""
-Matched = Callable[[str, tuple[str, ...]], float | None]
-"""What an answer scores with its references; None if it cannot be measured."""
 Sizes = Mapping[str, tuple[int, int] | None]
 """Width and height of images by their keys."""
 PLURALS = {"question": "question texts", "category": "categories", "source": "sources", "stage": "stages"}
@@ -142,10 +154,8 @@ def figures(
     """All figures by their keys; metrics that apply to no question are left out."""
     closed = [row for row in predictions if match.is_closed(row.answer)]
     opened = [row for row in predictions if not match.is_closed(row.answer)]
-    several = {row.question for row in predictions if any(len(match.labels(text)) > 1 for text in _right(row))}
-    labelled = [row for row in predictions if row.question in several]
-    boxed = [row for row in predictions if match.reference_boxes(_right(row))]
-    pointed = [row for row in predictions if match.reference_points(_right(row))]
+    labelled, boxed = several_labels(predictions), with_boxes(predictions)
+    pointed = [row for row in predictions if match.reference_points(right_answers(row))]
     measured = [row for row in pointed if _diagonal(row, sizes)]
     if any(_is_outside(row, sizes) for row in measured):
         measured = []  # the records have other units than pixels
@@ -156,20 +166,23 @@ def figures(
         truths = [row.answer.strip().lower() for row in closed]
         return fmean(fmean(scored[n] for n, answer in enumerate(truths) if answer == truth) for truth in {*truths})
 
+    def counted(key: str, rows: Sequence[Prediction]) -> Figure:
+        return _mean(METRICS[key], rows, MATCHED[key])
+
     all_figures = _macro_figures(groups) | {
-        "exact_match_lower": _mean("exact match in lower case", predictions, match.exact_lower),
+        "exact_match_lower": counted("exact_match_lower", predictions),
         "closed_exact_match": _mean("closed questions", closed, match.exact),
         "closed_balanced_accuracy": _mean("closed questions, balanced", closed, match.exact, of=balanced),
         "open_exact_match": _mean("open questions", opened, match.exact),
         "open_token_recall": _mean("open questions, recall of words", opened, lambda *pair: words(*pair).recall),
-        "token_recall": _mean("recall of words", predictions, lambda *pair: words(*pair).recall),
-        "token_f1": _mean("F1 of words", predictions, lambda *pair: words(*pair).f1),
+        "token_recall": counted("token_recall", predictions),
+        "token_f1": counted("token_f1", predictions),
         "label_precision": _mean("precision of labels", labelled, lambda *pair: labels(*pair).precision),
         "label_recall": _mean("recall of labels", labelled, lambda *pair: labels(*pair).recall),
-        "label_f1": _mean("F1 of labels", labelled, lambda *pair: labels(*pair).f1),
-        "label_set_match": _mean("labels in any order", labelled, match.same_labels),
+        "label_f1": counted("label_f1", labelled),
+        "label_set_match": counted("label_set_match", labelled),
         "lenient": _mean(match.LENIENT, predictions, match.lenient),
-        "point_inside": _mean("points inside the box", boxed, match.is_inside),
+        "point_inside": counted("point_inside", boxed),
         "point_distance": _mean("distance of points, mean", pointed, match.distance, is_share=False),
         "point_distance_median": _mean(
             "distance of points, median",
@@ -216,7 +229,7 @@ def _mean(
     matched = cache(matched)
 
     def figure(answers: Callable[[Prediction], str]) -> float | None:
-        each = {number: matched(answers(row), _right(row)) for number, row in enumerate(predictions)}
+        each = {number: matched(answers(row), right_answers(row)) for number, row in enumerate(predictions)}
         scored = {number: value for number, value in each.items() if value is not None}
         return of(scored) if scored else None
 
@@ -227,7 +240,7 @@ def _text_figures(predictions: Sequence[Prediction]) -> dict[str, Figure]:
     """BLEU, ROUGE, METEOR and chrF; none if the extra is not installed."""
     if not predictions or not match.has_text_metrics():
         return {}
-    metrics = match.TextMetrics([_right(prediction) for prediction in predictions])
+    metrics = match.TextMetrics([right_answers(prediction) for prediction in predictions])
     model, majority, perfect = (
         metrics.scores([answers(prediction) for prediction in predictions]) for answers in (MODEL, MAJORITY, PERFECT)
     )
@@ -235,11 +248,6 @@ def _text_figures(predictions: Sequence[Prediction]) -> dict[str, Figure]:
         key: Figure(name, len(predictions), model[key], majority[key], perfect[key])
         for key, name in metrics.names.items()
     }
-
-
-def _right(prediction: Prediction) -> tuple[str, ...]:
-    """All right answers, the reference first."""
-    return tuple(dict.fromkeys((prediction.answer, *prediction.references)))
 
 
 def _diagonal(prediction: Prediction, sizes: Sizes) -> float:
@@ -251,7 +259,7 @@ def _diagonal(prediction: Prediction, sizes: Sizes) -> float:
 def _is_outside(prediction: Prediction, sizes: Sizes) -> bool:
     """Whether a reference point is not in the question's only image."""
     width, height = sizes[prediction.image_keys[0]] or (0, 0)
-    return any(not (0 <= x <= width and 0 <= y <= height) for x, y in match.reference_points(_right(prediction)))
+    return any(not (0 <= x <= width and 0 <= y <= height) for x, y in match.reference_points(right_answers(prediction)))
 
 
 IN_DETAIL = {"exact_match_lower", "open_token_recall", "token_recall", "label_precision", "label_recall"}
@@ -264,10 +272,12 @@ class Evaluation:
 
     predictions: list[Prediction]
     overall: Score
-    interval: Interval | None
-    """The 95 % interval of the exact match of all; None if there are too few images."""
+    headline: Headline
+    """The score by the metric that counts."""
+    exact: Headline
+    """Exact match; the same, unless another metric counts."""
     baselines: dict[str, BaselineScore]
-    """Exact match of the baselines that are known, by their keys."""
+    """What the baselines that are known score, by their keys."""
     groups: dict[str, dict[str, Score]]
     """The scores by question text, category, source and stage; empty where no record has one."""
     figures: dict[str, Figure]
@@ -282,18 +292,23 @@ class Evaluation:
         training: TrainingAnswers | None = None,
         sizes: Sizes | None = None,
         baselines: BaselineAnswers | None = None,
+        metric: str = EXACT,
     ) -> Evaluation:
         """Score predictions, beside the majority and what other `baselines` answered.
 
-        `training` are the answers of the training records, `sizes` those of images by key.
+        `training` are the answers of the training records, `sizes` those of images by key; `metric` counts.
+
+        Raises:
+            UsageError: the metric cannot be computed here.
         """
         compared = [prediction.in_nfc for prediction in predictions]
         groups = {name: scores_by(compared, name) for name in GROUPINGS}
-        interval, scored = headline(compared, baselines or {})
+        head, scored = headline(compared, baselines or {}, metric)
         return cls(
             predictions=predictions,
             overall=score(compared),
-            interval=interval,
+            headline=head,
+            exact=head if metric == EXACT else headline(compared, {})[0],
             baselines=scored,
             groups=groups,
             figures=figures(compared, groups, sizes or {}),
@@ -312,9 +327,12 @@ class Evaluation:
             if key not in IN_DETAIL
         ]
         header = ("other metrics", "asked", "model", "majority", *figures_beside, "at most")
+        beside_model = ("baseline", self.headline.name, "model is higher by", "95% interval")
         blocks = [
             self._by_question(),
-            table(HEADER, [baseline.line(key) for key, baseline in self.baselines.items()]) if self.baselines else "",
+            table(beside_model, [baseline.line(key) for key, baseline in self.baselines.items()])
+            if self.baselines
+            else "",
             table(header, other_figures) if other_figures else "",
             rows(self._notes()),
         ]
@@ -328,15 +346,20 @@ class Evaluation:
         scores = [*shown.items(), ("all", self.overall)]
         lines = [[name, f"{s.num_questions:,}", f"{s.exact_match:.1%}", f"{s.majority:.1%}"] for name, s in scores]
         header = ["question", "asked", "exact match", "majority"]
-        if self.interval:
-            lines[-1][2] += f" [{self.interval.in_percent()}]"
+        if self.exact.interval:
+            lines[-1][2] += f" [{self.exact.interval.in_percent()}]"
         if more := len(every) - len(shown):
             lines.insert(-1, [f"{more:,} other question texts", *[""] * (len(header) - 1)])
         return f"{table(header, lines)}\n  {MAJORITY_NOTE}"
 
     def _notes(self) -> list[tuple[str, str]]:
-        notes = [("answers", self.counts.text())]
-        if self.predictions and self.interval is None:
+        notes = (
+            []
+            if self.headline.metric == EXACT
+            else [("metric", f"{self.headline.text()}; majority {self.headline.majority:.1%}")]
+        )
+        notes.append(("answers", self.counts.text()))
+        if self.predictions and self.exact.interval is None:
             notes.append(("interval", f"none, because the questions are about fewer than {MIN_CLUSTERS} images"))
         if self.text_metrics == match.NOT_INSTALLED:
             notes.append(("BLEU etc.", self.text_metrics))
@@ -349,7 +372,8 @@ class Evaluation:
         }
         return {
             "overall": asdict(self.overall),
-            "exact_match_interval": self.interval,
+            "headline": asdict(self.headline),
+            "exact_match_interval": self.exact.interval,
             "baselines": {key: asdict(baseline_score) for key, baseline_score in self.baselines.items()},
             **by_group,
             "metrics": {key: figure.to_json() for key, figure in self.figures.items()},
@@ -363,6 +387,7 @@ class WrittenMetrics:
     """The fields of metrics/SPLIT.json that are read again."""
 
     overall: Score
+    headline: Headline | None = None
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     baselines: dict[str, dict[str, Any]] = field(default_factory=dict)
     counts: dict[str, Any] = field(default_factory=dict)
@@ -382,6 +407,21 @@ def read_metrics(folder: RunFolder, name: str) -> dict[str, Any]:
     advice = f"write it again with: {again}"
     read_form(path, WrittenMetrics, advice)
     value = read_form(path, dict[str, Any], advice)
+    if "headline" not in value:  # earlier versions knew exact match alone
+        overall, interval = Score(**value["overall"]), value.get("exact_match_interval")
+        head = Headline(EXACT, overall.num_questions, overall.exact_match, interval, overall.majority)
+        value["headline"] = asdict(head)
     if "baselines" in value:  # earlier versions had another one
-        value["baselines"] = {key: score for key, score in value["baselines"].items() if key in NAMES}
+        kept = {key: beside for key, beside in value["baselines"].items() if key in NAMES}
+        value["baselines"] = {key: {"score": beside["exact_match"]} | beside for key, beside in kept.items()}
     return value
+
+
+def read_headline(folder: RunFolder, name: str) -> Headline | None:
+    """The score of a split or a baseline of it, by the metric that counted; None if that was not evaluated.
+
+    Raises:
+        RunFolderError: the file is broken; names it.
+    """
+    values = read_metrics(folder, name)
+    return TypeAdapter(Headline).validate_python(values["headline"]) if values else None

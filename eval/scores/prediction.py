@@ -10,9 +10,7 @@ the record, and the prompt. Its keys are described in docs/predictions.md.
 A mean over groups (macro) gives each group the same weight, so that a question that is asked often does not hide the
 others. A prediction whose record has no category is in no category; source and stage likewise.
 
-A comparison of runs knows only metrics that give each question a number, because images are drawn with their questions.
-Exact match is the metric unless another is named. Where it hardly tells answers apart, the output says so. F1 of words
-needs no other library, and orders models as ROUGE-1 does.
+Where exact match is the metric that counts and hardly tells answers apart, outputs say so.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cache
 from pathlib import Path
 from statistics import fmean, median
 from typing import Annotated, Any, Literal, NoReturn
@@ -33,7 +30,7 @@ from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 from lookonce.datasets.formats.record import Record, Turn, is_utf8
 from lookonce.datasets.text_files import read_jsonl
 from lookonce.errors import RecordsError
-from lookonce.eval.scores.match import exact, word_overlap
+from lookonce.eval.scores.match import exact
 from lookonce.files import write_text
 from lookonce.text import located, nfc, quoted, share
 
@@ -291,27 +288,10 @@ def training_answers(records: Iterable[Record]) -> dict[str, set[str]]:
     return answers
 
 
-Metric = Literal["exact_match", "token_f1"]
-METRICS: dict[Metric, str] = {"exact_match": "exact match", "token_f1": "F1 of words"}
 FEW_RIGHT = 0.05
 """The least share of right answers of some run with which exact match says something."""
 SENTENCE = 5
 """The median number of words of the references from which they count as sentences, about which it says little."""
-
-
-def score_each(predictions: Sequence[Prediction], metric: Metric) -> tuple[list[float], list[float]]:
-    """What the model's and the majority answer to each question score."""
-    if metric == "exact_match":
-        right = [float(row.is_right) for row in predictions]
-        return right, [float(row.is_majority_right) for row in predictions]
-    overlap = cache(word_overlap)  # the same answer to the same question is scored once
-    predictions = [row.in_nfc for row in predictions]
-    all_references = [(row.answer, *row.references) for row in predictions]
-    model, majority = (
-        [overlap(answer, references).f1 for answer, references in zip(answers, all_references, strict=True)]
-        for answers in ([row.predicted for row in predictions], [row.majority for row in predictions])
-    )
-    return model, majority
 
 
 def is_exact_match_poor(rows: Sequence[Sequence[Prediction]]) -> bool:

@@ -163,18 +163,19 @@ def curves(panel: Panel, x_name: str) -> Figure:
 
 
 @_style()
-def forest(variants: Sequence[Mapping[str, Any]]) -> Figure:
+def forest(variants: Sequence[Mapping[str, Any]], measure: str) -> Figure:
     """Draw each variant's score and seeds beside the majority, and its difference to the first variant.
 
-    `variants` are the figures of the variants as `lookonce study report --json` has them.
+    `variants` are the figures of the variants as `lookonce study report --json` has them; `measure` names
+    what counts.
     """
     from matplotlib.ticker import PercentFormatter
 
     figure = _figure(110 + 34 * len(variants))
     left, right = figure.subplots(1, 2, sharey=True)
     for place, variant in enumerate(variants):
-        _interval(left, place, variant["exact_match"], variant["interval"], BAR, is_filled=True)
-        dots = variant["exact_match_by_seed"]
+        _interval(left, place, variant["score"], variant["interval"], BAR, is_filled=True)
+        dots = variant["score_by_seed"]
         step = min(0.14, 0.45 / max(len(dots), 1))  # each seed has a height of its own: none hides another
         heights = [place + 0.2 + step * number for number in range(len(dots))]
         left.plot(dots, heights, "o", color=BAR, alpha=0.6, markersize=3.5, label="_" if place else " a seed")
@@ -187,7 +188,7 @@ def forest(variants: Sequence[Mapping[str, Any]]) -> Figure:
     left.xaxis.set_major_formatter(PercentFormatter(1, decimals=None))
     left.set_yticks(range(len(variants)), [shown(variant["variant"], 24) for variant in variants])
     left.set_ylim(len(variants) - 0.3, -0.6)
-    left.set_xlabel("exact match")
+    left.set_xlabel(shown(measure, 40))
     right.set_xlabel(f"points above {shown(variants[0]['variant'], 24)}")
     for axis in (left, right):
         axis.grid(visible=False, axis="y")

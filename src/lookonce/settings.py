@@ -39,7 +39,7 @@ Key = TypeVar("Key")
 Same = Annotated[Key, OnResume("never")]
 ByContent = Annotated[Key, OnResume("content")]
 Free = Annotated[Key, OnResume("free")]
-FreeUnlessAnswersDecide = Annotated[Key, OnResume("free", unless_best=("exact_match",))]
+FreeUnlessAnswersDecide = Annotated[Key, OnResume("free", unless_best=("metric",))]
 
 
 class Section(BaseModel):

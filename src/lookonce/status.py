@@ -33,8 +33,8 @@ from lookonce.datasets.records import Record
 from lookonce.environment import program
 from lookonce.errors import RunFolderError
 from lookonce.eval.answers.files import unfinished
-from lookonce.eval.scores.metrics import read_metrics
-from lookonce.eval.scores.prediction import Score
+from lookonce.eval.scores.metric import Headline
+from lookonce.eval.scores.metrics import read_headline
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder, TrainedElsewhere, find_trainer
 from lookonce.run.log_file import read_progress
@@ -97,6 +97,8 @@ class TrainingPhase:
     validation_loss: float | None = None
     exact_match: float | None = None
     """The last one that was measured while training."""
+    score: float | None = None
+    """The same by `eval.metric`; None if that is exact match."""
     ms_per_sample: float | None = None
     eta_s: float | None = None
     silent_s: float | None = None
@@ -108,7 +110,7 @@ class TrainingPhase:
     checkpoint: str | None = None
     """The newest checkpoint to resume from."""
     reason: str = ""
-    """Why it stopped or failed."""
+    """Why it stopped or failed, or ended before its last step."""
     startup_seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of each piece of work before the first step, of a finished training."""
 
@@ -122,8 +124,8 @@ class TrainingPhase:
             "dead": [f"dead at {self._where()}", heartbeat, resume],
             "stopped": [self.reason.partition(";")[0] or f"stopped at {self._where()}", resume],
             "failed": [f"failed at {self._where()}: {self.reason}", resume],
-            "trained": [f"trained for {count(self.num_steps, 'step')}, adapter saved"],
-            "finished": [f"finished: {count(self.num_steps, 'step')}", *self._figures()],
+            "trained": [f"trained for {count(self.num_steps, 'step')}, adapter saved", self.reason],
+            "finished": [f"finished: {count(self.num_steps, 'step')}", *self._figures(), self.reason],
         }.get(self.state, [self.state])
         return ", ".join(filter(None, texts))
 
@@ -140,6 +142,7 @@ class TrainingPhase:
         figures = {
             "loss {:.4f}": self.loss,
             "validation loss {:.4f}": self.validation_loss,
+            "score {:.1%}": self.score,
             "exact match {:.1%}": self.exact_match,
             "{:.1f} ms per sample": self.ms_per_sample,
         }
@@ -154,8 +157,8 @@ class State:
     output: Path
     cache: CachePhase
     training: TrainingPhase
-    scores: dict[str, Score]
-    """Scores of all evaluations of the adapter, by split."""
+    scores: dict[str, Headline]
+    """Scores, by the metric that counts, of all evaluations of the adapter, by split."""
     unfinished: dict[str, tuple[int, int]]
     """Questions answered so far, of all, of each evaluation that has no result, by split and baseline."""
     split: str
@@ -202,8 +205,7 @@ class State:
 
     def _evaluations(self) -> list[tuple[str, str]]:
         texts = [
-            f"{split}: {score.exact_match:.1%} exact match on {count(score.num_questions, 'question')}; "
-            f"majority baseline (the most frequent training answer): {score.majority:.1%}"
+            f"{split}: {score.text()}; majority baseline (the most frequent training answer): {score.majority:.1%}"
             for split, score in self.scores.items()
         ]
         for name, (num_answered, num_questions) in self.unfinished.items():
@@ -301,6 +303,7 @@ def find_training(folder: RunFolder, expiry_s: float) -> TrainingPhase:
     if isinstance(trained, TrainedElsewhere):
         return TrainingPhase("trained elsewhere")
     num_steps, startup_seconds = (trained.num_steps, trained.startup_seconds) if trained else (0, {})
+    ended_early = trained.ended_early if trained else ""
     trainer = find_trainer(folder.folder, expiry_s)
     if trainer and (progress is None or progress.worker != trainer):  # it has not begun to write its progress
         return TrainingPhase("running", phase="loading", job=trainer.job, host=trainer.host, checkpoint=checkpoint)
@@ -308,12 +311,14 @@ def find_training(folder: RunFolder, expiry_s: float) -> TrainingPhase:
         state: TrainingState = "trained" if num_steps else "stopped" if last else "not begun"
         step = int(last.name.rpartition("-")[2]) if last else 0
         state = "finished" if folder.is_finished else state
-        return TrainingPhase(state, step=step, checkpoint=checkpoint, startup_seconds=startup_seconds)
+        return TrainingPhase(
+            state, step=step, checkpoint=checkpoint, startup_seconds=startup_seconds, reason=ended_early
+        )
     silent_s = max(age(folder.progress), 0.0)
     state = progress.end or ("dead" if silent_s > expiry_s or progress.worker.is_gone() else "running")
     if state != "running" and num_steps:
         state = "finished" if folder.is_finished else "trained"
-    shared_fields = ("phase", "step", "loss", "validation_loss", "exact_match", "ms_per_sample", "stepped_s", "reason")
+    shared = ("phase", "step", "loss", "validation_loss", "exact_match", "score", "ms_per_sample", "stepped_s")
     return TrainingPhase(
         state,
         num_steps=num_steps or progress.num_steps,
@@ -323,11 +328,12 @@ def find_training(folder: RunFolder, expiry_s: float) -> TrainingPhase:
         host=progress.worker.host,
         checkpoint=checkpoint,
         startup_seconds=startup_seconds,
-        **{name: getattr(progress, name) for name in shared_fields},
+        reason=progress.reason or ended_early,
+        **{name: getattr(progress, name) for name in shared},
     )
 
 
-def find_scores(folder: RunFolder, first: str) -> dict[str, Score]:
+def find_scores(folder: RunFolder, first: str) -> dict[str, Headline]:
     """The scores of all evaluations in a run folder, by split; the split `first` comes first.
 
     Raises:
@@ -336,7 +342,7 @@ def find_scores(folder: RunFolder, first: str) -> dict[str, Score]:
     names = sorted(
         (path.stem for path in (folder.folder / "metrics").glob("*.json")), key=lambda name: (name != first, name)
     )
-    return {name: Score(**read_metrics(folder, name)["overall"]) for name in names}
+    return {name: head for name in names if (head := read_headline(folder, name))}
 
 
 def find_unfinished(folder: RunFolder, records: Mapping[str, Sequence[Record]]) -> dict[str, tuple[int, int]]:

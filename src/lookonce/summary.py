@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lookonce.environment import program, shorten
+from lookonce.eval.scores.metric import EXACT, Headline
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.eval.statistics import Interval
 from lookonce.run.folder import RunFolder, Trained, read_form
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from lookonce.run.open import OpenRun
 
 
-OF_TRAINING = ("num_steps", "first_step", "num_samples", "num_too_long", "wait_share", "startup_seconds")
+OF_TRAINING = ("num_steps", "first_step", "num_samples", "num_too_long", "wait_share", "startup_seconds", "ended_early")
 """Figures of a summary that are those of the training."""
 
 
@@ -51,6 +52,10 @@ class Summary:
     """Seconds of each piece of work before the first step."""
     exact_match_interval: Sequence[float] | None = None
     """The ends of the 95 % interval of the exact match; None if there are too few images."""
+    headline: Headline | None = None
+    """The score by `eval.metric`; None if nothing is evaluated."""
+    ended_early: str = ""
+    """Why the training ended before its last step; empty if it did not."""
     report: str | None = None
     """The page that shows the run; None if it could not be written."""
 
@@ -80,9 +85,10 @@ class Summary:
         if self.best_validation_loss is not None:
             best = f"lowest {self.best_validation_loss:.4f}, at step {self.best_validation_step:,}"
             lines.append(("val loss", f"{best} of {self.num_steps:,}"))
+        lines += [("", self.ended_early)] if self.ended_early else []
         if self.exact_match is not None and self.majority is not None:
             name = {"val": "validation", "test": "test"}[self.split]
-            lines.append((name, self._accuracy(self.exact_match, self.majority)))
+            lines.append((name, self._scored(self.exact_match, self.majority)))
         lines += [("report", self.report)] if self.report else []
         lines += [("adapter", self.adapter), ("try next", self.next_command)]
         return f"\n{self.run}\n\n{rows(lines)}\n"
@@ -101,10 +107,13 @@ class Summary:
         total = sum(self.startup_seconds.values())
         return f"{duration(total)} before the first step, {duration(seconds)} of them to {name}"
 
-    def _accuracy(self, exact_match: float, majority: float) -> str:
-        interval = f" [{Interval(*self.exact_match_interval).in_percent()}]" if self.exact_match_interval else ""
-        result = f"{exact_match:.1%}{interval} exact match on {self.num_questions:,} questions"
-        return f"{result}; majority baseline (the most frequent training answer): {majority:.1%}"
+    def _scored(self, exact_match: float, majority: float) -> str:
+        """The score by the metric that counts, and exact match if that is another; earlier versions had that alone."""
+        interval = Interval(*self.exact_match_interval) if self.exact_match_interval else None
+        exact = Headline(EXACT, self.num_questions, exact_match, interval, majority)
+        head = self.headline or exact
+        beside = "" if head.metric == EXACT else f"; exact match {exact_match:.1%}"
+        return f"{head.text()}; majority baseline (the most frequent training answer): {head.majority:.1%}{beside}"
 
 
 def summarise(opened: OpenRun, evaluation: Evaluation | None) -> Summary:
@@ -130,7 +139,8 @@ def summarise(opened: OpenRun, evaluation: Evaluation | None) -> Summary:
         next_command=_next_command(opened, evaluation),
         best_validation_loss=best_loss,
         best_validation_step=best_step,
-        exact_match_interval=[*evaluation.interval] if evaluation and evaluation.interval else None,
+        exact_match_interval=[*evaluation.exact.interval] if evaluation and evaluation.exact.interval else None,
+        headline=evaluation.headline if evaluation else None,
         **{name: getattr(trained, name) for name in OF_TRAINING},
     )
 

@@ -17,6 +17,7 @@ from lookonce.environment import rank
 from lookonce.eval.answers.accuracy import Accuracy
 from lookonce.eval.answers.questions import Questions
 from lookonce.eval.run import evaluate
+from lookonce.eval.scores.metric import check_metric
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.files import write_json
 from lookonce.report.report import report_training
@@ -53,6 +54,7 @@ def train(
         LookonceError: any other error that a user can fix.
     """
     startup = startup or Startup(notify if rank() == 0 else quiet)
+    check_metric(run.eval.metric)
     training = open_training(
         run, resume=resume, restart=restart, verify_images=verify_images, notify=notify, startup=startup
     )
@@ -82,7 +84,7 @@ def train(
 
 
 def _accuracy(training: Training) -> Accuracy | None:
-    """What measures exact match while training; None if there is nothing to measure, or the run is trained."""
+    """What scores answers while training; None if there is nothing to measure, or the run is trained."""
     opened = training.opened
     if training.start.is_trained or not opened.run.eval.every or not opened.records["val"]:
         return None

@@ -61,7 +61,8 @@ def look_complete(look_trained) -> Callable[[StudyRun, list[Prediction]], None]:
     def make(one: StudyRun, rows: list[Prediction]) -> None:
         look_trained(one)
         write_predictions(one.folder.predictions("val"), rows)
-        write_json(one.folder.metrics("val"), Evaluation.of(rows).to_json())
+        evaluation = Evaluation.of(rows, metric=one.settings.eval.metric)
+        write_json(one.folder.metrics("val"), evaluation.to_json())
         write_json(one.folder.answering("val"), {"num_answered": len(rows), "seconds": 1.5})
         look_finished(one.folder)
 

@@ -11,6 +11,8 @@ import lookonce.workflow as workflow
 from lookonce.datasets.records import Record, Turn
 from lookonce.eval.answers.files import PartialAnswers
 from lookonce.eval.decoding.dialogue import Answer
+from lookonce.eval.scores.metric import Headline
+from lookonce.eval.statistics import Interval
 from lookonce.run.folder import RunFolder
 from lookonce.status import find_unfinished
 from lookonce.summary import Summary
@@ -53,6 +55,13 @@ def test_the_summary_has_one_line_per_figure():
         "  adapter     runs/a/adapter",
         "  try next    lookonce eval runs/a",
     ]
+
+
+def test_the_metric_that_counts_stands_before_exact_match_and_the_end_of_the_training_is_told():
+    head = Headline("bleu", 60, 0.452, Interval(0.4, 0.5), 0.217)
+    text = replace(SUMMARY, headline=head, ended_early="ended after step 10 of 40").text().splitlines()
+    score = "45.2% [40.0 to 50.0] BLEU on 60 questions; majority baseline (the most frequent training answer): 21.7%"
+    assert f"  validation  {score}; exact match 88.4%" in text and "              ended after step 10 of 40" in text
 
 
 def test_what_was_not_measured_is_left_out():

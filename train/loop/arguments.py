@@ -97,7 +97,7 @@ def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> Training
     if options.precision == "fp16" and not on_gpu:
         raise UsageError("train.precision: fp16 needs a GPU, and this machine has none; use bf16 or fp32")
     check_scheduler(options)
-    if options.best == "exact_match" and options.scheduler in FOLLOW_LOSS:
+    if options.best == "metric" and options.scheduler in FOLLOW_LOSS:
         raise UsageError(
             f"train.scheduler: {options.scheduler} follows the validation loss, and Trainer has one measure for it and "
             "for the best checkpoint; set train.best: loss, or another train.scheduler"
@@ -129,7 +129,7 @@ def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> Training
         "save_steps": options.save_steps or 500,
         "save_total_limit": NUM_CHECKPOINTS,
         "load_best_model_at_end": options.best == "loss",
-        "metric_for_best_model": options.best,
+        "metric_for_best_model": run.measure if options.best else None,
         "seed": options.seed,
         "report_to": "none",
         "run_name": run.output.name,
@@ -142,7 +142,7 @@ def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> Training
         arguments = TrainingArguments(**settings | overrides)
     except ValueError as error:
         raise UsageError(f"the `train` section is not valid: {first_line(error)}") from None
-    if options.best == "exact_match" and "load_best_model_at_end" not in overrides:
+    if options.best == "metric" and "load_best_model_at_end" not in overrides:
         arguments.load_best_model_at_end = True  # Trainer itself would compare `save_steps` with `eval_steps`
     if arguments.n_gpu > 1:
         arguments._n_gpu = 1  # else Trainer uses DataParallel, which splits batches; features have no batch dimension

@@ -158,7 +158,7 @@ class StopAfterStep(TrainerCallback):
             return  # the training is finished
         self._agreed = self._agreed or self._ranks.largest(self.signal or 0)
         # Trainer would record a checkpoint that is not due, after the best step so far, as the best checkpoint. With
-        # `train.best: exact_match` one is due wherever answers are.
+        # `train.best: metric` one is due wherever answers are.
         by_loss = args.load_best_model_at_end and args.metric_for_best_model == "loss"
         self._is_stopping = bool(self._agreed) and (control.should_save or not (control.should_evaluate and by_loss))
         if self._is_stopping:

@@ -41,6 +41,7 @@ from lookonce.claim_file import Process
 from lookonce.errors import Stopped, TrainingError, UsageError
 from lookonce.files import write_json, write_text
 from lookonce.run.log_file import End, Progress, read_lines
+from lookonce.run.sections import METRICS
 from lookonce.text import count, duration, first_line
 
 MUCH_WAITING = 0.05
@@ -49,7 +50,7 @@ FOR_TRACKERS = ("samples_per_second", "tokens_per_second", "wait_share")
 STOCK_PRINTERS = (PrinterCallback, ProgressCallback)
 """Trainer's own printing callbacks, which these lines replace."""
 BEAT_S = 10.0
-FIGURES = {"loss": "loss", "validation_loss": "eval_loss", "exact_match": "eval_exact_match"}
+FIGURES = {"loss": "loss", "validation_loss": "eval_loss", "exact_match": "eval_exact_match", "score": "eval_score"}
 """Figures of the progress, and their keys in Trainer's logs."""
 WINDOW_BEATS = 6
 """Number of beats over which the rate is measured."""
@@ -64,8 +65,9 @@ class MetricsLog(TrainerCallback):
     logs, so that trackers that come after this callback log it too.
     """
 
-    def __init__(self, path: Path, samples_per_step: int) -> None:
-        self.path, self.samples_per_step = path, samples_per_step
+    def __init__(self, path: Path, samples_per_step: int, metric: str = "exact_match") -> None:
+        """`metric` is that of `eval.metric`."""
+        self.path, self.samples_per_step, self._metric = path, samples_per_step, metric
         self.busy_seconds = 0.0
         """Time spent in steps, including waiting for their data."""
         self.first_step = 0
@@ -117,7 +119,7 @@ class MetricsLog(TrainerCallback):
                 self._notify_of_waiting(measured)
         elif evaluated := {name: value for name, value in logs.items() if name.startswith("eval_")}:
             validated = "eval_loss" in logs
-            line = f"validation loss {logs['eval_loss']:.4f}" if validated else answered_line(evaluated)
+            line = f"validation loss {logs['eval_loss']:.4f}" if validated else answered_line(evaluated, self._metric)
             tqdm.write(f"{step}  {line}", file=sys.stderr)
             self._append(state, evaluated | peak_memory())
 
@@ -178,10 +180,11 @@ def peak_memory() -> dict[str, float]:
     return {"memory_gb": round(torch.cuda.max_memory_reserved() / 1e9, 3)}
 
 
-def answered_line(logs: dict[str, float]) -> str:
-    """The exact match of answers, and what they cost, on one line."""
+def answered_line(logs: dict[str, float], metric: str) -> str:
+    """What answers score by the metric that counts, with exact match, and what they cost, on one line."""
     questions = count(int(logs["eval_num_questions"]), "question")
-    return f"exact match {logs['eval_exact_match']:.1%} on {questions} in {duration(logs['eval_seconds'])}"
+    scored = f"{METRICS.get(metric, metric)} {logs['eval_score']:.1%}, " if "eval_score" in logs else ""
+    return f"{scored}exact match {logs['eval_exact_match']:.1%} on {questions} in {duration(logs['eval_seconds'])}"
 
 
 def step_line(logs: dict[str, Any], measured: dict[str, float]) -> str:

@@ -45,25 +45,62 @@ from lookonce.train.model.load import broadcast_trained, is_sharded, text_model
 from lookonce.train.model.packs import PackPasses, average_gradients, pack_loss, packed_attention, share_of_loss
 
 Answer = Callable[[Any], dict[str, float]]
-"""Lets a model answer this rank's share of the questions; returns the numbers `right` and `questions`."""
+"""Lets a model answer this rank's share of the questions; returns what all ranks' answers score, by name."""
 
 
 class Evaluations(TrainerCallback):
-    """Asks Trainer for an evaluation when answers are due, and says what the evaluation measures.
+    """Asks Trainer for an evaluation when answers are due, says what it measures, and ends a training that gets no
+    better.
 
-    It must come before callbacks that stop a training, because what is due is measured first.
+    It must come before callbacks that stop a training, because what is due is measured first. The log in Trainer's
+    state has all measurements so far, on every rank and in every checkpoint, so a training that was resumed ends where
+    it would have ended.
     """
 
-    def __init__(self, every: int | Literal["epoch"] | None = None, answer: Answer | None = None) -> None:
-        """Answers are due after `every` epoch or number of steps, and after the last step."""
-        self._every, self._answer = every, answer
+    def __init__(
+        self,
+        every: int | Literal["epoch"] | None = None,
+        answer: Answer | None = None,
+        patience: int | None = None,
+        measure: str = "loss",
+    ) -> None:
+        """Answers are due after `every` epoch or number of steps, and after the last step.
+
+        The training ends after `patience` measurements of `measure`, a name in the log, without a better one.
+        """
+        self._every, self._answer, self._patience, self._measure = every, answer, patience, measure
+        self._first_step = 0
         self.validates, self.answers = True, False
-        """What the next evaluation measures: the validation loss, and the exact match."""
+        """What the next evaluation measures: the validation loss, and the score of answers."""
+
+    def why_over(self, state: Any) -> str:
+        """Why a training ends before its last step; empty if it does not."""
+        best, best_step, num_worse = None, 0, 0
+        for line in state.log_history if self._patience else ():
+            if (value := line.get(f"eval_{self._measure}")) is not None:
+                is_better = best is None or (value < best if self._measure == "loss" else value > best)
+                num_worse = 0 if is_better else num_worse + 1
+                best, best_step = (value, line["step"]) if is_better else (best, best_step)
+        if not self._patience or num_worse < self._patience or state.global_step >= state.max_steps:
+            return ""
+        return (
+            f"ended after step {state.global_step:,} of {state.max_steps:,} (train.patience): {num_worse} measurements "
+            f"in a row were no better than that after step {best_step:,}"
+        )
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._first_step = state.global_step
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_training_stop = control.should_training_stop or bool(self.why_over(state))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._note(control, self._answer is not None and self._is_due(state))
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        has_ended = state.epoch.is_integer() and state.global_step > self._first_step
+        if not has_ended and self.why_over(state):  # else what was measured and saved would be so twice
+            control.should_evaluate = control.should_save = False
         self._note(control, False)  # the epoch's last step has ended before
 
     def _is_due(self, state: Any) -> bool:
@@ -75,15 +112,14 @@ class Evaluations(TrainerCallback):
         self.validates, self.answers = control.should_evaluate, answers
         control.should_evaluate = control.should_evaluate or answers
 
-    def exact_match(self, model: Any, add_up: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, float]:
-        """The exact match of a model's answers, over all ranks; `add_up` gives the sums of all ranks' numbers."""
+    def score(self, model: Any) -> dict[str, float]:
+        """What a model's answers score, over all ranks, as it is logged."""
         assert self._answer
         began = time.perf_counter()
         with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
-            counted = self._answer(model)
-        right, questions = add_up(torch.tensor([counted["right"], counted["questions"]])).tolist()
+            scored = self._answer(model)
         seconds = round(time.perf_counter() - began, 3)
-        return {"eval_exact_match": right / questions, "eval_num_questions": questions, "eval_seconds": seconds}
+        return {f"eval_{name}": value for name, value in scored.items()} | {"eval_seconds": seconds}
 
 
 def _check_arguments(args: TrainingArguments, sampler: PackBatchSampler) -> None:
@@ -272,7 +308,9 @@ class PackTrainer(Trainer):
         """The batches of the next step, prefetched across epochs."""
         if self.state.global_step == self._resumed_from:
             self._continue_losses()
-        if self.state.global_step >= self.state.max_steps:  # resumed after its last step
+        is_resumed = self.state.global_step == self._resumed_from
+        if self.state.global_step >= self.state.max_steps or (is_resumed and self.evaluations.why_over(self.state)):
+            # resumed after its last step
             self.control.should_training_stop = True
             return [], None
         if not self._ahead:
@@ -419,7 +457,7 @@ class PackTrainer(Trainer):
         """Measure and log what is due."""
         metrics = self._validate() if self.evaluations.validates else {}
         if self.evaluations.answers:
-            answered = self.evaluations.exact_match(self.model, self._add_up)
+            answered = self.evaluations.score(self.model)
             self.log(answered)
             metrics |= answered
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)

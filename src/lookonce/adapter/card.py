@@ -25,6 +25,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from lookonce.datasets.prepare.definition import find_definition
 from lookonce.errors import LookonceError, ModelError, UsageError
+from lookonce.eval.scores.metric import name_of
 from lookonce.eval.scores.metrics import NAMES, read_metrics
 from lookonce.eval.statistics import MIN_CLUSTERS
 from lookonce.hub import find_model, is_commit, is_hub_name, license_in
@@ -91,7 +92,17 @@ SCORED = ("test", "val", HELD_OUT, "train")
 """The splits whose scores are on the card, in this order."""
 COMMIT = re.compile(rf"[0-9a-f]{{40,64}}({DIRTY})?")
 SHARED = {
-    *("overall", "exact_match_interval", "baselines", "by_category", "by_stage", "metrics", "counts", "text_metrics")
+    *(
+        "overall",
+        "headline",
+        "exact_match_interval",
+        "baselines",
+        "by_category",
+        "by_stage",
+        "metrics",
+        "counts",
+        "text_metrics",
+    )
 }
 """Keys of an evaluation that are uploaded; names in other groups may be texts of records, or names of places."""
 
@@ -218,6 +229,7 @@ def card(
         is_merged=is_merged,
         licence=licence,
         figures=figures,
+        measure=next((name_of(scores["headline"]["metric"]) for scores in facts.scores.values()), ""),
         uploaded=uploaded,
         loaded=uploaded if is_merged else _python_arguments(facts.base.name, facts.base.commit),
         dtype=DTYPES[facts.run.train.precision],
@@ -250,13 +262,13 @@ def _metadata(facts: CardFacts, repository: str, is_merged: bool, licence: str |
 
 
 def _results(facts: CardFacts, split: str) -> Iterator[EvalResult]:
-    """The exact match of the model on a split, then that of each baseline."""
+    """The score of the model on a split, by the metric that counts, then that of each baseline."""
     scores, dataset = facts.scores[split], facts.dataset
-    interval = {"confidence_interval_95": scores.get("exact_match_interval")}
-    measured = [("exact match", scores["overall"]["exact_match"], interval)]
+    head, name_of_score = scores["headline"], name_of(scores["headline"]["metric"])
+    measured = [(name_of_score, head["score"], {"confidence_interval_95": head["interval"]})]
     for key, baseline in scores.get("baselines", {}).items():
         higher = {"model_is_higher_by": baseline["difference"], "confidence_interval_95_of_that": baseline["interval"]}
-        measured.append((f"exact match of the baseline: {NAMES.get(key, key)}", baseline["exact_match"], higher))
+        measured.append((f"{name_of_score} of the baseline: {NAMES.get(key, key)}", baseline["score"], higher))
     for name, value, more in measured:
         yield EvalResult(
             task_type=TASK,
@@ -264,8 +276,8 @@ def _results(facts: CardFacts, split: str) -> Iterator[EvalResult]:
             dataset_name=dataset.title,
             dataset_split=split,
             dataset_revision=dataset.revision,
-            metric_type="exact_match",
+            metric_type=head["metric"],
             metric_value=value,
             metric_name=name,
-            metric_args={"num_questions": scores["overall"]["num_questions"]} | more,
+            metric_args={"num_questions": head["num_questions"]} | more,
         )

@@ -143,6 +143,7 @@ def _training(run: RunFile) -> Iterator[Result]:
     import torch
     from transformers import Trainer
 
+    from lookonce.eval.scores.metric import check_metric
     from lookonce.train.loop.arguments import check_scheduler, training_arguments
     from lookonce.train.loop.log_files import check_trackers
     from lookonce.train.model.frozen import check_frozen
@@ -150,6 +151,7 @@ def _training(run: RunFile) -> Iterator[Result]:
     model: Any = torch.nn.Module()
     plain = run.model_copy(update={"train": run.train.model_copy(update=PLAIN_TRAINING)})
     checks: tuple[Callable[[], Any], ...] = (
+        lambda: check_metric(run.eval.metric),
         lambda: check_scheduler(run.train),
         lambda: check_trackers(run.train.track),
         lambda: check_frozen(run.train.frozen, "train.frozen"),
@@ -160,7 +162,7 @@ def _training(run: RunFile) -> Iterator[Result]:
             with _as_one_process():
                 must_pass()
         except LookonceError as error:
-            yield Result("error", "training", str(error), "correct the section `train`")
+            yield Result("error", "training", str(error), "correct the key, or install what it needs")
         except (ImportError, ValueError) as error:  # by transformers, of an optimizer whose package is missing
             problem = f"train.optimizer: {run.train.optimizer}: {first_line(error)}"
             yield Result("error", "packages", problem, "install it, or change the key")

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
 
 import click
 
 from lookonce.commands.options import JSON, PATH, PDF, SPLIT, emit, notify
-from lookonce.eval.scores.prediction import Metric
+from lookonce.errors import UsageError
+from lookonce.run.sections import check_metric_name
 from lookonce.text import count
 
 RUNS = click.argument("paths", metavar="RUN...", type=PATH, nargs=-1, required=True)
 BASELINE = click.option(
     "--baseline", type=PATH, metavar="RUN", help="Compare every other run with this one only, instead of all pairs."
+)
+
+
+def _metric(context: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
+    try:
+        return name and check_metric_name(name)
+    except ValueError as error:
+        raise UsageError(f"--metric {name}: {error}") from None
+
+
+METRIC = click.option(
+    "--metric",
+    metavar="NAME",
+    callback=_metric,
+    help="What counts: a value of `eval.metric`, such as token_f1 or bleu; by default that of the runs.",
 )
 
 
@@ -26,11 +41,11 @@ def _with_baseline(paths: tuple[Path, ...], baseline: Path | None) -> tuple[Path
 @RUNS
 @SPLIT
 @BASELINE
-@click.option(
-    "--metric", type=click.Choice(get_args(Metric)), default="exact_match", show_default=True, help="What counts."
-)
+@METRIC
 @JSON
-def compare(paths: tuple[Path, ...], split: str | None, baseline: Path | None, metric: Metric, as_json: bool) -> None:
+def compare(
+    paths: tuple[Path, ...], split: str | None, baseline: Path | None, metric: str | None, as_json: bool
+) -> None:
     """Show whether one run is better than another on the same questions.
 
     RUN is a run folder, a run file, or a file of predictions. The questions must be the same; they are joined by image,
@@ -44,8 +59,8 @@ def compare(paths: tuple[Path, ...], split: str | None, baseline: Path | None, m
     them. One is called better only if the interval of the difference excludes 0, p is below 0.05, and the difference
     exceeds the spread.
 
-    Sentences hardly ever match exactly; for them, --metric token_f1 compares the words that answers have in common with
-    their references (SQuAD's F1). Choose the metric before looking.
+    What counts is the metric of the runs (`eval.metric`), or --metric. Sentences hardly ever match exactly; token_f1
+    compares the words that answers have in common with their references (SQuAD's F1). Choose before looking.
 
     \b
     Keys of --json:
@@ -60,10 +75,9 @@ def compare(paths: tuple[Path, ...], split: str | None, baseline: Path | None, m
     Examples:
       lookonce compare runs/first runs/second
       lookonce compare runs/exp1-* runs/exp2-* --split test --baseline runs/exp1-42
-      lookonce compare runs/x1-first runs/x1-second --metric token_f1
+      lookonce compare runs/x1-first runs/x1-second --metric meteor
       lookonce compare runs/first/predictions/val.jsonl runs/second/predictions/val.jsonl --json
     """
-    from lookonce.errors import UsageError
     from lookonce.eval.compare import compare as run_comparison
     from lookonce.eval.compare import to_json, to_text
     from lookonce.eval.join import read_runs
@@ -79,13 +93,20 @@ def compare(paths: tuple[Path, ...], split: str | None, baseline: Path | None, m
 @RUNS
 @SPLIT
 @BASELINE
+@METRIC
 @click.option(
     "-o", "--output", type=PATH, metavar="FILE", default=Path("report.html"), show_default=True, help="Page to write."
 )
 @PDF
 @JSON
 def report(
-    paths: tuple[Path, ...], split: str | None, baseline: Path | None, output: Path, has_pdf: bool, as_json: bool
+    paths: tuple[Path, ...],
+    split: str | None,
+    baseline: Path | None,
+    metric: str | None,
+    output: Path,
+    has_pdf: bool,
+    as_json: bool,
 ) -> None:
     """Write one HTML page about a run, or about several side by side.
 
@@ -100,8 +121,9 @@ def report(
 
     \b
     Keys of --json, each null if nothing is known:
-      verdict      runs: num_questions, num_images, exact_match, interval, majority, baselines, sentence
-      comparison   the keys of lookonce compare --json; where exact match says little, token_f1 has them again
+      verdict      runs: metric, measure (its name), num_questions, num_images, score, interval, majority, exact_match,
+                   baselines, sentence
+      comparison   the keys of lookonce compare --json
       contexts     of runs with data.context: name, num_seeds, num_questions, exact_match (predicted, reference, none),
                    differences, not_asked
       groups       by run: by_question, by_category, by_source, by_stage
@@ -123,7 +145,7 @@ def report(
     paths = _with_baseline(paths, baseline)
     check_replaces_page(output)
     with claimed_around(output, "lookonce report"):
-        run_report = Report.of(open_runs(paths, split), with_first_only=baseline is not None)
+        run_report = Report.of(open_runs(paths, split), with_first_only=baseline is not None, metric=metric)
         write_text(output, run_report.to_page())
         drawn = write_plots(run_report.plots(), output) if has_pdf else []
     notify(f"wrote the page to {output}" + (f", and {count(len(drawn), 'plot')} as PDF beside it" if has_pdf else ""))

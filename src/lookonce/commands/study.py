@@ -114,7 +114,7 @@ def run(study_file: Path, num_parallel: int | None, again: bool, as_json: bool) 
 @STUDY
 @JSON
 def status(study_file: Path, as_json: bool) -> None:
-    """Show how far the runs of a study are: state, steps, exact match.
+    """Show how far the runs of a study are: state, steps, score.
 
     \b
     Keys of --json:
@@ -178,7 +178,7 @@ def report(study_file: Path, output: Path | None, has_pdf: bool, as_json: bool) 
 
     \b
     Keys of --json: those of lookonce compare and lookonce report, and
-      variants     variant, seeds, exact_match, exact_match_by_seed, interval, majority, spread, difference,
+      variants     variant, seeds, metric, score, score_by_seed, interval, majority, spread, difference,
                    difference_interval, p_holm, is_distinguishable; cost: needs (variants), num_records,
                    training_seconds, answering_seconds
       scores_by    question and stage: of each its num_questions, majority, and the exact match of each variant

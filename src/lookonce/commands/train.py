@@ -101,9 +101,9 @@ def status(path: Path, assignments: tuple[str, ...], missing: bool, as_json: boo
                   num_quarantined, num_bytes, images_per_second, eta_s, workers (worker, host, job, shard, phase,
                   num_done, num_images, age_s, silent_s, alive, slow)
       training    state (not begun, running, dead, stopped, failed, trained, finished, another run), phase, step,
-                  num_steps, loss, validation_loss, exact_match, ms_per_sample, eta_s, silent_s, stepped_s, job, host,
-                  checkpoint, reason, startup_seconds
-      scores      by split: num_questions, exact_match, majority
+                  num_steps, loss, validation_loss, exact_match, score, ms_per_sample, eta_s, silent_s, stepped_s, job,
+                  host, checkpoint, reason, startup_seconds
+      scores      by split: metric, num_questions, score, interval, majority
       unfinished  evaluations without a result: questions answered so far, and of how many
 
     \b

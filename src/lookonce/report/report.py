@@ -17,6 +17,7 @@ from lookonce import page, plots
 from lookonce.differences import flatten
 from lookonce.errors import UsageError
 from lookonce.eval.compare import FEW_IMAGES, compare, to_json
+from lookonce.eval.scores.metric import EXACT, common_metric, name_of
 from lookonce.eval.scores.metrics import BASELINES, NAMES
 from lookonce.eval.scores.prediction import GROUPINGS
 from lookonce.eval.statistics import MIN_CLUSTERS, Interval
@@ -50,12 +51,16 @@ class Report:
     contexts: Sequence[ContextScores]
 
     @classmethod
-    def of(cls, runs: Sequence[ReportedRun], *, with_first_only: bool = False) -> Report:
+    def of(cls, runs: Sequence[ReportedRun], *, with_first_only: bool = False, metric: str | None = None) -> Report:
         """Make all parts; with several runs, compare all with all or `with_first_only`.
 
+        What counts is `metric`, by default the metric of the runs.
+
         Raises:
-            UsageError: the runs answered different questions.
+            UsageError: the runs answered different questions, or have different metrics and none is named.
         """
+        metric = metric or common_metric({run.name: run.answers.metric for run in runs if run.answers})
+        runs = [replace(run, answers=replace(run.answers, metric=metric)) if run.answers else run for run in runs]
         compared = comparison(runs, with_first_only)  # first, because the others take runs to have the same questions
         contexts = context_scores(runs)
         has_context = any(run.has_context for run in runs)
@@ -83,7 +88,7 @@ class Report:
         compared = self.numbers["comparison"]
         if not compared:
             return [run_sentence(run) for run in self.runs]
-        return [pair["sentence"] for pair in compared.get("token_f1", compared)["pairs"]]
+        return [pair["sentence"] for pair in compared["pairs"]]
 
     def to_page(self, template: str = "report.html.jinja", **more: Any) -> str:
         """The whole page as text, by this template or one that extends it with `more` values."""
@@ -100,6 +105,8 @@ class Report:
             "lead": " ".join(self.sentences()[:MAX_TOLD]),
             "footer": f"{page.MADE_BY}, version {__version__}. Its --json has the same numbers.",
             "named": _tiles(scored),
+            "measure": scored[0]["measure"] if scored else "",
+            "is_exact": all(run["metric"] == EXACT for run in scored),
             "names": names,
             "json": json,
             "looks": merged([(run.name, _image_sentence(run)) for run in self.runs if run.scores], len(names)),
@@ -131,7 +138,7 @@ class Report:
 
 def _tiles(scored: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Names and numbers for the top of a page."""
-    tiles = [("exact match" if len(scored) == 1 else run["name"], f"{run['exact_match']:.1%}") for run in scored]
+    tiles = [(run["measure"] if len(scored) == 1 else run["name"], f"{run['score']:.1%}") for run in scored]
     for run in scored[:1]:
         tiles[MAX_TOLD:] = [("majority baseline", f"{run['majority']:.1%}")]
         tiles += [("questions", f"{run['num_questions']:,}"), ("images", f"{run['num_images']:,}")]
@@ -188,8 +195,9 @@ def _verdict(run: ReportedRun) -> dict[str, Any]:
     value: dict[str, Any] = {"name": run.name, "split": run.split, "sentence": run_sentence(run)}
     if run.scores is None:
         return value
-    overall = asdict(run.scores.overall)
-    return value | overall | {"num_images": run.scores.num_images, "baselines": run.metrics["baselines"]}
+    head, exact = run.metrics["headline"], {"exact_match": run.scores.overall.exact_match}
+    more = {"num_images": run.scores.num_images, "baselines": run.metrics["baselines"]}
+    return {**value, **exact, **head, "measure": name_of(head["metric"]), **more}
 
 
 MAJORITY = "the majority baseline, the most frequent training answer to each question"
@@ -200,14 +208,16 @@ def run_sentence(run: ReportedRun) -> str:
     if run.scores is None:
         training = f"; its training: {run.training.text()}" if run.training else ""
         return f"{run.name} is not evaluated on {run.split}{training}."
-    overall, majority = run.scores.overall, run.metrics["baselines"]["majority"]
-    questions = f"{count(overall.num_questions, 'question')} about {count(run.scores.num_images, 'image')}"
-    right = f"{run.name} answers {overall.exact_match:.1%} of {questions} exactly right"
-    if overall.interval is None or majority["interval"] is None:
-        return f"{right}; {FEW_IMAGES}. {MAJORITY.capitalize()}, has {overall.majority:.1%}."
+    head, majority = run.metrics["headline"], run.metrics["baselines"].get("majority")
+    questions = f"{count(head['num_questions'], 'question')} about {count(run.scores.num_images, 'image')}"
+    scored = f"{run.name} answers {head['score']:.1%} of {questions} exactly right"
+    if head["metric"] != EXACT:
+        scored = f"{run.name} scores {head['score']:.1%} by {name_of(head['metric'])} on {questions}"
+    if head["interval"] is None or majority is None or majority["interval"] is None:
+        return f"{scored}; {FEW_IMAGES}. {MAJORITY.capitalize()}, has {head['majority']:.1%}."
     compared = _beside_majority(100 * majority["difference"], Interval(*majority["interval"]))
-    interval = f"(95% interval {overall.interval.in_percent()})"
-    return f"{right} {interval}. That is {compared} {MAJORITY} ({overall.majority:.1%})."
+    interval = f"(95% interval {Interval(*head['interval']).in_percent()})"
+    return f"{scored} {interval}. That is {compared} {MAJORITY} ({head['majority']:.1%})."
 
 
 def _beside_majority(points: float, interval: Interval) -> str:
@@ -225,11 +235,11 @@ def _image_sentence(run: ReportedRun) -> str:
         if shuffled["interval"] and shuffled["interval"][0] > 0
         else "nothing shows that it looks at the image"
     )
-    return f"the model scores {shuffled['exact_match']:.1%} with {NAMES['shuffled']}, so {result}"
+    return f"the model scores {shuffled['score']:.1%} with {NAMES['shuffled']}, so {result}"
 
 
 def comparison(runs: Sequence[ReportedRun], with_first_only: bool) -> dict[str, Any] | None:
-    """All pairs, or those with the first run; where exact match says little, also by F1 of words.
+    """All pairs, or those with the first run.
 
     Raises:
         UsageError: the runs answered different questions.
@@ -237,11 +247,7 @@ def comparison(runs: Sequence[ReportedRun], with_first_only: bool) -> dict[str, 
     answered = [run.answers for run in runs if run.answers]
     if len(answered) < 2:
         return None
-    result = compare(answered, with_first_only=with_first_only)
-    if not result.is_exact_match_poor:
-        return to_json(result)
-    in_words = compare(answered, with_first_only=with_first_only, metric="token_f1")
-    return to_json(result) | {"token_f1": to_json(in_words)}
+    return to_json(compare(answered, with_first_only=with_first_only))
 
 
 def _groups(run: ReportedRun) -> dict[str, Any]:
@@ -286,7 +292,8 @@ def curves(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
             "learning_rate": run_curves.learning_rate,
             "best": run_curves.best,
             "exact_match_while_training": run_curves.exact_match,
-            "most_right": run_curves.most_right,
+            "score_while_training": run_curves.score,
+            "highest": run_curves.highest,
         }
         for name, run_curves in _logged(runs).items()
     } or None
@@ -306,7 +313,8 @@ def _panels(logged: Mapping[str, Curves]) -> Iterator[Panel]:
             line for number, (name, run_curves) in numbered for line in _losses(name, run_curves, number, is_alone)
         ]
         yield Panel("loss", losses, (min(lows), max(highs)), height=300)
-    for key, title in {"learning_rate": "learning rate", "exact_match": "exact match while training"}.items():
+    titles = {"exact_match": "exact match while training", "score": "score by eval.metric while training"}
+    for key, title in {"learning_rate": "learning rate", **titles}.items():
         lines = [
             Line("" if is_alone else name, curve, "line" if key == "learning_rate" else "marked", number)
             for number, (name, run_curves) in numbered

@@ -196,13 +196,16 @@ class ReportedRun:
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
-        """The evaluation of the answers as JSON; computed again if it was written by an earlier version."""
+        """The evaluation of the answers as JSON; computed again if it was written by an earlier version, or another
+        metric counts now."""
         if self.known_metrics is not None:
             return self.known_metrics
         written = read_metrics(self.folder, self.split) if self.folder else {}
-        if self.answers is None or "baselines" in written:
+        if self.answers is None:
             return written
-        return Evaluation.of(self.answers.predictions).to_json()
+        if "baselines" in written and written["headline"]["metric"] == self.answers.metric:
+            return written
+        return Evaluation.of(self.answers.predictions, metric=self.answers.metric).to_json()
 
     @cached_property
     def conditions(self) -> dict[str, dict[str, Any]]:

@@ -92,8 +92,10 @@ class RunFile(Section):
             raise ValueError("eval.every answers validation questions and needs data.val")
         if best == "loss" and not self.data.val:
             raise ValueError("train.best: loss chooses by the validation loss and needs data.val")
-        if best == "exact_match" and not every:
-            raise ValueError("train.best: exact_match chooses by answers while training and needs eval.every")
+        if best == "metric" and not every:
+            raise ValueError("train.best: metric chooses by answers while training and needs eval.every")
+        if self.train.patience and not best:
+            raise ValueError("train.patience needs train.best, which names what must get better: loss or metric")
         measured = self.train.eval_steps
         if best == "loss" and not (saved == measured or (saved and measured and saved % measured == 0)):
             raise ValueError(
@@ -101,9 +103,9 @@ class RunFile(Section):
                 f"(got train.save_steps={saved}, train.eval_steps={measured})"
             )
         is_saved = not saved if every == "epoch" else bool(every and saved and every % saved == 0)
-        if best == "exact_match" and not is_saved:
+        if best == "metric" and not is_saved:
             raise ValueError(
-                "train.best: exact_match needs a checkpoint wherever answers are measured: eval.every is epoch, "
+                "train.best: metric needs a checkpoint wherever answers are measured: eval.every is epoch, "
                 f"without train.save_steps, or a multiple of train.save_steps (got {every}, train.save_steps={saved})"
             )
         return self
@@ -118,6 +120,13 @@ class RunFile(Section):
         free = {name for name, key in keys().items() if key.may_differ in ("content", "free")}
         deciding = {name for name, key in keys().items() if self.train.best in key.unless_best}
         return free - deciding | ({"train.epochs"} if self.train.steps else set())
+
+    @property
+    def measure(self) -> str:
+        """What `train.best` and `train.patience` look at, as the log names it: loss, exact_match, or score."""
+        if self.train.best != "metric":
+            return "loss"
+        return "exact_match" if self.eval.metric == "exact_match" else "score"
 
     @property
     def compile_cache(self) -> Path:

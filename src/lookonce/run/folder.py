@@ -91,6 +91,8 @@ class Trained:
     """The xxh3 of each file of the adapter, by name."""
     startup_seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of each piece of work before `first_step`."""
+    ended_early: str = ""
+    """Why it ended before its last step (`train.patience`); empty if it did not."""
 
 
 @dataclass(frozen=True)

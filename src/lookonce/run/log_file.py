@@ -24,6 +24,8 @@ MAX_STEP, MAX_TIME = 1 << 53, 1e11
 EARLY_SHARE = 0.05
 """Share of the steps that do not count for the range of losses that is drawn."""
 SMALLEST_RANGE = 1e-4
+NAMES = ("loss", "eval_loss", "learning_rate", "eval_exact_match", "eval_score")
+"""The keys of the curves in a log, in their order."""
 Curve = dict[int, float]
 """Values by step, in order."""
 
@@ -38,6 +40,8 @@ class Curves:
     learning_rate: Curve = field(default_factory=dict)
     exact_match: Curve = field(default_factory=dict)
     """The share of validation questions that were answered right while training."""
+    score: Curve = field(default_factory=dict)
+    """What their answers scored by `eval.metric`; empty if that is exact match."""
 
     @property
     def best(self) -> tuple[int, float] | None:
@@ -45,9 +49,9 @@ class Curves:
         return min(self.validation_loss.items(), key=lambda point: point[1], default=None)
 
     @property
-    def most_right(self) -> tuple[int, float] | None:
-        """The first step with the highest exact match, and that; None if it was not measured."""
-        return max(self.exact_match.items(), key=lambda point: point[1], default=None)
+    def highest(self) -> tuple[int, float] | None:
+        """The first step with the highest score by `eval.metric`, and that; None if it was not measured."""
+        return max((self.score or self.exact_match).items(), key=lambda point: point[1], default=None)
 
     def loss_range(self) -> tuple[float, float]:
         """The lowest and highest loss to draw, without the start, whose losses would flatten the rest."""
@@ -73,7 +77,7 @@ def smoothed(curve: Curve) -> Curve:
 def read_curves(path: Path) -> Curves:
     """The curves of a log; empty if there is none."""
     lines = list(read_lines(path))
-    return Curves(*(_curve(lines, name) for name in ("loss", "eval_loss", "learning_rate", "eval_exact_match")))
+    return Curves(*(_curve(lines, name) for name in NAMES))
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -128,6 +132,8 @@ class Progress:
     validation_loss: float | None = None
     exact_match: float | None = None
     """The last one that was measured while training."""
+    score: float | None = None
+    """The same by `eval.metric`; None if that is exact match."""
     ms_per_sample: float | None = None
     eta_s: float | None = None
     """Estimated seconds for the remaining steps."""

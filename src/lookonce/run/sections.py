@@ -103,6 +103,40 @@ Paths = Annotated[list[UserPath], BeforeValidator(as_list)]
 """One path or a list of them."""
 
 
+METRICS = {
+    "exact_match": "exact match",
+    "exact_match_lower": "exact match in lower case",
+    "token_f1": "F1 of words",
+    "token_recall": "recall of words",
+    "label_f1": "F1 of labels",
+    "label_set_match": "labels in any order",
+    "point_inside": "points inside the box",
+    "bleu": "BLEU",
+    "rouge1": "ROUGE-1",
+    "rouge2": "ROUGE-2",
+    "rougeL": "ROUGE-L",
+    "meteor": "METEOR",
+    "chrf": "chrF",
+}
+"""The metrics that can count, by their keys, as they are named in texts."""
+FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+"""A metric of the user: `module:function`."""
+
+
+def check_metric_name(name: str) -> str:
+    """The name of a metric, if it is one.
+
+    Raises:
+        ValueError: it is neither the key of a metric nor has the form of a function; says what is allowed.
+    """
+    if name not in METRICS and not FUNCTION.fullmatch(name):
+        raise ValueError(f"a metric is one of {', '.join(METRICS)}, or a function of yours, as module:function")
+    return name
+
+
+MetricName = Annotated[str, AfterValidator(check_metric_name)]
+
+
 class ModelSection(Section):
     """The model that is fine-tuned."""
 
@@ -115,8 +149,8 @@ class ModelSection(Section):
     """Attention for padded batches and for generation; packed training always uses FlexAttention on a GPU."""
 
 
-FORMER = {"own": "predicted", "true": "reference", True: "reference"}
-"""What earlier versions called the answers in prompts, as YAML reads it."""
+FORMER = {"own": "predicted", "true": "reference", True: "reference", "exact_match": "metric"}
+"""What earlier versions called the answers in prompts, as YAML reads it, and a value of `train.best`."""
 
 
 def _current_name(value: Any, info: ValidationInfo) -> Any:
@@ -160,8 +194,8 @@ class DataSection(Section):
     train: ByContent[Annotated[Paths, Field(min_length=1)]]
     """Records files to train on: one path or a list, in any record format; the first record tells which."""
     val: ByContent[Paths] = []
-    """Records files for the validation loss, the exact match while training (`eval.every`), and the evaluation at the
-    end of training if `eval.split` is val."""
+    """Records files for the validation loss, the scores while training (`eval.every`), and the evaluation at the end
+    of training if `eval.split` is val."""
     test: ByContent[Paths] = []
     """Records files for a final evaluation (`lookonce eval --split test`); nothing is learned or chosen from them."""
     image_root: ByContent[UserPath | None] = None
@@ -438,11 +472,14 @@ class TrainSection(Section):
     """Print and log the loss every this many steps."""
     eval_steps: Annotated[Count | None, OnResume("free", unless_best=("loss",))] = None
     """Measure the validation loss every this many steps; by default after each epoch."""
-    save_steps: Annotated[Count | None, OnResume("free", unless_best=("loss", "exact_match"))] = None
+    save_steps: Annotated[Count | None, OnResume("free", unless_best=("loss", "metric"))] = None
     """Save a checkpoint every this many steps; by default after each epoch."""
-    best: Same[Literal["loss", "exact_match"] | None] = None
-    """The checkpoint that is the result: `loss` is the one with the lowest validation loss, `exact_match` the one with
-    the most right answers (see `eval.every`). By default the last step."""
+    best: Same[Annotated[Literal["loss", "metric"] | None, FORMER_NAMES]] = None
+    """The checkpoint that is the result: `loss` is the one with the lowest validation loss, `metric` the one whose
+    answers score most by `eval.metric` (see `eval.every`). By default the last step."""
+    patience: Same[Count | None] = None
+    """End the training when this many measurements in a row, of what `best` names, were no better than the best one
+    before them. Needs `best`. By default training ends with its last step."""
     seed: Same[Seed] = 42
     """Seed of the adapter's initial weights, the order of the records, dropout, and the share of `data.where`."""
     track: Free[list[Literal["tensorboard", "wandb", "mlflow"]]] = []
@@ -467,11 +504,17 @@ class TrainSection(Section):
 
 
 class EvalSection(Section):
-    """The evaluation: greedy answers, scored by exact match."""
+    """The evaluation: greedy answers, and the metric that scores them."""
 
+    metric: FreeUnlessAnswersDecide[MetricName] = "exact_match"
+    """The metric that counts, while training (`every`, `train.best`, `train.patience`) and in summary, reports,
+    comparisons and studies: `exact_match`, `exact_match_lower`, `token_f1`, `token_recall`, `label_f1`,
+    `label_set_match`, `point_inside`; with the extra `metrics` `bleu`, `rouge1`, `rouge2`, `rougeL`, `meteor`, `chrf`
+    ([definitions](metrics.md)). Or a function of yours in a module that Python can import, as `module:function`
+    ([its form](metrics.md#your-own-metric)). Exact match is always shown too."""
     every: FreeUnlessAnswersDecide[Literal["epoch"] | Count | None] = None
-    """Answer validation questions while training, after each `epoch` or every this many steps, and log the exact match.
-    By default only after training."""
+    """Answer validation questions while training, after each `epoch` or every this many steps, and log the exact match
+    and the score by `metric`. By default only after training."""
     max_questions: FreeUnlessAnswersDecide[Count | None] = None
     """At most this many questions each time that `eval.every` asks for, about images drawn by `train.seed`; by default
     all of `data.val`."""

@@ -23,6 +23,7 @@ from lookonce.datasets.text_files import write_csv
 from lookonce.differences import flatten
 from lookonce.eval.compare import Comparison
 from lookonce.eval.join import Run
+from lookonce.eval.scores.metric import EXACT, name_of
 from lookonce.eval.scores.prediction import MAX_GROUPS, scores_by
 from lookonce.eval.statistics import Interval
 from lookonce.files import atomic_write, write_text
@@ -107,13 +108,16 @@ class VariantFigures:
     variant: str
     seeds: list[int]
     exact_match: float
-    exact_match_by_seed: list[float]
+    metric: str
+    """The metric that counts; all that follows is by it."""
+    score: float
+    score_by_seed: list[float]
     interval: Interval | None
     majority: float
     spread: float | None
-    """The exact match of the best seed less that of the worst; None for one seed."""
+    """The score of the best seed less that of the worst; None for one seed."""
     difference: float | None
-    """The exact match less that of the baseline variant; None for that variant itself."""
+    """The score less that of the baseline variant; None for that variant itself."""
     difference_interval: Interval | None
     p_holm: float | None
     is_distinguishable: bool
@@ -124,7 +128,7 @@ class VariantFigures:
         cost = self.cost
         return [
             self.variant,
-            f"{self.exact_match:.1%}",
+            f"{self.score:.1%}",
             self.interval.in_percent() if self.interval else "none",
             f"{self.majority:.1%}",
             "" if self.difference is None else f"{100 * self.difference:+.1f}",
@@ -152,11 +156,11 @@ def figures(comparison: Comparison, study: StudyFile, runs: Mapping[str, Reporte
     variants = []
     for candidate in comparison.candidates:
         variant, pair = candidate.runs[0], pairs.get(candidate.name)
-        scores = [runs[f"{variant}-{seed}"].scores for seed in candidate.seeds]
         variants.append(
             VariantFigures(
                 variant=variant,
-                exact_match_by_seed=[score.overall.exact_match for score in scores if score],
+                metric=comparison.metric,
+                score_by_seed=[runs[f"{variant}-{seed}"].metrics["headline"]["score"] for seed in candidate.seeds],
                 difference=pair.difference if pair else None,
                 difference_interval=pair.interval if pair else None,
                 p_holm=pair.p_holm if pair else None,
@@ -164,7 +168,7 @@ def figures(comparison: Comparison, study: StudyFile, runs: Mapping[str, Reporte
                 cost=VariantCost.of(variant, study, candidate.seeds, costs),
                 **{
                     name: getattr(candidate, name)
-                    for name in ("seeds", "exact_match", "interval", "majority", "spread")
+                    for name in ("seeds", "exact_match", "score", "interval", "majority", "spread")
                 },
             )
         )
@@ -173,16 +177,17 @@ def figures(comparison: Comparison, study: StudyFile, runs: Mapping[str, Reporte
 
 def variants_table(variants: Sequence[VariantFigures], majority: str) -> Table:
     """All figures of the variants; `majority` says whose the majority answers are."""
-    first = variants[0].variant
+    first, measure = variants[0].variant, name_of(variants[0].metric)
+    meaning = " (the answer equals the reference)" if variants[0].metric == EXACT else ""
     note = (
-        "Exact match (the answer equals the reference) is the mean over seeds, with its 95% interval over images. "
+        f"{measure[0].upper()}{measure[1:]}{meaning} is the mean over seeds, with its 95% interval over images. "
         "Majority: always the question's most frequent training answer, no image seen. Points: percentage points above "
         f"{first}, with their 95% interval and the p of sign flips by image; Holm's correction raises p because "
         "several variants are tested. Seeds: points between the best and the worst. Records: those trained on, "
         "over all epochs. Records and training time are per seed, and include the variants that a variant starts from "
         f"or routes to. {majority}"
     )
-    header = ("variant", "exact match", "its 95% interval", "majority", f"points above {first}")
+    header = ("variant", measure, "its 95% interval", "majority", f"points above {first}")
     more = ("interval of the points", "p (Holm)", "seeds differ by", "records", "training", "answering")
     title, lines = f"Variants against {first}", [variant.row() for variant in variants]
     return Table("variants", title, note, header + more, lines, [asdict(variant) for variant in variants])

@@ -21,6 +21,7 @@ from lookonce import page, plots
 from lookonce.datasets.majority import Majority
 from lookonce.errors import LookonceError, UsageError
 from lookonce.eval.compare import LEVEL, WIDTH, Comparison, compare, to_json, to_text
+from lookonce.eval.scores.metric import EXACT, name_of
 from lookonce.eval.scores.metrics import headline
 from lookonce.eval.statistics import PERMUTATIONS
 from lookonce.files import write_text
@@ -71,8 +72,10 @@ def _with_majority(majority: Majority, run: ReportedRun) -> ReportedRun:
     rows = [replace(row, majority=majority.answer(row.question)) for row in run.answers.predictions]
     if rows == run.answers.predictions:
         return run
-    baselines = run.metrics["baselines"] | {"majority": asdict(headline(rows, {})[1]["majority"])}
-    metrics = run.metrics | {"baselines": baselines}
+    head, scored = headline([row.in_nfc for row in rows], {}, run.answers.metric)
+    beside = scored["majority"]
+    baselines = run.metrics["baselines"] | {"majority": asdict(beside)}
+    metrics = run.metrics | {"baselines": baselines, "headline": asdict(head)}
     return replace(run, answers=replace(run.answers, predictions=rows), known_metrics=metrics)
 
 
@@ -120,7 +123,15 @@ class StudyReport:
 
     def plots(self) -> dict[str, Figure]:
         """The forest plot, then the curves of the runs."""
-        return {"forest": plots.forest([asdict(variant) for variant in self.variants])} | self.report.plots()
+        return {"forest": self._forest()} | self.report.plots()
+
+    def _forest(self) -> Figure:
+        return plots.forest([asdict(variant) for variant in self.variants], self.measure)
+
+    @property
+    def measure(self) -> str:
+        """What counts, in words."""
+        return name_of(self.comparison.metric)
 
     def write(self, path: Path, has_pdf: bool = False) -> list[Path]:
         """Write the page, and beside it the tables, the methods, and as PDF the plots; returns the paths of these."""
@@ -150,9 +161,7 @@ class StudyReport:
             ],
             study=self,
             verdicts=[pair["sentence"] for pair in to_json(comparison)["pairs"]],
-            forest=plots.to_svg(
-                plots.forest([asdict(variant) for variant in self.variants]), f"forest of {self.folder.name}"
-            ),
+            forest=plots.to_svg(self._forest(), f"forest of {self.folder.name}"),
         )
 
 
@@ -198,6 +207,8 @@ def methods(comparison: Comparison, variants: Sequence[VariantFigures], runs: Se
         seeds=sorted({seed for variant in variants for seed in variant.seeds}),
         variants=variants,
         comparison=comparison,
+        measure=name_of(comparison.metric),
+        is_exact=comparison.metric == EXACT,
         permutations=PERMUTATIONS,
         level=LEVEL,
     )

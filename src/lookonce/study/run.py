@@ -201,7 +201,7 @@ def _context_job(run: StudyRun, after: tuple[str, ...]) -> Job:
 
 def _achieved(run: StudyRun | None) -> str:
     score = read_state(run).score if run else None
-    return f", {score.exact_match:.1%} exact match" if score else ""
+    return f", {score.score:.1%} {score.name}" if score else ""
 
 
 def visible_gpus() -> list[str]:

@@ -19,8 +19,9 @@ from typing import Any
 from lookonce.differences import Difference
 from lookonce.errors import UsageError
 from lookonce.eval.join import Label, Run, check_labels, find_predictions, route
+from lookonce.eval.scores.metric import EXACT, Headline, common_metric, name_of
 from lookonce.eval.scores.metrics import Evaluation
-from lookonce.eval.scores.prediction import Score, label, read_predictions, write_predictions
+from lookonce.eval.scores.prediction import label, read_predictions, write_predictions
 from lookonce.files import write_json
 from lookonce.report.contexts import other_contexts
 from lookonce.run.folder import RECORD, RunClaim, RunFolder
@@ -36,7 +37,6 @@ PATIENCE_S = 30.0
 """How long to wait for another process that writes the same page or answers, which takes a few seconds."""
 WORDS = {"reference": "reference", "none": "no"}
 """Which answers to earlier questions stand in the prompts, as they are named in a sentence."""
-HEADER = ("run", "state", "steps", "exact match", "majority")
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class RunState:
     """How far a run is."""
 
     training: TrainingPhase
-    score: Score | None
+    score: Headline | None
     """The score of the split that the study evaluates; None if it is not evaluated."""
     is_complete: bool
     """Whether it is trained, and evaluated if it has questions."""
@@ -156,12 +156,13 @@ class RoutedRun:
             for value, run in self.runs.items():
                 predictions = read_predictions(find_predictions(run.folder, self.split))
                 answers[value] = Run(run.variant, predictions, run.variant, run.seed)
-            evaluation = Evaluation.of(route(answers, self.by))
+            metric = common_metric({run.name: run.settings.eval.metric for run in self.runs.values()})
+            evaluation = Evaluation.of(route(answers, self.by), metric=metric)
             write_predictions(self.folder.predictions(self.split), evaluation.predictions)
             write_json(self.folder.metrics(self.split), evaluation.to_json())
-        return Run(self.variant, evaluation.predictions, self.variant, self.seed)
+        return Run(self.variant, evaluation.predictions, self.variant, self.seed, metric)
 
-    def score(self) -> Score | None:
+    def score(self) -> Headline | None:
         """The score that was written; None if there is none."""
         return find_scores(self.folder, self.split).get(self.split)
 
@@ -237,13 +238,15 @@ class StudyStatus:
         routed = [routed_run.to_json() | {"score": self._score(routed_run)} for routed_run in self.routed.values()]
         return {"runs": values, "routed": routed}
 
-    def _score(self, routed: RoutedRun) -> Score | None:
+    def _score(self, routed: RoutedRun) -> Headline | None:
         return routed.score() if self.has_answered(routed.name) else None
 
     def text(self) -> str:
         runs = [_row(name, state, name in self.outdated) for name, state in self.states.items()]
         routed = [(name, "routed", "", *_figures(self._score(run))) for name, run in self.routed.items()]
-        lines = [table(HEADER, [*runs, *routed])]
+        measures = dict.fromkeys(state.score.name for state in self.states.values() if state.score)
+        header = ("run", "state", "steps", " or ".join(measures) or name_of(EXACT), "majority")
+        lines = [table(header, [*runs, *routed])]
         lines += [f"{name} is outdated: {reason}" for name, reason in self.outdated.items()]
         for name, state in self.states.items():
             if state.not_asked and self.is_current(name):
@@ -259,5 +262,5 @@ def _row(name: str, state: RunState, is_outdated: bool) -> tuple[str, ...]:
     return name, "outdated" if is_outdated else training.state, steps, *_figures(state.score)
 
 
-def _figures(score: Score | None) -> tuple[str, str]:
-    return (f"{score.exact_match:.1%}", f"{score.majority:.1%}") if score else ("", "")
+def _figures(score: Headline | None) -> tuple[str, str]:
+    return (f"{score.score:.1%}", f"{score.majority:.1%}") if score else ("", "")

@@ -114,7 +114,10 @@ def test_the_exact_match_while_training_is_that_of_own_answers(run):
     session = open_run(run, FROM_CACHE)
     model = load_trained(session.model_folder, run, run.output / "adapter")
     found = rows(run)
-    assert Accuracy(session)(model) == {"right": sum(row.is_right for row in found), "questions": len(found)}
+    assert Accuracy(session)(model) == {
+        "exact_match": sum(row.is_right for row in found) / len(found),
+        "num_questions": len(found),
+    }
 
 
 def test_true_answers_and_none_stand_beside_the_own(run):

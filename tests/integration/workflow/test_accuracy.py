@@ -10,7 +10,9 @@ import pytest
 from safetensors.torch import load_file
 
 from lookonce.errors import Stopped
+from lookonce.status import find_state
 from lookonce.train.loop.log_files import MetricsLog
+from lookonce.train.train import Training
 from lookonce.workflow import train
 
 QUIET = {"notify": lambda note: None}
@@ -86,9 +88,9 @@ def test_an_interrupted_training_has_the_exact_match_of_an_uninterrupted_one(tra
     trainings.assert_same_adapter(run, longer)
 
 
-@pytest.mark.guarantee("`train.best: exact_match` keeps the checkpoint with the most right answers.")
+@pytest.mark.guarantee("`train.best: metric` keeps the checkpoint with the most right answers.")
 def test_the_checkpoint_with_the_most_right_answers_is_the_result(trainings, monkeypatch):
-    run = training(trainings, "best", {"every": 3}, save_steps=3, best="exact_match")
+    run = training(trainings, "best", {"every": 3}, save_steps=3, best="metric")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         interrupt_after(20, patch)
         train(run, **QUIET)
@@ -102,7 +104,7 @@ def test_the_checkpoint_with_the_most_right_answers_is_the_result(trainings, mon
 
 
 def test_a_signal_at_the_end_of_an_epoch_stops_a_training_when_its_questions_are_answered(trainings, monkeypatch):
-    run = training(trainings, "stopped", {"every": "epoch"}, save_steps=None, best="exact_match")
+    run = training(trainings, "stopped", {"every": "epoch"}, save_steps=None, best="metric")
 
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == 11:
@@ -112,3 +114,70 @@ def test_a_signal_at_the_end_of_an_epoch_stops_a_training_when_its_questions_are
     with pytest.raises(Stopped, match="after step 11 of 24, which is saved"):
         train(run, **QUIET)
     assert [line[0] for line in measured(run)] == trainings.checkpoints(run) == [11]
+
+
+STOPPING = {
+    "score": ({"every": 3, "metric": "token_f1"}, {"save_steps": 3, "eval_steps": None, "best": "metric"}, 2),
+    "score of epochs": (
+        {"every": "epoch"},
+        {"save_steps": None, "eval_steps": None, "best": "metric", "learning_rate": 1e-5},
+        1,
+    ),
+    "loss": ({}, {"save_steps": 3, "best": "loss", "learning_rate": 0.03}, 2),
+    "loss of epochs": (
+        {},
+        {"save_steps": None, "eval_steps": None, "best": "loss", "learning_rate": 1e-12},
+        1,
+    ),
+}
+
+
+def end_by(values, patience, is_better):
+    """The step after which a training without a better value ends, and the step of the best one before."""
+    best = worse = 0
+    for step, value in values.items():
+        best, worse = (step, 0) if not best or is_better(value, values[best]) else (best, worse + 1)
+        if worse == patience:
+            return step, best
+    raise AssertionError(f"{values} has no such end")
+
+
+@pytest.mark.guarantee(
+    "`train.patience` ends a training after that many measurements without a better one, also when it is killed and "
+    "resumed: with the same step, log and adapter, bit for bit."
+)
+@pytest.mark.parametrize("name", STOPPING)
+def test_a_training_that_gets_no_better_ends_and_resumes_to_the_same_end(trainings, monkeypatch, name):
+    evaluation, changes, patience = STOPPING[name]
+    key, is_better = ("eval_loss", float.__lt__) if changes["best"] == "loss" else ("eval_score", float.__gt__)
+    key = "eval_exact_match" if key == "eval_score" and "metric" not in evaluation else key
+    whole = training(trainings, "whole", evaluation, **changes)
+    train(whole, **QUIET)
+    lines = [json.loads(line) for line in (whole.output / "log.jsonl").read_text().splitlines()]
+    last, best = end_by({line["step"]: line[key] for line in lines if key in line}, patience, is_better)
+    assert last < lines[-1]["step"]
+
+    run = training(trainings, "patient", evaluation, patience=patience, **changes)
+    notes = []
+    summary = train(run, notify=notes.append)
+    assert summary.num_steps == last and trainings.checkpoints(run)[-1] == last
+    kept = load_file(run.output / "checkpoints" / f"checkpoint-{best}" / "adapter_model.safetensors")
+    assert all((kept[weight] == value).all() for weight, value in trainings.adapter(run).items())
+    said = f"(train.patience): {patience} measurements in a row were no better than that after step {best}"
+    state = find_state(run).training.text()
+    assert all(said in " ".join(text.split()) for text in ("\n".join(notes), summary.text(), state))
+    expected = [line for line in trainings.log(whole) if line[0] < last]
+    assert [line for line in trainings.log(run) if line[0] < last] == expected
+
+    killed = training(trainings, "killed", evaluation, patience=patience, **changes)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupt_after(last - 1, patch)
+        train(killed, **QUIET)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):  # after the last checkpoint
+        patch.setattr(Training, "_save_adapter", lambda self, model: os.kill(os.getpid(), signal.SIGINT))
+        train(killed, resume=True, **QUIET)
+    assert trainings.checkpoints(killed)[-1] == last
+    resumed = train(killed, resume=True, **QUIET)
+    assert (resumed.first_step, resumed.num_steps, resumed.ended_early) == (last, last, summary.ended_early)
+    assert trainings.log(killed) == trainings.log(run)
+    trainings.assert_same_adapter(killed, run)

@@ -20,8 +20,14 @@ from lookonce.run.sections import ModelSection
 
 SCORES = {
     "overall": {"num_questions": 69, "exact_match": 0.884, "majority": 0.435},
-    "exact_match_interval": [0.744, 0.977],
-    "baselines": {"majority": {"exact_match": 0.435, "difference": 0.449, "interval": [0.256, 0.657]}},
+    "headline": {
+        "metric": "exact_match",
+        "num_questions": 69,
+        "score": 0.884,
+        "interval": [0.744, 0.977],
+        "majority": 0,
+    },
+    "baselines": {"majority": {"exact_match": 0.435, "score": 0.435, "difference": 0.449, "interval": [0.256, 0.657]}},
     "metrics": {"chrf": {"name": "chrF", "num_questions": 69, "model": 0.827, "majority": 0.26}},
 }
 NC = Dataset("Kvasir-VQA", "SimulaMet-HOST/Kvasir-VQA", "c" * 40, "CC BY-NC 4.0", "https://example.org/kvasir")
@@ -67,7 +73,7 @@ def test_a_run_without_scores_says_that_nothing_is_known(facts):
 
 
 def test_too_few_images_have_no_interval(facts):
-    few = SCORES | {"exact_match_interval": None}
+    few = SCORES | {"headline": SCORES["headline"] | {"interval": None}}
     assert "88.4% | none |" in text(replace(facts, scores={"test": few}))
     assert "A score without an interval is of fewer than 5 images." in text(replace(facts, scores={"test": few}))
 
@@ -192,7 +198,8 @@ def test_keys_of_an_evaluation_that_may_have_texts_of_records_are_left_out(make_
     score = {"num_questions": 1, "exact_match": 1.0, "majority": 0.0}
     texts = {"by_question": {"Is it me?": score}, "by_source": {"me": score}, "of_another_version": {"Is it me?": 1}}
     write_json(folder.metrics("val"), {"overall": score, "by_stage": {}, **texts})
-    assert facts_of(folder, BaseModel("owner/base", None, None)).scores == {"val": {"overall": score, "by_stage": {}}}
+    [shared] = facts_of(folder, BaseModel("owner/base", None, None)).scores.values()
+    assert shared.pop("headline")["score"] == 1.0 and shared == {"overall": score, "by_stage": {}}
 
 
 # What is uploaded names no folder of this machine.

@@ -27,6 +27,7 @@ def make_folder(make_run, tmp_path: Path) -> Callable[..., Path]:
         rows: Sequence[Prediction] = (),
         seed: int = 0,
         beside: Mapping[str, Sequence[Prediction]] | None = None,
+        metric: str = "exact_match",
     ) -> Path:
         train = tmp_path / "train.jsonl"
         record = {"image_filename": "a.jpg", "question": "q0", "answer": "yes"}
@@ -42,7 +43,7 @@ def make_folder(make_run, tmp_path: Path) -> Callable[..., Path]:
         lines += [{"step": 8, "eval_loss": 0.25, "time": 1e9 + 9}]
         write_text(folder.log, "".join(json.dumps(line) + "\n" for line in lines))
         if rows:
-            _finish(folder, rows)
+            _finish(folder, rows, metric)
         for kind, others in (beside or {}).items():
             write_predictions(folder.predictions(f"val-{kind}"), others)
         return run.output
@@ -50,9 +51,9 @@ def make_folder(make_run, tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def _finish(folder: RunFolder, rows: Sequence[Prediction]) -> None:
+def _finish(folder: RunFolder, rows: Sequence[Prediction], metric: str) -> None:
     write_predictions(folder.predictions("val"), rows)
-    write_json(folder.metrics("val"), Evaluation.of(list(rows)).to_json())
+    write_json(folder.metrics("val"), Evaluation.of(list(rows), metric=metric).to_json())
     write_json(folder.answering("val"), {"num_answered": len(rows), "seconds": 3.0})
     figures = {"num_steps": 8, "num_samples": 64, "num_too_long": 2, "seconds": 30.0}
     look_trained(folder, **figures, startup_seconds={"load weights": 2.0})

@@ -13,7 +13,7 @@ from lookonce.report.runs import MAX_GROUPS, score_run
 def test_the_interval_of_all_is_that_of_the_evaluation():
     rows = wrong(questions(), 9)
     scores, evaluation = score_run(rows), Evaluation.of(rows)
-    assert scores.overall.interval == evaluation.interval and scores.num_images == 12
+    assert scores.overall.interval == evaluation.headline.interval and scores.num_images == 12
     assert (scores.overall.exact_match, scores.overall.majority) == (51 / 60, 0.5)
     for by, groups in scores.groups.items():
         expected = {

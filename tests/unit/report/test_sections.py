@@ -12,12 +12,15 @@ import pytest
 from support.answers import questions, wrong
 from support.html_page import as_text
 
+from lookonce.eval.compare import compare
+from lookonce.eval.join import read_runs
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.files import write_json
 from lookonce.plots import to_svg
 from lookonce.report.report import Report
 from lookonce.report.runs import open_runs
 from lookonce.run.folder import RunFolder
+from lookonce.status import find_scores
 
 
 def made(*paths: Path) -> tuple[dict[str, Any], str]:
@@ -45,7 +48,7 @@ def test_exact_match_that_was_measured_while_training_is_drawn_and_named(make_fo
     report = Report.of(open_runs([folder]))
     found = report.to_json()["curves"]["a"]
     assert found["exact_match_while_training"] == {2: 0.25, 4: 0.75, 8: 0.5}
-    assert found["most_right"] == (4, 0.75)
+    assert found["highest"] == (4, 0.75)
     assert "a: highest exact match while training 75.0% at step 4." in as_text(report.to_page())
     plot = to_svg(report.plots()["exact match while training"], "x")
     assert len(re.findall("<use [^>]*--line1", plot)) == 3
@@ -82,3 +85,33 @@ def test_baselines_are_beside_the_run_also_by_group(make_folder):
     assert json.dumps(numbers["verdict"])
     assert "metric asked a majority shuffled images at most" in words
     assert re.search(r"F1 of words 60 90.0% \S+ 33.3%", words)
+
+
+def test_the_metric_of_the_runs_is_what_the_page_and_the_comparison_are_about(make_folder):
+    """Half of the words of each answer are right, and none is exactly; the other run has all."""
+    half = [replace(row, answer=f"{row.answer} sir", predicted=f"{row.answer} ma") for row in questions()]
+    full = [replace(row, predicted=row.answer) for row in half]
+    folders = [make_folder(name, rows, metric="token_f1") for name, rows in (("a", half), ("b", full))]
+    numbers, words = made(*folders)
+    first, second = numbers["verdict"]["runs"]
+    assert (first["metric"], first["score"], first["exact_match"], second["score"]) == ("token_f1", 0.5, 0.0, 1.0)
+    assert first["majority"] == pytest.approx(1 / 3) and first["baselines"]["majority"]["difference"] == pytest.approx(
+        1 / 6
+    )
+    assert first["sentence"].startswith("a scores 50.0% by F1 of words on 60 questions about 12 images (95% interval")
+    [pair] = numbers["comparison"]["pairs"]
+    assert (pair["metric"], pair["better"], pair["difference"]) == ("token_f1", "b", 0.5)
+    assert "its F1 of words" in words and "b scores 50.0 points more F1 of words than a" in words
+    lines = [
+        json.dumps({"step": step, "eval_exact_match": 0, "eval_score": score}) for step, score in ((2, 0.25), (4, 0.5))
+    ]
+    RunFolder(folders[0]).log.write_text("\n".join(lines) + "\n" + RunFolder(folders[0]).log.read_text())
+    assert "a: highest score by eval.metric while training 50.0% at step 4" in made(folders[0])[1]
+
+    for paths in (folders, [folder / "predictions" / "val.jsonl" for folder in folders]):
+        assert compare(read_runs(paths)).metric == "token_f1"
+    by_other = Report.of(open_runs(folders), metric="exact_match").to_json()
+    assert [run["score"] for run in by_other["verdict"]["runs"]] == [0, 1] and by_other["comparison"][
+        "metric"
+    ] == "exact_match"
+    assert find_scores(RunFolder(folders[0]), "val")["val"].text() == "50.0% [44.2 to 55.8] F1 of words on 60 questions"

@@ -33,7 +33,7 @@ def changed(run, name: str):
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
-@pytest.mark.parametrize("best", [None, "loss", "exact_match"])
+@pytest.mark.parametrize("best", [None, "loss", "metric"])
 def test_every_key_says_whether_it_may_differ_when_a_run_is_resumed(make_run, best):
     """The words at its definition hold: a free value is taken, another one refused."""
     run = make_run(

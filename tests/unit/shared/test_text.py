@@ -65,7 +65,7 @@ POINTS, FLOAT = {1: 3.0, 2: 2.0, 3: 1.0}, st.floats(width=32)
 
 def variant(name: str, seeds: list[float], ends: tuple[float, float] | None = None, difference: float | None = None):
     """Figures of a variant."""
-    scores = {"exact_match": 0.5, "exact_match_by_seed": seeds, "interval": ends, "majority": 0.4}
+    scores = {"score": 0.5, "score_by_seed": seeds, "interval": ends, "majority": 0.4}
     return {"variant": name, "difference": difference, "difference_interval": ends, "is_distinguishable": True} | scores
 
 
@@ -81,7 +81,13 @@ def drawn():
     """One plot of each kind."""
     counts = {number: number**3 for number in range(1, 200)}
     sizes = {(1, 1): 1, (10**5, 10**5): 10**6}
-    return losses(), forest(VARIANTS), histogram(counts, "x", "y"), points(sizes, "x", "y"), points({}, "x", "y")
+    return (
+        losses(),
+        forest(VARIANTS, "exact match"),
+        histogram(counts, "x", "y"),
+        points(sizes, "x", "y"),
+        points({}, "x", "y"),
+    )
 
 
 def test_the_same_numbers_give_the_same_bytes_whatever_the_users_settings_are(tmp_path):
@@ -117,7 +123,7 @@ def test_a_plot_has_text_as_text():
 @pytest.mark.guarantee("No text of a record or of an answer becomes markup.")
 @pytest.mark.parametrize("words", [*HOSTILE[::3], "$\\frac{", "小さなポリープ" + "x" * 9000, "\u202eleft"])
 def test_any_name_is_drawn_as_text(words):
-    drawn = to_svg(losses(words), words), to_svg(forest([variant(words, [], (0.4, 0.6))]), words)
+    drawn = to_svg(losses(words), words), to_svg(forest([variant(words, [], (0.4, 0.6))], words), words)
     assert all(Page(text).found and "\u202e" not in text and len(text) < 50_000 for text in drawn)
 
 
@@ -129,7 +135,7 @@ def test_any_numbers_are_drawn(values, limits):
 
 
 def test_each_seed_has_a_height_of_its_own_so_that_none_hides_another():
-    svg = to_svg(forest([variant("a", [0.5] * 9)]), "x")
+    svg = to_svg(forest([variant("a", [0.5] * 9)], "BLEU"), "x")
     circles = re.findall(r'<use xlink:href="(#\w+)" x="([\d.]+)" y="([\d.]+)" style="fill: [^"]*fill-opacity: 0.6', svg)
     heights = [y for _, x, y in circles if x == circles[0][1]]  # another circle is in the legend
     assert len(circles) == 10 and len(set(heights)) == 9

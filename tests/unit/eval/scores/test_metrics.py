@@ -86,7 +86,7 @@ def test_the_keys_of_the_file_are_the_documented_ones(root):
     page = (root / "docs" / "metrics.md").read_text()
     value = Evaluation.of([*ANSWERED, prediction("(1, 2)", "?"), prediction("[1, 2, 3, 4]", "?")]).to_json()
     assert value["overall"] == {"num_questions": 4, "exact_match": 0, "majority": 0}
-    headline = {"overall", "exact_match_interval", "baselines"}
+    headline = {"overall", "headline", "exact_match_interval", "baselines"}
     groups = {"by_question", "by_category", "by_source", "by_stage"}
     assert value.keys() == {*headline, *groups, "metrics", "counts", "text_metrics"}
     assert value["metrics"]["label_set_match"] == {
@@ -95,7 +95,7 @@ def test_the_keys_of_the_file_are_the_documented_ones(root):
         "model": 1,
         "majority": 0,
     }
-    parts = (value[name] for name in ("overall", "metrics", "counts"))
+    parts = (value[name] for name in ("overall", "headline", "metrics", "counts"))
     keys = [*value, *NAMES, *value["baselines"]["majority"], *(key for part in parts for key in part)]
     assert [key for key in keys if f"`{key}`" not in page] == []
 
@@ -118,10 +118,10 @@ ROWS = [
 
 def test_a_baseline_is_compared_question_by_question():
     half = ["yes" if number % 4 > 1 else "no" for number in range(NUM_QUESTIONS)]
-    interval, baselines = headline(ROWS, {"untuned": half, "shuffled": [row.predicted for row in ROWS]})
+    head, baselines = headline(ROWS, {"untuned": half, "shuffled": [row.predicted for row in ROWS]})
     majority, untuned, same = (baselines[name] for name in ("majority", "untuned", "shuffled"))
     assert (majority.exact_match, majority.difference) == (0.0, 0.75)
-    assert interval == (pytest.approx(0.6, abs=0.02), pytest.approx(0.86, abs=0.02))
+    assert head.interval == (pytest.approx(0.6, abs=0.02), pytest.approx(0.86, abs=0.02))
     assert majority.interval == (pytest.approx(0.57, abs=0.02), pytest.approx(0.86, abs=0.02))
     assert (untuned.exact_match, untuned.difference) == (0.5, 0.25)
     assert 0.1 < untuned.interval.low < 0.25 < untuned.interval.high < 0.41  # 0.05 to 0.45 if not in pairs

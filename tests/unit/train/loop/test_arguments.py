@@ -32,9 +32,11 @@ def test_fp16_without_a_gpu_is_refused(settings_of):
 
 def test_the_best_checkpoint_is_chosen_by_what_the_run_file_says(settings_of):
     by_epoch = {"eval_steps": 2, "save_steps": None}  # which Trainer itself would refuse
-    arguments = settings_of({"every": "epoch"}, best="exact_match", **by_epoch)
+    arguments = settings_of({"every": "epoch"}, best="metric", **by_epoch)
     assert (arguments.load_best_model_at_end, arguments.metric_for_best_model) == (True, "exact_match")
     assert arguments.greater_is_better
+    by_score = settings_of({"every": "epoch", "metric": "token_f1"}, best="metric", **by_epoch)
+    assert (by_score.metric_for_best_model, by_score.greater_is_better) == ("score", True)
     by_loss = settings_of(best="loss")
     assert (by_loss.load_best_model_at_end, by_loss.greater_is_better) == (True, False)
 
@@ -84,7 +86,7 @@ def test_an_optimizer_that_trainer_does_not_know_is_refused(settings_of):
 def test_a_schedule_that_cannot_be_made_or_does_not_follow_what_is_best_is_refused(
     settings_of, scheduler, arguments, message
 ):
-    best = "exact_match" if scheduler == "reduce_lr_on_plateau" else None
+    best = "metric" if scheduler == "reduce_lr_on_plateau" else None
     with pytest.raises(UsageError, match=message):
         settings_of({"every": "epoch"}, scheduler=scheduler, scheduler_args=arguments, best=best)
 

@@ -1,0 +1,206 @@
+"""The metric that counts (`eval.metric`): what each question scores by it, and what all questions together do.
+
+Q questions.
+
+Design: intervals, tests and means over seeds need a number for each question, because images are drawn with their
+questions. Most metrics are means of such numbers. BLEU and chrF are figures of all answers together. Their numbers are
+linearised, as the variance of a ratio is in surveys: each is the figure itself, plus Q times what the question's counts
+add to it by the figure's derivative. Their mean is the figure, and the variance between images that of the figure.
+
+A metric applies to the questions that their references choose, so it is the same ones for every model; others do not
+count. A function of the user's own is imported like any module, and not from the working directory, unless PYTHONPATH
+names that: a run file or a run folder may come from others, and the packages that Python finds are the user's. Modules
+of Python itself are refused, and so is a function with other parameters, because `os:system` would be one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lookonce.errors import UsageError
+from lookonce.eval.scores import match
+from lookonce.eval.scores.prediction import Prediction
+from lookonce.eval.statistics import Clusters, Interval, share_interval
+from lookonce.run.sections import METRICS
+from lookonce.text import count, first_line, quoted
+
+Vector = NDArray[np.float64]
+EXACT = "exact_match"
+Matched = Callable[[str, tuple[str, ...]], float | None]
+"""What an answer scores with its references; None if it cannot be measured."""
+MATCHED: Mapping[str, Matched] = {
+    EXACT: match.exact,
+    "exact_match_lower": match.exact_lower,
+    "token_f1": lambda *pair: match.word_overlap(*pair).f1,
+    "token_recall": lambda *pair: match.word_overlap(*pair).recall,
+    "label_f1": lambda *pair: match.label_overlap(*pair).f1,
+    "label_set_match": match.same_labels,
+    "point_inside": match.is_inside,
+}
+"""The metrics of single answers that need no other library, by their keys."""
+PARAMETERS = ("question", "answer", "reference", "record")
+OF_RECORD = ("origin", "images", "image_keys", "turn", "references", "source", "category", "stage")
+"""What a function of the user's own gets of the record."""
+FORM = f"def NAME({', '.join(PARAMETERS)}) -> float, from 0 to 1"
+
+
+def name_of(metric: str) -> str:
+    """A metric as texts name it."""
+    return METRICS.get(metric, metric)
+
+
+def right_answers(prediction: Prediction) -> tuple[str, ...]:
+    """All right answers, the reference first."""
+    return tuple(dict.fromkeys((prediction.answer, *prediction.references)))
+
+
+def several_labels(predictions: Sequence[Prediction]) -> list[Prediction]:
+    """The questions whose text has several labels in some reference."""
+    texts = {row.question for row in predictions if any(len(match.labels(text)) > 1 for text in right_answers(row))}
+    return [row for row in predictions if row.question in texts]
+
+
+def with_boxes(predictions: Sequence[Prediction]) -> list[Prediction]:
+    """The questions whose references are boxes."""
+    return [row for row in predictions if match.reference_boxes(right_answers(row))]
+
+
+@cache
+def own_function(metric: str) -> Callable[[str, str, str, Mapping[str, Any]], float]:
+    """The function that `module:function` names.
+
+    Raises:
+        UsageError: it cannot be imported, is a module of Python itself, or has other parameters.
+    """
+    module, _, name = metric.partition(":")
+    advice = f"name a function of yours, {FORM}, in a module that is installed or in a folder of PYTHONPATH"
+    if module.partition(".")[0] in sys.stdlib_module_names or "__main__" in module:
+        raise UsageError(f"the metric {metric} is part of Python, or a program; {advice}")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except Exception as error:
+        raise UsageError(f"the metric {metric} cannot be imported ({first_line(error)}); {advice}") from None
+    if not inspect.isfunction(function) or tuple(inspect.signature(function).parameters) != PARAMETERS:
+        raise UsageError(f"the metric {metric} has another form; {advice}")
+    return function
+
+
+def check_metric(metric: str) -> None:
+    """Check that a metric can be computed here.
+
+    Raises:
+        UsageError: a function cannot be imported, or the libraries of the text metrics are not installed.
+    """
+    if metric not in METRICS:
+        own_function(metric)
+    elif metric not in MATCHED and not match.has_text_metrics():
+        raise UsageError(f"the metric {metric} needs libraries that are {match.NOT_INSTALLED}")
+
+
+class Scorer:
+    """Scores answers to the same questions by one metric."""
+
+    def __init__(self, predictions: Sequence[Prediction], metric: str) -> None:
+        """Choose the questions to which the metric applies.
+
+        Raises:
+            UsageError: the metric cannot be computed here.
+        """
+        check_metric(metric)
+        rows = [row.in_nfc for row in predictions]
+        chosen = several_labels(rows) if metric.startswith("label_") else rows
+        chosen = with_boxes(rows) if metric == "point_inside" else chosen
+        kept = {id(row) for row in chosen}
+        self.metric, self.rows = metric, chosen
+        self.numbers = np.array([number for number, row in enumerate(rows) if id(row) in kept], dtype=np.intp)
+        """The numbers of the questions to which the metric applies."""
+
+    def __call__(self, answers: Sequence[str]) -> Vector:
+        """What answers to all questions score, of those to which the metric applies; the figure is the mean.
+
+        Raises:
+            UsageError: a function of the user's own failed, or returned no share; names the record.
+        """
+        texts = [answers[number] for number in self.numbers]
+        values: Sequence[float | None]
+        if self.metric in MATCHED:
+            matched = cache(MATCHED[self.metric])  # equal answers to equal references are scored once
+            values = [matched(text, right_answers(row)) for text, row in zip(texts, self.rows, strict=True)]
+        elif self.metric in METRICS:
+            values = self._texts.each(texts, self.metric) if texts else []
+        else:
+            values = [self._own(text, row) for text, row in zip(texts, self.rows, strict=True)]
+        return np.array(values, dtype=np.float64)
+
+    @cached_property
+    def _texts(self) -> match.TextMetrics:
+        return match.TextMetrics([right_answers(row) for row in self.rows])
+
+    def _own(self, answer: str, row: Prediction) -> float:
+        """The best score of an answer with any reference, by the user's function."""
+        record = {name: getattr(row, name) for name in OF_RECORD}
+        where = f"{row.origin} (question {quoted(row.question)}, answer {quoted(answer)})"
+        best = 0.0
+        for reference in right_answers(row):
+            try:
+                value = float(own_function(self.metric)(row.question, answer, reference, record))
+            except Exception as error:
+                problem = f"{type(error).__name__}: {first_line(error)}"
+                raise UsageError(f"{self.metric} failed on {where}: {problem}; correct it, and go on") from error
+            if not 0 <= value <= 1:
+                raise UsageError(f"{self.metric} gave {value} for {where}, and a score is from 0 to 1; correct it")
+            best = max(best, value)
+        return best
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The score by the metric that counts, over the questions to which it applies; 0 if there are none."""
+
+    metric: str
+    num_questions: int
+    score: float
+    interval: Interval | None
+    """The 95 % interval of the score; None if there are too few images."""
+    majority: float
+    """What the majority answers score."""
+
+    @classmethod
+    def of(cls, metric: str, score_Q: Vector, majority_Q: Vector, clusters: Clusters) -> Headline:
+        if not len(score_Q):
+            return cls(metric, 0, 0.0, None, 0.0)
+        interval = share_interval(score_Q, clusters)
+        return cls(metric, len(score_Q), float(score_Q.mean()), interval, float(majority_Q.mean()))
+
+    @property
+    def name(self) -> str:
+        return name_of(self.metric)
+
+    def text(self) -> str:
+        """The score with its interval: 82.8% [58.2 to 94.3] exact match on 87 questions."""
+        interval = f" [{self.interval.in_percent()}]" if self.interval else ""
+        return f"{self.score:.1%}{interval} {self.name} on {count(self.num_questions, 'question')}"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def common_metric(metrics: Mapping[str, str]) -> str:
+    """The metric of some runs, given by the names of the runs.
+
+    Raises:
+        UsageError: they have different ones.
+    """
+    if len(different := {*metrics.values()}) > 1:
+        named = ", ".join(f"{run}: {metric}" for run, metric in metrics.items())
+        raise UsageError(f"the runs were evaluated by different metrics ({named}); choose one with --metric")
+    return different.pop() if different else EXACT
