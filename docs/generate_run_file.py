@@ -69,7 +69,9 @@ def page() -> str:
 def section_table(section: Any, schema: dict[str, Any]) -> str:
     """What the section is for, and a row for each key."""
     purpose = " ".join((section.__doc__ or "").split())
-    return f"{purpose}\n\n" + table([row(section, name, value) for name, value in schema["properties"].items() if name not in HIDDEN])
+    return f"{purpose}\n\n" + table(
+        [row(section, name, value) for name, value in schema["properties"].items() if name not in HIDDEN]
+    )
 
 
 def row(section: Any, name: str, schema: dict[str, Any]) -> tuple[str, str]:

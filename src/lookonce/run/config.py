@@ -116,7 +116,9 @@ class RunFile(Section):
     def _can_learn_from_rewards(self) -> RunFile:
         if self.train.objective == "sft":
             if self.grpo != GrpoSection():
-                raise ValueError("the section grpo has an effect with train.objective: grpo alone; set it, or leave it out")
+                raise ValueError(
+                    "the section grpo has an effect with train.objective: grpo alone; set it, or leave it out"
+                )
         elif reason := refused(self.grpo, self.batch, self.lora.dropout, self.train.fsdp):
             raise ValueError(f"train.objective: grpo {reason}")
         return self

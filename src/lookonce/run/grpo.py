@@ -1,7 +1,8 @@
 """The section `grpo` of the run file: learning from the rewards of answers that the model draws itself (GRPO).
 
-Source: DeepSeekMath (https://arxiv.org/abs/2402.03300), with the choices of DAPO (https://arxiv.org/abs/2503.14476) that
-TRL has as defaults too: a higher upper clip, the mean over tokens, no KL, and questions without differences replaced.
+Source: DeepSeekMath (https://arxiv.org/abs/2402.03300). The defaults are those of DAPO
+(https://arxiv.org/abs/2503.14476): a higher upper clip, the mean over tokens, no KL, and questions without differences
+replaced.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from lookonce.run.sections import FUNCTION, BatchSection, Count
+from lookonce.run.sections import FUNCTION, BatchSection
 from lookonce.settings import Same, Section
 
 REWARDS = {
@@ -94,11 +95,11 @@ def refused(grpo: GrpoSection, batch: BatchSection, dropout: float, fsdp: bool) 
             hint = "; grpo.loss says how the loss is a mean" if key == "loss" else ""
             return f"needs batch.{key}: {default} (got {value}){hint}"
     if dropout:
-        return (
-            f"needs lora.dropout: 0 (got {dropout}): with dropout, other weights would draw the answers than are trained"
-        )
+        return f"needs lora.dropout: 0 (got {dropout}), or other weights draw the answers than are trained"
     if fsdp:
         return "needs train.fsdp: false: no GPU has all weights to draw answers with"
     if grpo.max_new_tokens >= batch.longest_record:
-        return f"needs grpo.max_new_tokens below {batch.limiting_key}: {batch.longest_record} (got {grpo.max_new_tokens})"
+        return (
+            f"needs grpo.max_new_tokens below {batch.limiting_key}: {batch.longest_record} (got {grpo.max_new_tokens})"
+        )
     return None
