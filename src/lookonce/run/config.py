@@ -114,12 +114,7 @@ class RunFile(Section):
 
     @model_validator(mode="after")
     def _can_learn_from_rewards(self) -> RunFile:
-        if self.train.objective == "sft":
-            if self.grpo != GrpoSection():
-                raise ValueError(
-                    "the section grpo has an effect with train.objective: grpo alone; set it, or leave it out"
-                )
-        elif reason := refused(self.grpo, self.batch, self.lora.dropout, self.train.fsdp):
+        if self.train.objective == "grpo" and (reason := refused(self.batch, self.lora.dropout, self.train.fsdp)):
             raise ValueError(f"train.objective: grpo {reason}")
         return self
 

@@ -49,7 +49,8 @@ Rewards = Annotated[dict[RewardName, Weight], Field(min_length=1, max_length=20)
 
 
 class GrpoSection(Section):
-    """Reinforcement learning (`train.objective: grpo`): from the rewards of answers that the model draws itself."""
+    """Reinforcement learning: from the rewards of answers that the model draws itself. Has an effect with
+    `train.objective: grpo`."""
 
     samples: Same[Annotated[int, Field(ge=2, le=1024)]] = 8
     """How many answers to each question are drawn. What an answer is worth is compared with the others to its
@@ -87,7 +88,7 @@ class GrpoSection(Section):
     full. Otherwise they count in the mean, as in TRL."""
 
 
-def refused(grpo: GrpoSection, batch: BatchSection, dropout: float, fsdp: bool) -> str | None:
+def refused(batch: BatchSection, dropout: float, fsdp: bool) -> str | None:
     """Why a run cannot learn from rewards with other settings of it; None if it can."""
     defaults = BatchSection()
     for key in REFUSED_BATCH:
@@ -98,8 +99,4 @@ def refused(grpo: GrpoSection, batch: BatchSection, dropout: float, fsdp: bool) 
         return f"needs lora.dropout: 0 (got {dropout}), or other weights draw the answers than are trained"
     if fsdp:
         return "needs train.fsdp: false: no GPU has all weights to draw answers with"
-    if grpo.max_new_tokens >= batch.longest_record:
-        return (
-            f"needs grpo.max_new_tokens below {batch.limiting_key}: {batch.longest_record} (got {grpo.max_new_tokens})"
-        )
     return None

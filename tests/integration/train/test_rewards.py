@@ -299,14 +299,10 @@ def trl_loss(
     return loss
 
 
-@pytest.mark.guarantee(
-    "A step that learns from rewards has the loss and gradients of the published formula, and of TRL's GRPOTrainer, "
-    "over separate rows of the stock model with its tower, to 1e-5 relative in float32: with clipping, KL, the first "
-    "and later iterations, both means, scaled or not, equal answers once."
-)
 @pytest.mark.parametrize("iteration", ["first", "later"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_is_the_published_formula_over_rows_and_that_of_trl(bench, case, iteration):
+    """Loss and gradients equal those of separate rows of the stock model with its tower, to 1e-5 in float32."""
     options = GrpoSection(**CASES[case])
     old = bench.old if iteration == "later" else None
     step = bench.step(options)
