@@ -180,12 +180,13 @@ class RewardStep:
         return {name: torch.from_numpy(np.concatenate(parts))[None] for name, parts in columns.items()}
 
     def keep(self, numbers: Iterable[int], log_prob_K: LogProbs, *, of_reference: bool = False) -> None:
-        """Keep the log-probabilities that a pass gave the targets of some answers, for the passes after it."""
+        """Keep the log-probabilities that a pass gave the targets of some answers, for the passes after it, unless
+        those of an earlier pass are kept."""
         start = 0
         for number in numbers:
             answer = self.answers[number]
             kept = answer.reference if of_reference else answer.old
-            kept[:] = log_prob_K[start : start + len(kept)]
+            np.copyto(kept, log_prob_K[start : start + len(kept)], where=np.isnan(kept))
             start += len(kept)
         assert start == len(log_prob_K), (start, len(log_prob_K))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -26,7 +28,7 @@ from lookonce.train.data.dataset import DataCollatorForPacks, VQADataset
 from lookonce.train.data.policy import Drawn, RewardStep
 from lookonce.train.data.tokenize import Example, to_messages
 from lookonce.train.model.load import load_with_tower, without_adapter
-from lookonce.train.model.loss import LOG_PROBS, RewardLoss
+from lookonce.train.model.loss import LOG_PROBS, REWARD_KEYS, RewardLoss
 from lookonce.train.model.packs import packed_attention, share_of_loss
 
 NUM_DRAWN, LONGEST = 6, 5
@@ -133,8 +135,8 @@ class Bench:
     drawn: list[list[Drawn]]
     old: torch.Tensor
     """`[N, T]`: log-probabilities by other weights, as after some steps with the same answers."""
-    reference: torch.Tensor
-    """`[N, T]`: those without the adapter."""
+    unadapted: Rows
+    """The rows without the adapter."""
 
     def step(self, options: GrpoSection, tokens_per_pack: int = PACK) -> RewardStep:
         batch = BatchSection(tokens_per_pack=tokens_per_pack)
@@ -183,14 +185,14 @@ def bench(session: OpenRun, random_lora: Callable[..., Any], sample: Path) -> Be
     rows = Rows.of(session, model, processor, drawn)
     rows.logits  # noqa: B018  (computed with its graph)
     with torch.no_grad():
-        own = rows.log_probs()
+        own, unadapted = rows.log_probs(), replace(rows)
         with without_adapter(model):
-            reference = replace(rows).log_probs()
+            unadapted.logits  # noqa: B018
     noise = torch.randn(own.shape, generator=torch.Generator().manual_seed(1))
     for start in range(0, len(noise), NUM_DRAWN):
         group = [answer.token_ids for answer in drawn[start // NUM_DRAWN]]
         noise[start : start + NUM_DRAWN] = noise[[start + group.index(ids) for ids in group]]  # equal for equal answers
-    return Bench(session, random_lora(session), rows, drawn, own + 0.4 * noise, reference)
+    return Bench(session, random_lora(session), rows, drawn, own + 0.4 * noise, unadapted)
 
 
 def formula(
@@ -238,7 +240,9 @@ CASES: dict[str, dict[str, Any]] = {
 
 def expected_step(bench: Bench, options: GrpoSection, old: torch.Tensor | None, loss_of: Any = formula) -> Step:
     bench.rows.model.zero_grad()
-    loss = loss_of(bench, options, bench.rows.log_probs(options.temperature), old, bench.reference)
+    loss = loss_of(
+        bench, options, bench.rows.log_probs(options.temperature), old, bench.unadapted.log_probs(options.temperature)
+    )
     loss.backward(retain_graph=True)
     return loss.item(), gradients(bench.rows.model)
 
@@ -306,9 +310,67 @@ def test_a_step_is_the_published_formula_over_rows_and_that_of_trl(bench, case, 
     options = GrpoSection(**CASES[case])
     old = bench.old if iteration == "later" else None
     step = bench.step(options)
-    bench.give(step, old, bench.reference)
+    bench.give(step, old, bench.unadapted.log_probs(options.temperature))
     found = bench.in_packs(step, reward_loss(options))
     assert len(step.packs()) > 1 and len(step.answers) < len(bench.drawn) * NUM_DRAWN
     assert_same(found, expected_step(bench, options, old))
     if not options.filter:  # which TRL has not
         assert_same(found, expected_step(bench, options, old, trl_loss))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probabilities_of_drawn_tokens_in_packs_are_those_of_rows(bench, temperature):
+    """Of the model as it is, which the next iteration takes for the old ones, and without the adapter."""
+    options = GrpoSection(temperature=temperature, filter=False, kl=0.1, cut="punished")
+    step, expected = bench.step(options), bench.step(options)
+    bench.in_packs(step, reward_loss(options))
+    with packed_attention(bench.ours, of_rewards=reward_loss(options)), torch.no_grad(), without_adapter(bench.ours):
+        for indices, batch in zip(step.packs(), bench.batches(step), strict=True):
+            share_of_loss(bench.ours, batch)
+            step.keep(indices, batch[LOG_PROBS][0].numpy(), of_reference=True)
+    with torch.no_grad():
+        bench.give(expected, bench.rows.log_probs(temperature), bench.unadapted.log_probs(temperature))
+    for found, right in zip(step.answers, expected.answers, strict=True):
+        np.testing.assert_allclose(found.old, right.old, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(found.reference, right.reference, rtol=0, atol=1e-5)
+        assert abs(found.old - found.reference).max() > 1e-3
+
+
+def test_the_second_iteration_compares_with_what_the_first_one_has_kept(bench):
+    """The weights change between the two; the third is compared with the first one too."""
+    options = GrpoSection(filter=False, kl=0.2, clip=[0.1, 0.1])
+    step = bench.step(options)
+    bench.give(step, reference=bench.unadapted.log_probs())
+    own = bench.rows.log_probs().detach()
+    bench.in_packs(step, reward_loss(options))
+    ours, stock = copy.deepcopy(bench.ours), copy.deepcopy(bench.rows.model)
+    changed = replace(bench, ours=ours, rows=replace(bench.rows, model=stock))
+    for name, weight in (*ours.named_parameters(), *stock.named_parameters()):
+        weight.data *= 0.7 if "lora_B" in name else 1
+    for _ in range(2):
+        assert_same(changed.in_packs(step, reward_loss(options)), expected_step(changed, options, own))
+    assert ((changed.rows.log_probs() - own).abs() > 0.1).any(), "some ratios are clipped"
+
+
+def test_captured_passes_give_the_same_whatever_an_earlier_pack_has_left(bench):
+    options = GrpoSection(filter=False, kl=0.3)
+    step, launched = bench.step(options), bench.step(options)
+    for one in (step, launched):
+        bench.give(one, bench.old, bench.unadapted.log_probs(options.temperature))
+    expected = bench.in_packs(launched, reward_loss(options))
+    for spoilt in (False, True):
+        bench.ours.zero_grad()
+        total = 0.0
+        with packed_attention(bench.ours, captured=True, of_rewards=reward_loss(options)) as passes:
+            passes._num_launched = 2  # so that all packs are captured
+            for number, (indices, batch) in enumerate(zip(step.packs(), bench.batches(step), strict=True)):
+                if number and spoilt:
+                    for _, inputs, _ in passes._captured._captured.values():
+                        for name in REWARD_KEYS:
+                            inputs[name].fill_((torch.nan, torch.inf)[number % 2])
+                loss = share_of_loss(bench.ours, batch)
+                loss.backward()
+                total += loss.item()
+                kept = launched.tensors(indices)["old_log_probs"]
+                torch.testing.assert_close(batch[LOG_PROBS], kept, rtol=0, atol=1e-5)
+        assert_same((total, gradients(bench.ours)), expected)
