@@ -355,9 +355,10 @@ def test_the_second_iteration_compares_with_what_the_first_one_has_kept(bench):
 def test_captured_passes_give_the_same_whatever_an_earlier_pack_has_left(bench):
     options = GrpoSection(filter=False, kl=0.3)
     step, launched = bench.step(options), bench.step(options)
-    for one in (step, launched):
-        bench.give(one, bench.old, bench.unadapted.log_probs(options.temperature))
-    expected = bench.in_packs(launched, reward_loss(options))
+    bench.give(launched, reference=bench.unadapted.log_probs())
+    bench.in_packs(launched, reward_loss(options))  # keeps the log-probabilities
+    bench.give(step, bench.old, bench.unadapted.log_probs())
+    expected = bench.in_packs(step, reward_loss(options))
     for spoilt in (False, True):
         bench.ours.zero_grad()
         total = 0.0
