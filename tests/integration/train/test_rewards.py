@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 from support.sample import load_stock_processor
-from support.trainings import SIZES, Step, assert_same, gradients
+from support.trainings import COMPILED_ON_GPU, SIZES, Step, assert_same, gradients
 
 from lookonce.datasets.records import Record, read_records, write_records
 from lookonce.run.config import RunFile
@@ -144,8 +144,9 @@ class Bench:
         return RewardStep.of(prompts_of(self.session), self.drawn, options, batch, token_id)
 
     def batches(self, step: RewardStep) -> list[dict[str, Any]]:
-        chat, features = self.session.chat_tokenizer, self.session.features
-        collator = DataCollatorForPacks(VQADataset.of([], chat, features))
+        chat, features, device = self.session.chat_tokenizer, self.session.features, next(self.ours.parameters()).device
+        dataset = VQADataset.of([], chat, features)
+        collator = DataCollatorForPacks(dataset, device=device, pads_to_blocks=device.type == "cuda")
         return [step.collate(indices, collator) for indices in step.packs()]
 
     def in_packs(self, step: RewardStep, loss_of: RewardLoss, *, captured: bool = False) -> Step:
@@ -157,7 +158,7 @@ class Bench:
                 loss = share_of_loss(self.ours, batch)
                 loss.backward()
                 total += loss.item()
-                step.keep(indices, batch[LOG_PROBS][0].numpy())
+                step.keep(indices, batch[LOG_PROBS][0].cpu().numpy())
         return total, gradients(self.ours)
 
     def give(self, step: RewardStep, old: torch.Tensor | None = None, reference: torch.Tensor | None = None) -> None:
@@ -352,26 +353,27 @@ def test_the_second_iteration_compares_with_what_the_first_one_has_kept(bench):
     assert ((changed.rows.log_probs() - own).abs() > 0.1).any(), "some ratios are clipped"
 
 
-def test_captured_passes_give_the_same_whatever_an_earlier_pack_has_left(bench):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=COMPILED_ON_GPU)])
+def test_captured_passes_give_the_same_whatever_an_earlier_pack_has_left(bench, device):
+    bench = replace(bench, ours=copy.deepcopy(bench.ours).to(device))
     options = GrpoSection(filter=False, kl=0.3)
     step, launched = bench.step(options), bench.step(options)
     bench.give(launched, reference=bench.unadapted.log_probs())
     bench.in_packs(launched, reward_loss(options))  # keeps the log-probabilities
     bench.give(step, bench.old, bench.unadapted.log_probs())
     expected = bench.in_packs(step, reward_loss(options))
-    for spoilt in (False, True):
-        bench.ours.zero_grad()
-        total = 0.0
-        with packed_attention(bench.ours, captured=True, of_rewards=reward_loss(options)) as passes:
-            passes._num_launched = 2  # so that all packs are captured
-            for number, (indices, batch) in enumerate(zip(step.packs(), bench.batches(step), strict=True)):
-                if number and spoilt:
-                    for _, inputs, _ in passes._captured._captured.values():
-                        for name in REWARD_KEYS:
-                            inputs[name].fill_((torch.nan, torch.inf)[number % 2])
+    with packed_attention(bench.ours, captured=True, of_rewards=reward_loss(options)) as passes:
+        for garbage in (None, torch.nan, torch.inf):  # of the first round two packs are launched
+            bench.ours.zero_grad()
+            total = 0.0
+            for indices, batch in zip(step.packs(), bench.batches(step), strict=True):
+                for _, inputs, _ in passes._captured._captured.values() if garbage else ():
+                    for name in REWARD_KEYS:
+                        inputs[name].fill_(garbage)
                 loss = share_of_loss(bench.ours, batch)
                 loss.backward()
                 total += loss.item()
                 kept = launched.tensors(indices)["old_log_probs"]
-                torch.testing.assert_close(batch[LOG_PROBS], kept, rtol=0, atol=1e-5)
-        assert_same((total, gradients(bench.ours)), expected)
+                torch.testing.assert_close(batch[LOG_PROBS].cpu(), kept, rtol=0, atol=1e-5)
+            assert_same((total, gradients(bench.ours)), expected)
+    assert passes._captured._captured
