@@ -3,7 +3,7 @@
 Design: images stay where they are. The new file refers to them by a path relative to itself or to another image root,
 and by an absolute path if they lie elsewhere. Only embedded images without a path (`data:` URLs, lists of embedded
 images) are written to files, byte for byte, each once, under its image key. Records are read one by one and kept in
-memory, some hundred bytes each; embedded bytes are not.
+memory, some hundred bytes each; embedded bytes are not. Points in answers can change their unit (point_units.py).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tqdm import tqdm
 from lookonce.datasets.formats.image_references import suffix_of_bytes
 from lookonce.datasets.formats.registry import FormatName
 from lookonce.datasets.images import bytes_key
+from lookonce.datasets.point_units import Conversion, convert_points
 from lookonce.datasets.records import FILE_TYPES, RecordsFile, check_target, format_of_file, write_records
 from lookonce.datasets.text_files import folder_in_place
 from lookonce.errors import UsageError
@@ -50,6 +51,8 @@ class ConvertReport:
     """Answers that were numbers or booleans, now text."""
     left_out_columns: tuple[str, ...] = ()
     """Columns of the source that hold bytes, such as masks."""
+    num_points: int = 0
+    """Points and boxes that now have another unit."""
 
     def text(self) -> str:
         lines = [
@@ -60,6 +63,8 @@ class ConvertReport:
         ]
         if self.num_coerced:
             lines.append(("numbers", f"{count(self.num_coerced, 'answer')} now text instead of a number or boolean"))
+        if self.num_points:
+            lines.append(("points", f"{self.num_points:,} points and boxes in the other unit"))
         if self.left_out_columns:
             lines.append(("left out", f"columns of bytes: {', '.join(self.left_out_columns)}"))
         if self.num_embedded:
@@ -105,18 +110,20 @@ def convert(
     image_root: Path | None = None,
     target_root: Path | None = None,
     coerce_answers: bool = False,
+    points: Conversion | None = None,
     overwrite: bool = False,
 ) -> ConvertReport:
     """Write the records of `source` to `target` in another format, or in another type of file.
 
     The image paths of `source` are relative to `image_root`, those of `target` to `target_root`. Without it they are
     relative to its own folder, and images elsewhere get absolute paths. `coerce_answers` writes answers that are
-    numbers or booleans as text.
+    numbers or booleans as text. `points` is the other unit of answers that are points or boxes.
 
     Raises:
         UsageError: there is no `source`; or `target` exists, has an unknown suffix, or is an archive with images of
             the records.
-        RecordsError: a record cannot be read, or the format cannot hold it; names the record.
+        RecordsError: a record cannot be read, its points are in another unit, or the format cannot hold it; names the
+            record.
     """
     if not source.exists() or source.is_dir():
         advice = f": {folder_in_place(source)}" if source.is_dir() else "; name a JSONL, JSON, CSV or parquet file"
@@ -126,6 +133,7 @@ def convert(
     extractor = Extractor((target_root or target.parent) / IMAGES)
     file = RecordsFile(source, image_root, format=source_format, keep=extractor.keep, coerce_answers=coerce_answers)
     records = list(tqdm(file, desc="read records", unit="record", leave=False, disable=None))
+    records, num_points = convert_points(records, points) if points else (records, 0)
     images = {image for record in records for image in record.images}
     path = Path(os.path.abspath(target))
     if path.exists() and any(image == path or path in image.parents for image in images):
@@ -144,4 +152,5 @@ def convert(
         extractor.num_new,
         file.num_coerced,
         file.left_out_columns,
+        num_points,
     )

@@ -261,6 +261,8 @@ class Answerer:
         self.opened, self.adapter = opened, adapter
         self._chat, self._features = opened.chat_tokenizer, LiveFeatures(opened)
         self._engine = engine_of(opened.changed(features=self._features))
+        self.system = opened.run.data.system
+        """The system text of questions that have none of their own."""
 
     @classmethod
     def open(cls, run: Path | str, *, untuned: bool = False) -> Answerer:
@@ -288,7 +290,7 @@ class Answerer:
 
         `images` is an image or a list of them: paths, or images of Pillow. A tuple of images is shown together, and an
         empty tuple asks without an image: `answer([("before.jpg", "after.jpg")], "What was removed?")`. `system` is the
-        system text of all prompts.
+        system text of all prompts, by default that of the run (`data.system`).
 
         Raises:
             LookonceError: a question cannot be answered, for example because its image cannot be read.
@@ -299,6 +301,11 @@ class Answerer:
             paths = (Path(folder, f"{number}.png") for number in count_up(1))
             shown = [prompt if isinstance(prompt, tuple) else (prompt,) for prompt in prompts]
             return self._answer_all(ask_each([tuple(map(file_of, group, paths)) for group in shown], texts, system))
+
+    def with_system(self, questions: Sequence[Question]) -> list[Question]:
+        """The questions as they are asked: with the run's system text in records that have none of their own."""
+        shown = {id(record): record.with_system(self.system) for record, _ in questions}
+        return [(shown[id(record)], turn) for record, turn in questions]
 
     def answer_records(self, records: Iterable[Record]) -> list[Answer]:
         """The greedy answers to all turns of some records, in order.
@@ -331,6 +338,7 @@ class Answerer:
 
     def _answer_all(self, questions: Sequence[Question]) -> list[Answer]:
         """The answers to all questions; raises the first error."""
+        questions = self.with_system(questions)
         answers: dict[int, Answer] = {}
         for results in self.results(questions, index_images((record for record, _ in questions), needs_one=False)):
             for number, result in results.items():
@@ -440,7 +448,7 @@ class Conversation:
 
     def __init__(self, answerer: Answerer, images: Sequence[Path] = (), system: str | None = None) -> None:
         """Raises ImageError if an image cannot be read."""
-        self._answerer, self._system = answerer, system
+        self._answerer, self._system = answerer, system or answerer.system
         self.show(images)
 
     def show(self, images: Sequence[Path]) -> None:

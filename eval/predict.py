@@ -128,6 +128,7 @@ def predict(
         LookonceError: no question can be answered, because of the model or the cache.
     """
     began = time.perf_counter()
+    questions = answerer.with_system(questions)
     images = index_images((record for record, _ in questions), needs_one=False)
     unfinished = _unfinished(answerer, questions, images, output) if output else None
     before = {number: answer for number, [answer] in unfinished.read().items()} if unfinished else {}

@@ -111,17 +111,25 @@ class ImageProcessor:
         if not self.stock.do_resize and (size[0] % factor or size[1] % factor):
             raise BadImage(f"{path}: {size[0]} x {size[1]} pixels are not multiples of {factor}")
 
+    def resized_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Width and height after resizing.
+
+        Raises:
+            ValueError: one side is more than 200 times as long as the other.
+        """
+        if not self.stock.do_resize:
+            return size
+        limits, factor = self.stock.size, self.stock.patch_size * self.stock.merge_size
+        height, width = smart_resize(size[1], size[0], factor, limits["shortest_edge"], limits["longest_edge"])
+        return width, height
+
     def _rgb(self, image: Image.Image) -> Image.Image:
         return on_white(image) if self.stock.do_convert_rgb else image
 
     def _resize_by_pil(self, image: Image.Image) -> torch.Tensor:
         """The stock processor's result, without its four copies into and out of arrays, which hold Python's lock."""
         if self.stock.do_resize:
-            limits, factor = self.stock.size, self.stock.patch_size * self.stock.merge_size
-            height, width = smart_resize(
-                image.height, image.width, factor, limits["shortest_edge"], limits["longest_edge"]
-            )
-            image = image.resize((width, height), resample=self.stock.resample)
+            image = image.resize(self.resized_size(image.size), resample=self.stock.resample)
         return torch.from_numpy(np.array(image))
 
     def _resize_by_torchvision(self, image: Image.Image) -> torch.Tensor:

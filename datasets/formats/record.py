@@ -89,6 +89,10 @@ class Record:
         """The number of turns in `shown` that are context, whose answers are not trained on."""
         return len(self.known) if self.context and self.context.text is None else 0
 
+    def with_system(self, system: str | None) -> Record:
+        """The record with this system text, unless it has one of its own."""
+        return self if system is None or self.system is not None else replace(self, system=system)
+
     @property
     def references(self) -> tuple[str, ...]:
         """All correct answers of a record with one turn: a list in its metadata that begins with its answer.

@@ -6,11 +6,9 @@ as its definition says. The headline is `exact`. Label sets keep case and spelli
 1606.05250): lower case, without punctuation and articles. A text of which nothing is left, such as the choice "A",
 stays as it is, because otherwise an empty answer would equal it.
 
-A reference is a point if it is two numbers and a box if it is four (left, top, right, bottom), with brackets and names
-such as `x` or `bbox_2d` around them and nothing else; "5-10mm" is neither. Of an answer, in which a model may add
-words, all numbers count: two are a point, four a box, of which the centre is the point (SeeClick, arXiv 2401.10935,
-whose ScreenSpot counts the points inside the box). Answer and reference must be in the same units; distances are in
-these units, which are pixels if the records say pixels.
+Two numbers are a point and four a box (left, top, right, bottom; datasets/points.py). The centre of an answer's box is
+its point (SeeClick, arXiv 2401.10935, whose ScreenSpot counts the points inside the box). Answer and reference must be
+in the same units; distances are in these units, which are pixels if the records say pixels.
 
 The text metrics of the challenges, BLEU, ROUGE, METEOR and chrF, need the extra `metrics`: the libraries behind the
 challenges' own script (`evaluate`), called directly, since `evaluate` downloads its metrics. BLEU is the corpus figure
@@ -37,6 +35,7 @@ from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from lookonce.datasets.points import answer_numbers, reference_numbers
 from lookonce.text import nfc
 
 LENIENT = "lenient (substring or 0.7 similarity, as in earlier publications)"
@@ -129,26 +128,10 @@ def _is_lenient(answer: str, reference: str) -> bool:
 Point = tuple[float, float]
 Box = tuple[float, float, float, float]
 
-NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?![\w%]|\.\d|-\d)")
-TAG = re.compile(r"</?\|?[A-Za-z]\w*\|?>")
-KEYED = re.compile(r'"(?:point|bbox)_2d"\s*:\s*\[([^]]*)\]')
-"""How Qwen's models write a point or a box, beside a label."""
-NAMED = re.compile(r"\b(?:x|y)(?:[12]|_(?:min|max))?\b|\b(?:left|top|right|bottom|point|box|bbox)(?:_2d)?\b", re.I)
-AROUND = re.compile(r"[\s\[\](){}\"'=:,]*")
-MARKS = re.compile(r"[\[({]|,\s")
-"""What makes numbers coordinates, besides names; "1,200" and "1:30" have none of it."""
-
-
-def reference_numbers(text: str) -> tuple[float, ...]:
-    """The two or four numbers of a reference that has nothing else; none if it is not a point or a box."""
-    text = _core(text)
-    rest, num_names = NAMED.subn("", NUMBER.sub("", text))
-    return _numbers(text) if AROUND.fullmatch(rest) and (num_names or MARKS.search(rest)) else ()
-
 
 def answer_point(text: str) -> Point | None:
     """The point of an answer: its two numbers, or the centre of its four."""
-    numbers = _numbers(_core(text))
+    numbers = answer_numbers(text)
     if len(numbers) == 4:
         return (numbers[0] + numbers[2]) / 2, (numbers[1] + numbers[3]) / 2
     return (numbers[0], numbers[1]) if numbers else None
@@ -178,16 +161,6 @@ def distance(answer: str, references: Sequence[str]) -> float | None:
     """The distance to the nearest reference point; None if the answer is not a point."""
     point = answer_point(answer)
     return None if point is None else min(math.dist(point, reference) for reference in reference_points(references))
-
-
-def _core(text: str) -> str:
-    keyed = KEYED.findall(text)
-    return f"[{keyed[0]}]" if len(keyed) == 1 else TAG.sub(" ", text)
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    numbers = tuple(map(float, NUMBER.findall(text)))
-    return numbers if len(numbers) in (2, 4) and all(map(math.isfinite, numbers)) else ()
 
 
 PACKAGES = {"sacrebleu": "sacrebleu", "rouge_score": "rouge-score", "nltk": "nltk"}

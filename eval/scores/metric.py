@@ -47,6 +47,8 @@ MATCHED: Mapping[str, Matched] = {
     "point_inside": match.is_inside,
 }
 """The metrics of single answers that need no other library, by their keys."""
+OF_ALL = ("bleu", "chrf")
+"""The metrics that are figures of all answers together."""
 PARAMETERS = ("question", "answer", "reference", "record")
 OF_RECORD = ("origin", "images", "image_keys", "turn", "references", "source", "category", "stage")
 """What a function of the user's own gets of the record."""
@@ -160,7 +162,7 @@ def own_score(metric: str, answer: str, row: Prediction) -> float:
             value = float(own_function(metric)(row.question, answer, reference, record))
         except Exception as error:
             problem = f"{type(error).__name__}: {first_line(error)}"
-            raise UsageError(f"{metric} failed on {where}: {problem}; correct it, and go on") from error
+            raise UsageError(f"{metric} failed on {where}: {problem}; correct it, and run the command again") from error
         if not 0 <= value <= 1:
             raise UsageError(f"{metric} gave {value} for {where}, and a score is from 0 to 1; correct it")
         best = max(best, value)

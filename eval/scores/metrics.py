@@ -19,15 +19,17 @@ questions of 975 images, without the text metrics.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from operator import attrgetter
+from operator import attrgetter, mul
 from statistics import fmean, median
 from typing import Any, Literal, get_args
 
 from pydantic import TypeAdapter
 
+from lookonce.datasets.balance import balance_weights
 from lookonce.eval.scores import match
 from lookonce.eval.scores.metric import (
     EXACT,
@@ -159,6 +161,7 @@ def figures(
     measured = [row for row in pointed if _diagonal(row, sizes)]
     if any(_is_outside(row, sizes) for row in measured):
         measured = []  # the records have other units than pixels
+    answer_weights = balance_weights([(row.question, row.answer) for row in predictions])
     words, labels = cache(match.word_overlap), cache(match.label_overlap)
 
     def balanced(scored: dict[int, float]) -> float:
@@ -171,6 +174,12 @@ def figures(
 
     all_figures = _macro_figures(groups) | {
         "exact_match_lower": counted("exact_match_lower", predictions),
+        "exact_match_balanced": _mean(
+            "exact match, answers balanced",
+            predictions,
+            match.exact,
+            of=lambda scored: sum(map(mul, scored.values(), answer_weights)) / len(scored),
+        ),
         "closed_exact_match": _mean("closed questions", closed, match.exact),
         "closed_balanced_accuracy": _mean("closed questions, balanced", closed, match.exact, of=balanced),
         "open_exact_match": _mean("open questions", opened, match.exact),
@@ -250,6 +259,23 @@ def _text_figures(predictions: Sequence[Prediction]) -> dict[str, Figure]:
     }
 
 
+def points_inside(predictions: Sequence[Prediction]) -> dict[str, Figure]:
+    """Points inside the box by source and category, as ScreenSpot has them by platform and kind of element.
+
+    The last figure is their mean, in which each group has the same weight. Empty for less than two groups.
+    """
+    groups: dict[str, list[Prediction]] = defaultdict(list)
+    for row in predictions:
+        if (name := ", ".join(filter(None, (row.source, row.category)))) and match.reference_boxes(right_answers(row)):
+            groups[name].append(row)
+    if not 1 < len(groups) <= MAX_GROUPS:
+        return {}
+    by_name = {name: _mean(f"points inside, {name}", groups[name], match.is_inside) for name in sorted(groups)}
+    model, majority = (fmean(getattr(figure, of) for figure in by_name.values()) for of in ("model", "majority"))
+    number = sum(figure.num_questions for figure in by_name.values())
+    return by_name | {"mean": Figure("points inside, mean over these", number, model, majority)}
+
+
 def _diagonal(prediction: Prediction, sizes: Sizes) -> float:
     """The diagonal of a question's only image in pixels; 0 if it is not known."""
     size = sizes.get(prediction.image_keys[0]) if len(prediction.image_keys) == 1 else None
@@ -262,7 +288,14 @@ def _is_outside(prediction: Prediction, sizes: Sizes) -> bool:
     return any(not (0 <= x <= width and 0 <= y <= height) for x, y in match.reference_points(right_answers(prediction)))
 
 
-IN_DETAIL = {"exact_match_lower", "open_token_recall", "token_recall", "label_precision", "label_recall"}
+IN_DETAIL = {
+    "exact_match_balanced",
+    "exact_match_lower",
+    "open_token_recall",
+    "token_recall",
+    "label_precision",
+    "label_recall",
+}
 """Figures that are in the file of the metrics and not in the text."""
 
 
@@ -326,6 +359,9 @@ class Evaluation:
             for key, figure in self.figures.items()
             if key not in IN_DETAIL
         ]
+        other_figures += [
+            figure.line([None] * len(figures_beside)) for figure in points_inside(self.predictions).values()
+        ]
         header = ("other metrics", "asked", "model", "majority", *figures_beside, "at most")
         beside_model = ("baseline", self.headline.name, "model is higher by", "95% interval")
         blocks = [
@@ -366,6 +402,7 @@ class Evaluation:
         return notes
 
     def to_json(self) -> dict[str, Any]:
+        inside = points_inside(self.predictions)
         by_group = {
             f"by_{name}": {group: asdict(value) for group, value in scores.items()}
             for name, scores in self.groups.items()
@@ -377,6 +414,7 @@ class Evaluation:
             "baselines": {key: asdict(baseline_score) for key, baseline_score in self.baselines.items()},
             **by_group,
             "metrics": {key: figure.to_json() for key, figure in self.figures.items()},
+            **({"points_inside": {name: figure.to_json() for name, figure in inside.items()}} if inside else {}),
             "counts": asdict(self.counts),
             "text_metrics": self.text_metrics,
         }

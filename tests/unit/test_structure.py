@@ -31,7 +31,7 @@ LAYERS = (
     "workflow adapter fetch",
     "study",
     "commands",
-    "cli __main__",
+    "cli __main__ runner",
 )
 """Layers from the bottom up; folders of one layer may import each other. Shared modules are below all. What turns
 records into batches is below an open run, which has it, and the keys of a run file are below both."""

@@ -240,13 +240,15 @@ class Sampler:
     def _micro_batches(self, step: Sequence[Group], packs: Sequence[Pack]) -> list[MicroBatch]:
         """The packs with their target weights, which depend on the whole step."""
         samples = [index for group in step for index in group.examples]
-        # The loss is the mean of the means of these parts.
+        # The loss is the mean of the means of these parts, both with the weights of `batch.balance`.
         size = {"token": len(samples), "sample": 1, "micro_batch": self.batch.samples_per_forward}[self.batch.loss]
         parts = [samples[start : start + size] for start in range(0, len(samples), size)]
+        weight = {index: self.examples[index].weight for index in samples}
         target_weights: dict[int, float] = {}
         for part in parts:
-            num_targets = sum(self.examples[index].num_targets for index in part)
-            target_weights |= dict.fromkeys(part, 1 / (len(parts) * max(num_targets, 1)))
+            num_parts = sum(weight.values()) / weight[part[0]] if size == 1 else len(parts)
+            num_targets = sum(weight[index] * self.examples[index].num_targets for index in part)
+            target_weights |= {index: weight[index] / (num_parts * (num_targets or 1)) for index in part}
 
         def of_pack(pack: Pack) -> tuple[float, ...]:
             indices = (index for group in pack.groups for index in group.examples)

@@ -25,7 +25,8 @@ import signal
 import warnings
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -36,6 +37,7 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer, PreTrainedConfig
 
 from lookonce.cache.format import Grid
+from lookonce.datasets.balance import By, record_weights
 from lookonce.datasets.curriculum import StageOrder
 from lookonce.datasets.records import Record, Turn
 from lookonce.environment import without_garbage_collection
@@ -118,6 +120,8 @@ class Example:
     origin: str
     stage: int = 0
     """In which stage of an epoch it is, if `batch.order` has several."""
+    weight: float = 1.0
+    """What it weighs in the loss beside others (`batch.balance`)."""
 
     @property
     def num_tokens(self) -> int:
@@ -374,17 +378,24 @@ def make_examples(
     split: str = "train",
     limiting_key: str = "batch.max_tokens",
     order: StageOrder | None = None,
+    balance: By | None = None,
 ) -> tuple[list[Example], int]:
     """Examples of the records of at most `max_tokens` tokens, and how many longer records were left out.
 
-    `limiting_key` is the key of the run file that sets `max_tokens`. With an `order`, they have its stages.
+    `limiting_key` is the key of the run file that sets `max_tokens`. With an `order`, they have its stages; with
+    `balance`, their weights.
 
     Raises:
         RecordsError: no supervised token is left, so there is nothing to learn.
     """
     with without_garbage_collection():
+        records = list(records)
         everything = list(_each_example(chat_tokenizer, records, key_of, grid_of, order))
-    examples = [example for example in everything if example.num_tokens <= max_tokens]
+    fits = [example.num_tokens <= max_tokens for example in everything]
+    examples = list(compress(everything, fits))
+    if balance and examples:
+        weights = record_weights(list(compress(records, fits)), balance)
+        examples = [replace(example, weight=weight) for example, weight in zip(examples, weights, strict=True)]
     num_too_long = len(everything) - len(examples)
     if not any(example.supervised.any() for example in examples):
         raise RecordsError(

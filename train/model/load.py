@@ -19,6 +19,7 @@ cost is that the whole model is communicated twice per micro-batch, which a pack
 from __future__ import annotations
 
 import contextlib
+import copy
 import difflib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,8 +42,16 @@ from lookonce.families.lookup import family_of
 from lookonce.run.config import RunFile
 from lookonce.run.folder import ADAPTER_FILES, AGAIN
 from lookonce.run.sections import UNQUANTISED, LoraSection
+from lookonce.run.startup import runs_several
 from lookonce.text import count, first_line, listed, shown
-from lookonce.train.model.frozen import finish, frozen_of_answers, loading_options, mismatched
+from lookonce.train.model.frozen import (
+    QUANTISED,
+    check_frozen,
+    finish,
+    frozen_of_answers,
+    loading_options,
+    mismatched,
+)
 from lookonce.train.model.lora import (
     expert_tensors,
     leave_experts_uncompiled,
@@ -128,7 +137,34 @@ def load_with_tower(
     return _load(stock_class, model_folder, dtype, attention, frozen)
 
 
+_kept: tuple[Any, Any] | None = None
+"""In a process of several commands: what the model that was loaded last depends on, and that model, never trained."""
+
+
 def _load(model_class: Any, model_folder: ModelFolder, dtype: torch.dtype, attention: str, frozen: str) -> Any:
+    global _kept
+    if not runs_several() or frozen in QUANTISED:
+        return _load_files(model_class, model_folder, dtype, attention, frozen)
+    check_frozen(frozen)
+    limit_cpu_threads(model_folder.folder)
+    files = sorted((path.name, path.stat()) for path in model_folder.folder.iterdir())
+    stamps = [(name, status.st_size, status.st_mtime_ns, status.st_ino) for name, status in files]
+    about = model_class.__name__, model_folder.folder.absolute(), stamps, dtype, attention
+    if _kept is None or _kept[0] != about:
+        _kept = None  # before there are two
+        _kept = about, _load_files(model_class, model_folder, dtype, attention, UNQUANTISED)
+    model = copied(_kept[1])
+    finish(model, frozen)
+    return model
+
+
+def copied(model: Any) -> Any:
+    """A copy of a frozen model, with modules and buffers of its own; the weights have the same memory."""
+    weights: dict[int, Any] = {id(one): nn.Parameter(one.detach(), requires_grad=False) for one in model.parameters()}
+    return copy.deepcopy(model, weights)
+
+
+def _load_files(model_class: Any, model_folder: ModelFolder, dtype: torch.dtype, attention: str, frozen: str) -> Any:
     limit_cpu_threads(model_folder.folder)
     restrict_kernels(sys.modules[model_class.__module__])
     options = loading_options(frozen, dtype)

@@ -252,6 +252,11 @@ _PASSES: WeakKeyDictionary[Any, PackPasses] = WeakKeyDictionary()
 """By model, within `packed_attention`."""
 
 
+def forget_masks() -> None:
+    """Forget the masks that compiled code writes to, once that is forgotten."""
+    _MASKS.clear()
+
+
 def cuda_graph_capture() -> Capture:
     """A function that captures CUDA graphs, which share one memory pool."""
     pool = torch.cuda.graph_pool_handle()

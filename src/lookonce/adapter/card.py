@@ -194,7 +194,8 @@ def find_dataset(name: str | None, prepared: Mapping[str, Any]) -> Dataset:
 def system_texts(run: RunFile) -> list[str] | None:
     """The different system texts of the training records; None if these cannot be read any more."""
     try:
-        return list(dict.fromkeys(record.system for record in read_split(run, "train") if record.system))
+        records = (record.with_system(run.data.system) for record in read_split(run, "train"))
+        return list(dict.fromkeys(record.system for record in records if record.system))
     except (LookonceError, OSError):
         return None
 

@@ -56,7 +56,7 @@ NUM_NAMED = 3
 
 
 def the_system_text(run: RunFile) -> str | None:
-    """The system text of all training records; None if they have none.
+    """`data.system`, or the system text of all training records; None if they have none.
 
     Raises:
         UsageError: they have several, or the prompts of the run cannot be made for a row alone.
@@ -66,6 +66,8 @@ def the_system_text(run: RunFile) -> str | None:
             "the run's prompts have answers to earlier questions (data.context), and a challenge asks one question a "
             "row; export a run without data.context"
         )
+    if run.data.system:
+        return run.data.system
     texts = system_texts(run)
     if texts is None:
         raise UsageError(

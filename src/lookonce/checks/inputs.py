@@ -109,7 +109,9 @@ def check_records(run: RunFile, max_records: int | None) -> tuple[CheckedRecords
     records = CheckedRecords()
     results: list[Result] = []
     data = run.data
-    is_selective = bool(data.stage_map or data.where or data.held_out or data.context or run.batch.stage_order)
+    is_selective = any(
+        (data.stage_map, data.where, data.held_out, data.context, data.system, run.batch.stage_order, run.batch.balance)
+    )
     max_records = None if is_selective else max_records
     for split in SPLITS:
         problems: list[Result] = []

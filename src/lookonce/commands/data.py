@@ -19,6 +19,7 @@ IMAGE_ROOT = click.option(
     type=PATH,
     help="Folder that image paths are relative to; by default the folder of each records file.",
 )
+MAX_PIXELS = click.IntRange(1, 100_000_000)
 
 
 @click.group()
@@ -42,7 +43,7 @@ def data() -> None:
 @click.option(
     "--tokenizer", type=PATH, metavar="DIR", help="Also count tokens, with this model folder; it needs no weights."
 )
-@click.option("--max-pixels", type=click.IntRange(1, 100_000_000), help="Like cache.max_pixels in the run file.")
+@click.option("--max-pixels", type=MAX_PIXELS, help="Like cache.max_pixels in the run file.")
 @click.option(
     "--enable-thinking",
     type=click.Choice(["true", "false"]),
@@ -148,9 +149,25 @@ FORMAT = click.Choice(FORMAT_NAMES)
     "absolute paths.",
 )
 @click.option("--coerce-answers", is_flag=True, help="Write answers that are numbers or booleans as text.")
+@click.option(
+    "--points",
+    metavar="FROM:TO",
+    help="Change the unit of answers that are points or boxes: pixels, ratio (0 to 1), 1000 (0 to 1000, Qwen3-VL), or "
+    "resized (pixels of the image that the model sees, Qwen2.5-VL).",
+)
+@click.option("--model", type=PATH, metavar="DIR", help="Model folder that resizes images, for --points with resized.")
+@click.option("--max-pixels", type=MAX_PIXELS, help="Like cache.max_pixels in the run file, for the same.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @JSON
-def convert(source: Path, target: Path, as_json: bool, **options: Any) -> None:
+def convert(
+    source: Path,
+    target: Path,
+    points: str | None,
+    model: Path | None,
+    max_pixels: int | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Write records in another format.
 
     The suffix of OUT decides the kind of file: .jsonl, .json (an array), .csv, .tsv or .parquet. Images stay where they
@@ -175,10 +192,23 @@ def convert(source: Path, target: Path, as_json: bool, **options: Any) -> None:
       lookonce data convert train.jsonl swift.jsonl --to messages
       lookonce data convert train.jsonl train.csv
       lookonce data convert chats.jsonl out/train.parquet --to parts --image-root /data/frames
+      lookonce data convert clicks.jsonl train.jsonl --points pixels:1000
+      lookonce data convert clicks.jsonl train.jsonl --points ratio:resized --model Qwen2.5-VL-7B-Instruct
     """
     from lookonce.datasets.convert import convert as convert_records
+    from lookonce.datasets.point_units import Conversion
 
-    report = convert_records(source, target, **options)
+    if (model or max_pixels) and "resized" not in (points or ""):
+        raise UsageError(
+            "--model and --max-pixels are for the unit `resized`: --points FROM:resized; or leave them out"
+        )
+    resized = None
+    if model:
+        from lookonce.cache.model.pixels import ImageProcessor
+
+        resized = ImageProcessor(model, max_pixels=max_pixels).resized_size
+    conversion = Conversion.parse(points, resized) if points else None
+    report = convert_records(source, target, points=conversion, **options)
     emit(asdict(report), report.text(), as_json)
 
 

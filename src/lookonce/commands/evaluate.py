@@ -236,7 +236,7 @@ COMMANDS = "/image PATH ..., /reset, /quit"
 @click.command()
 @click.argument("run_dir", metavar="RUN", type=PATH)
 @click.argument("images", metavar="[IMAGE]...", nargs=-1, type=PATH)
-@click.option("--system", help="System text before the first question.")
+@click.option("--system", help="System text before the first question; by default data.system.")
 @click.option("--untuned", is_flag=True, help="Answer without the adapter; RUN may then also be a model.")
 @click.option("--json", "as_json", is_flag=True, help="Print each answer as a line of JSON.")
 def ask(run_dir: Path, images: tuple[Path, ...], system: str | None, untuned: bool, as_json: bool) -> None:

@@ -17,7 +17,7 @@ from lookonce import page, plots
 from lookonce.differences import flatten
 from lookonce.errors import UsageError
 from lookonce.eval.compare import FEW_IMAGES, compare, to_json
-from lookonce.eval.scores.metric import EXACT, common_metric, name_of
+from lookonce.eval.scores.metric import EXACT, common_metric
 from lookonce.eval.scores.metrics import BASELINES, NAMES
 from lookonce.eval.scores.prediction import GROUPINGS
 from lookonce.eval.statistics import MIN_CLUSTERS, Interval
@@ -195,9 +195,9 @@ def _verdict(run: ReportedRun) -> dict[str, Any]:
     value: dict[str, Any] = {"name": run.name, "split": run.split, "sentence": run_sentence(run)}
     if run.scores is None:
         return value
-    head, exact = run.metrics["headline"], {"exact_match": run.scores.overall.exact_match}
+    head, exact = run.scores.overall, {"exact_match": run.metrics["overall"]["exact_match"]}
     more = {"num_images": run.scores.num_images, "baselines": run.metrics["baselines"]}
-    return {**value, **exact, **head, "measure": name_of(head["metric"]), **more}
+    return {**value, **exact, **asdict(head), "measure": head.name, **more}
 
 
 MAJORITY = "the majority baseline, the most frequent training answer to each question"
@@ -208,16 +208,16 @@ def run_sentence(run: ReportedRun) -> str:
     if run.scores is None:
         training = f"; its training: {run.training.text()}" if run.training else ""
         return f"{run.name} is not evaluated on {run.split}{training}."
-    head, majority = run.metrics["headline"], run.metrics["baselines"].get("majority")
-    questions = f"{count(head['num_questions'], 'question')} about {count(run.scores.num_images, 'image')}"
-    scored = f"{run.name} answers {head['score']:.1%} of {questions} exactly right"
-    if head["metric"] != EXACT:
-        scored = f"{run.name} scores {head['score']:.1%} by {name_of(head['metric'])} on {questions}"
-    if head["interval"] is None or majority is None or majority["interval"] is None:
-        return f"{scored}; {FEW_IMAGES}. {MAJORITY.capitalize()}, has {head['majority']:.1%}."
+    head, majority = run.scores.overall, run.metrics["baselines"].get("majority")
+    questions = f"{count(head.num_questions, 'question')} about {count(run.scores.num_images, 'image')}"
+    scored = f"{run.name} answers {head.score:.1%} of {questions} exactly right"
+    if head.metric != EXACT:
+        scored = f"{run.name} scores {head.score:.1%} by {head.name} on {questions}"
+    if head.interval is None or majority is None or majority["interval"] is None:
+        return f"{scored}; {FEW_IMAGES}. {MAJORITY.capitalize()}, has {head.majority:.1%}."
     compared = _beside_majority(100 * majority["difference"], Interval(*majority["interval"]))
-    interval = f"(95% interval {Interval(*head['interval']).in_percent()})"
-    return f"{scored} {interval}. That is {compared} {MAJORITY} ({head['majority']:.1%})."
+    interval = f"(95% interval {head.interval.in_percent()})"
+    return f"{scored} {interval}. That is {compared} {MAJORITY} ({head.majority:.1%})."
 
 
 def _beside_majority(points: float, interval: Interval) -> str:
@@ -255,11 +255,12 @@ def _groups(run: ReportedRun) -> dict[str, Any]:
     assert run.scores
     numbers: dict[str, Any] = {"num_groups": run.scores.num_groups}
     for by in GROUPINGS:
-        beside = {key: metrics.get(f"by_{by}", {}) for key, metrics in run.conditions.items()}
+        conditions = run.conditions if run.scores.overall.metric == EXACT else {}  # their files have no other scores
+        beside = {key: metrics.get(f"by_{by}", {}) for key, metrics in conditions.items()}
         numbers[f"by_{by}"] = {
             name: asdict(score)
             | {
-                "gain": score.gain,
+                "gain": score.score - score.majority,
                 "baselines": {key: scores[name]["exact_match"] for key, scores in beside.items() if name in scores},
             }
             for name, score in run.scores.groups[by].items()

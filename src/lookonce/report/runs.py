@@ -31,9 +31,10 @@ from lookonce.datasets.records import Record
 from lookonce.errors import LookonceError
 from lookonce.eval.answers.files import AnsweringCost
 from lookonce.eval.join import Run, check_splits, find_predictions, folder_at, is_file, read_file, short_names
+from lookonce.eval.scores.metric import EXACT, OF_ALL, Headline, Scorer
 from lookonce.eval.scores.metrics import BASELINES, Evaluation, read_metrics
 from lookonce.eval.scores.prediction import GROUPINGS, MAX_GROUPS, Prediction
-from lookonce.eval.statistics import Interval, clusters_of, share_interval
+from lookonce.eval.statistics import clusters_of
 from lookonce.files import read_object
 from lookonce.run.config import RunFile
 from lookonce.run.folder import AGAIN, Environment, RunFolder, read_form
@@ -117,54 +118,42 @@ def overlap(predictions: Sequence[Prediction], facts: DataFacts) -> dict[str, An
 
 
 @dataclass(frozen=True)
-class Scored:
-    """The score of some questions."""
-
-    num_questions: int
-    exact_match: float
-    interval: Interval | None
-    """None if there are too few images."""
-    majority: float
-
-    @property
-    def gain(self) -> float:
-        """What the model scores above the majority baseline."""
-        return self.exact_match - self.majority
-
-
-@dataclass(frozen=True)
 class RunScores:
     """The scores of a run."""
 
-    overall: Scored
+    overall: Headline
     num_images: int
     """Images; those that share a question count as one."""
-    groups: dict[str, dict[str, Scored]]
+    groups: dict[str, dict[str, Headline]]
     """The groups with most questions by grouping, by name."""
     num_groups: dict[str, int]
     """All groups of each grouping."""
 
 
-def score_run(predictions: Sequence[Prediction]) -> RunScores:
-    """Score the answers of a run."""
+def score_run(predictions: Sequence[Prediction], metric: str = EXACT) -> RunScores:
+    """Score the answers of a run, all and by group, by a metric; questions to which it does not apply are in none."""
     clusters = clusters_of([row.sources for row in predictions])
-    right_Q, guessed_Q = (
-        np.array([getattr(row, name) for row in predictions], dtype=np.float64)
-        for name in ("is_right", "is_majority_right")
-    )
+    scorer = Scorer(predictions, metric)
+    clusters_Q, rows = clusters[scorer.numbers], scorer.rows
+    model_Q, majority_Q = (scorer([getattr(row, name) for row in predictions]) for name in ("predicted", "majority"))
 
-    def scored(chosen: NDArray[np.bool_] | slice) -> Scored:
-        right, interval = right_Q[chosen], share_interval(right_Q[chosen], clusters[chosen])
-        return Scored(len(right), float(right.mean()), interval, float(guessed_Q[chosen].mean()))
+    def scored(chosen: NDArray[np.intp]) -> Headline:
+        if metric not in OF_ALL:
+            return Headline.of(metric, model_Q[chosen], majority_Q[chosen], clusters_Q[chosen])
+        group = [rows[number] for number in chosen]  # whose figure is not the mean of their shares in that of all
+        of_group = Scorer(group, metric)
+        model, majority = ([getattr(row, name) for row in group] for name in ("predicted", "majority"))
+        return Headline.of(metric, of_group(model), of_group(majority), clusters_Q[chosen])
 
     groups, num_groups = {}, {}
     for by in GROUPINGS:
-        names = [getattr(row, by) for row in predictions]
+        names = [getattr(row, by) for row in rows]
         sizes = Counter(name for name in names if name is not None)
         largest = [name for name, _ in sizes.most_common(MAX_GROUPS)]
-        groups[by] = {group: scored(np.array([name == group for name in names])) for group in largest}
+        groups[by] = {group: scored(np.flatnonzero([name == group for name in names])) for group in largest}
         num_groups[by] = len(sizes)
-    return RunScores(scored(slice(None)), int(clusters.max(initial=-1)) + 1, groups, num_groups)
+    overall = Headline.of(metric, model_Q, majority_Q, clusters_Q)
+    return RunScores(overall, int(clusters.max(initial=-1)) + 1, groups, num_groups)
 
 
 @dataclass(frozen=True)
@@ -192,7 +181,7 @@ class ReportedRun:
 
     @cached_property
     def scores(self) -> RunScores | None:
-        return score_run(self.answers.predictions) if self.answers else None
+        return score_run(self.answers.predictions, self.answers.metric) if self.answers else None
 
     @cached_property
     def metrics(self) -> dict[str, Any]:

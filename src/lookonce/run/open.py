@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from lookonce.cache.format import BUILD_COMMAND
 from lookonce.cache.store.fingerprint import Fingerprint, Source
 from lookonce.cache.store.reader import VisionCache, find_cache
+from lookonce.datasets.balance import record_weights
 from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.records import Record
 from lookonce.environment import limit_cpu_threads
@@ -199,9 +200,9 @@ class OpenRun:
         from lookonce.train.data.tokenize import make_examples
 
         batch = self.run.batch
-        order = batch.stage_order if split == "train" else None
+        order, balance = (batch.stage_order, batch.balance) if split == "train" else (None, None)
         inputs = self.chat_tokenizer, self.records[split], self.key_of, self.cache.grid_thw
-        return make_examples(*inputs, batch.longest_record, split, batch.limiting_key, order)
+        return make_examples(*inputs, batch.longest_record, split, batch.limiting_key, order, balance)
 
     def prompts(self, questions: Sequence[tuple[Record, int]]) -> list[Example]:
         """The prompts of some turns of records, without their answers."""
@@ -455,14 +456,17 @@ def records_identity(
     run: RunFile, fingerprint: Fingerprint, records: dict[str, list[Record]], key_of: Callable[[Path], str]
 ) -> dict[str, Any]:
     """The entries that do not need the model; every image must have a key."""
-    order, context, train, val = run.batch.stage_order, run.data.context, records["train"], records["val"]
+    batch, context, train, val = run.batch, run.data.context, records["train"], records["val"]
     identity: dict[str, Any] = {
         "cache": fingerprint.sha256,
         "records": {"train": hash_records(train, key_of), "val": hash_records(val, key_of)},
     }
-    if order:
+    if order := batch.stage_order:
         stages = repr([order.stage_of(record) for record in train])
         identity["stages"] = hashlib.sha256(stages.encode()).hexdigest()
+    if batch.balance:
+        weights = repr(record_weights(train, batch.balance))
+        identity["weights"] = hashlib.sha256(weights.encode()).hexdigest()
     if context:
         stages = repr([context.stage_of(record) for record in [*train, *val]])
         identity["context"] = hashlib.sha256(stages.encode()).hexdigest()

@@ -17,6 +17,7 @@ from lookonce.cache.format import BUILD_COMMAND
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.metadata import MANIFEST, read_plan, read_quarantine
 from lookonce.cache.store.reader import find_cache
+from lookonce.datasets.balance import record_weights
 from lookonce.datasets.context import counted, with_given
 from lookonce.datasets.curriculum import hold_out, read_stage_map, select_training, with_stages
 from lookonce.datasets.images import ImageIndex, index_images, is_gone
@@ -50,12 +51,16 @@ def read_splits(run: RunFile, notify: Notify = quiet) -> dict[str, list[Record]]
 
 
 def for_training(run: RunFile, records: dict[str, list[Record]], notify: Notify = quiet) -> dict[str, list[Record]]:
-    """The records with the stages of `data.stage_map`; those of training as `data.where` and `data.replay` select.
+    """The records with `data.system` and the stages of `data.stage_map`; those of training as `data.where` and
+    `data.replay` select.
 
     Raises:
-        LookonceError: records have no stage, or none is selected.
+        LookonceError: records have no stage, or none is selected; or all have a system text of their own;
+            or answers cannot be balanced.
     """
     data, order = run.data, run.batch.stage_order
+    if data.system:
+        records = with_system(records, data.system, notify)
     if data.stage_map:
         records = with_stages(records, data.stage_map, notify)
     if data.where:
@@ -63,7 +68,26 @@ def for_training(run: RunFile, records: dict[str, list[Record]], notify: Notify 
         records = records | {"train": selected}
     if order:
         notify(f"each epoch trains on {order.check(records['train'])}")
+    if run.batch.balance:
+        record_weights(records["train"], run.batch.balance, notify)
     return records
+
+
+def with_system(records: dict[str, list[Record]], system: str, notify: Notify = quiet) -> dict[str, list[Record]]:
+    """The records with this system text, except those with one of their own; `notify` gets how many these are.
+
+    Raises:
+        RecordsError: all have one.
+    """
+    has_own = [record.system is not None for each in records.values() for record in each]
+    if has_own and all(has_own):
+        raise RecordsError(
+            f"`data.system` is in no prompt: each of {count(len(has_own), 'record')} has a system text of its own; "
+            "leave the key out, or remove theirs"
+        )
+    if any(has_own):
+        notify(f"{sum(has_own):,} of {count(len(has_own), 'record')} have their own system text, not `data.system`")
+    return {split: [record.with_system(system) for record in each] for split, each in records.items()}
 
 
 def without_fold(

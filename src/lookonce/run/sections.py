@@ -31,8 +31,10 @@ from pydantic import (
 )
 
 from lookonce.cache.format import Backend, DtypeName
+from lookonce.datasets.balance import By
 from lookonce.datasets.context import ContextForm
 from lookonce.datasets.curriculum import Fold, Selection, StageOrder
+from lookonce.datasets.formats.record import CONTROL_TOKEN, is_utf8
 from lookonce.settings import (
     MAX_COUNT,
     ByContent,
@@ -188,6 +190,14 @@ class ContextSection(ContextForm):
         return [] if self.answers == "reference" else self.answers
 
 
+def _is_system_text(text: str) -> str:
+    if not text.strip() or not is_utf8(text):
+        raise ValueError("must be text that is not empty, in UTF-8")
+    if token := CONTROL_TOKEN.search(text):
+        raise ValueError(f"contains {token[0]}, a special token of the model; remove it, since it would act as one")
+    return text
+
+
 class DataSection(Section):
     """The records and images of the run."""
 
@@ -222,6 +232,9 @@ class DataSection(Section):
     """Put the answers to questions of earlier stages into the prompts of later questions about the same images, as in
     {by: stage, order: [1, 2, 3]}; the keys are below. By default a prompt has only its own record's answers."""
 
+    system: Same[Annotated[str, AfterValidator(_is_system_text)] | None] = None
+    """The system text of all prompts: in training, evaluation, `lookonce predict` and `lookonce ask`, and on the model
+    card. A record with a system text of its own keeps that. By default only such records have one."""
     enable_thinking: Same[bool | None] = None
     """Passed to the chat template, in training and for all answers. With `false` the template of Qwen3.5 writes an
     empty block `<think></think>` before each answer, which belongs to the prompt; without it, training refuses this
@@ -353,6 +366,20 @@ class BatchSection(Section):
     tokens, so that long answers do not count more. `micro_batch`: mean over micro-batches of `samples_per_forward`
     samples in the order of the step, each with the mean of its tokens, as transformers' Trainer computes it with
     gradient accumulation for most families of models."""
+    balance: Same[By | None] = None
+    """Give rare answers or categories as much of the loss as frequent ones. `answer`: all answers to a question text
+    have the same total weight. `category`: all values of the metadata field `category` have. A record's weight
+    multiplies its targets, and the loss of a step is divided by the weights in it. The validation loss has no weights.
+    By default all records weigh the same."""
+
+    @model_validator(mode="after")
+    def _balanced_loss_has_weights(self) -> BatchSection:
+        if self.balance and self.loss == "micro_batch":
+            raise ValueError(
+                f"balance: {self.balance} needs loss: token or sample; micro_batch is the loss of a Trainer without "
+                "weights"
+            )
+        return self
 
     @property
     def has_packs(self) -> bool:

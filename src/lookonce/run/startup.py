@@ -60,8 +60,26 @@ class Startup:
         self.notify(f"first step after {duration(total)}{': ' if parts else ''}{parts}")
 
 
+_began: float | None = None
+"""When this process began the command that it runs now, by its monotonic clock; None if it runs only one."""
+
+
+def begin_command(age_s: float = 0.0) -> None:
+    """Note that this process, which runs several commands, has begun one some time ago."""
+    global _began
+    _began = time.monotonic() - age_s
+
+
+def runs_several() -> bool:
+    """Whether this process runs several commands, one after another."""
+    return _began is not None
+
+
 def process_age() -> float:
-    """Seconds since this process was started, whatever the clock was set to meanwhile, to a hundredth on Linux."""
+    """Seconds since this process was started, whatever the clock was set to meanwhile, to a hundredth on Linux; in a
+    process of several commands, since the last of them began."""
+    if _began is not None:
+        return time.monotonic() - _began
     process = psutil.Process()
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME) - (process.create_time() - psutil.boot_time())

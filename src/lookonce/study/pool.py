@@ -3,14 +3,16 @@
 Design: of the jobs that can start, the one with the longest sequence of jobs behind it goes first, since sequences
 bound the time of all (list scheduling by critical path).
 
-Each process is an ordinary command with its output in a log file. If one fails, the jobs that wait for it are skipped
-with the reason, and the others finish. What another process uses, such as the same command on another machine, is no
-failure: its job waits, and others go on. SIGTERM and SIGUSR1 are passed on to the processes, which save their state and
-end with 75; nothing is started after that. If this process is killed, Linux sends SIGTERM to its children.
+Each job is an ordinary command with its output in a log file. A process that has done one does the next in its place
+(runner.py); one whose job fails ends. The jobs that wait for a failed one are skipped with the reason, and the others
+finish. What another process uses, such as the same command on another machine, is no failure: its job waits, and others
+go on. SIGTERM and SIGUSR1 are passed on to the processes, which save their state and end with 75; nothing is started
+after that. If this process is killed, Linux sends SIGTERM to its children.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -19,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import Pipe
 from pathlib import Path
 from types import FrameType
 
@@ -30,7 +33,7 @@ from lookonce.text import Notify, duration, shown
 
 @dataclass(frozen=True)
 class Job:
-    """A process that a study starts."""
+    """A command that a study runs."""
 
     name: str
     command: tuple[str, ...]
@@ -64,20 +67,75 @@ PR_SET_PDEATHSIG = 1
 """An option of Linux's prctl: the signal that a process gets when the one that started it ends."""
 
 
-@dataclass(frozen=True)
+class Runner:
+    """A process that runs the commands of jobs one after another, until one fails."""
+
+    def __init__(self, environment: Mapping[str, str], log: Path) -> None:
+        """`log` gets what the process prints before its first command."""
+        self._commands, theirs = Pipe()
+        with log.open("ab") as file, theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "lookonce.runner", str(theirs.fileno())],
+                env=os.environ | environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is passed on once, and not also sent by the terminal
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            )
+
+    def begin(self, job: Job) -> bool:
+        """Run the command of a job; false if the process has ended."""
+        with contextlib.suppress(OSError):
+            self._commands.send((job.command, str(job.log)))
+            return self._process.poll() is None
+        return False
+
+    def poll(self) -> int | None:
+        """The exit code of the command; None while it runs."""
+        code = self._process.poll()  # first, as a process may end right after its message
+        with contextlib.suppress(EOFError, OSError):
+            if self._commands.poll():
+                self._commands.recv()
+                return 0
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def close(self) -> None:
+        """Let the process end, if no command runs, as there are no more."""
+        self._commands.close()
+
+    def wait(self) -> None:
+        """Wait until the process has ended."""
+        self._process.wait()
+
+
+@dataclass(eq=False)
 class Slot:
     """A place for one process at a time."""
 
     name: str = ""
     """The device, such as "GPU 0"; empty on the CPU."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    runner: Runner | None = None
+    """The process that has run the last job here."""
+
+    def close(self) -> None:
+        """Let the process end, which runs nothing."""
+        if self.runner:
+            self.runner.close()
+        self.runner = None
 
 
 def slots(gpus: Sequence[str], num_parallel: int | None) -> list[Slot]:
     """A slot for each GPU, or `num_parallel` that share the GPUs; without GPUs `num_parallel`, or one."""
     number = num_parallel or len(gpus) or 1
     if not gpus:
-        return [Slot()] * number
+        return [Slot() for _ in range(number)]
     threads = str(max((os.cpu_count() or 1) // number, 1))
     usual = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": threads}  # else each process takes all cores
     names = [gpus[index % len(gpus)] for index in range(number)]
@@ -90,7 +148,7 @@ class Running:
 
     job: Job
     slot: Slot
-    process: subprocess.Popen[bytes]
+    runner: Runner
     began: float
 
 
@@ -126,6 +184,8 @@ class Pool:
         """`describe` says in a few words what a job that has ended has achieved."""
         self._free, self._notify, self._describe = list(places), notify, describe
         self._running: list[Running] = []
+        self._runners: list[Runner] = []
+        """All that were started."""
         self._waiting: list[Job] = []
         self._signal: signal.Signals | None = None
         self._signals: list[int] = []
@@ -146,9 +206,12 @@ class Pool:
                 self._run()
             except BaseException:
                 self._send(signal.SIGINT)
-                for running in self._running:
-                    running.process.wait()
                 raise
+            finally:
+                for runner in self._runners:
+                    runner.close()
+                for runner in self._runners:
+                    runner.wait()
         if self._signal:
             raise Stopped(
                 f"stopped by {self._signal.name}; run the same command again to continue with what is missing"
@@ -172,8 +235,12 @@ class Pool:
             if job.is_done():
                 self.outcome.done.append(job.name)
             else:
-                self._running.append(self._begin(job, self._free.pop(0)))
+                slot = next((slot for slot in self._free if slot.runner), self._free[0])
+                self._free.remove(slot)
+                self._running.append(self._begin(job, slot))
             self._waiting.remove(job)
+        for slot in self._free if not self._waiting else ():
+            slot.close()  # an idle process has memory that those on the same GPU may need
 
     def _is_too_soon(self, job: Job) -> bool:
         """Whether a job has just been refused, because another process used what it writes."""
@@ -183,24 +250,22 @@ class Pool:
         on = f" on {slot.name}" if slot.name else ""
         self._notify(f"{job.name}: started{on}, log: {job.log}")
         job.log.parent.mkdir(parents=True, exist_ok=True)
-        with job.log.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "lookonce", *job.command],
-                env=os.environ | slot.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is passed on once, and not also sent by the terminal
-                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
-            )
-        return Running(job, slot, process, time.monotonic())
+        if not (slot.runner and slot.runner.begin(job)):
+            slot.runner = Runner(slot.environment, job.log)
+            self._runners.append(slot.runner)
+            slot.runner.begin(job)
+        return Running(job, slot, slot.runner, time.monotonic())
 
     def _collect(self) -> None:
         """Note the processes that have ended, and free their slots."""
-        for running in [running for running in self._running if running.process.poll() is not None]:
+        for running, code in [(running, running.runner.poll()) for running in self._running]:
+            if code is None:
+                continue
             self._running.remove(running)
             self._free.append(running.slot)
-            name, code, took = running.job.name, running.process.returncode, duration(time.monotonic() - running.began)
+            if code:
+                running.slot.close()  # its process has ended
+            name, took = running.job.name, duration(time.monotonic() - running.began)
             if code == 0:
                 self.outcome.done.append(name)
                 self._notify(f"{name}: done in {took}{self._describe(name)}")
@@ -249,8 +314,7 @@ class Pool:
 
     def _send(self, number: int) -> None:
         for running in self._running:
-            if running.process.poll() is None:
-                running.process.send_signal(number)
+            running.runner.send_signal(number)
 
 
 def _reason(code: int, error: str, log: Path) -> str:

@@ -224,15 +224,16 @@ def test_settings_that_answers_depend_on_are_in_the_script(make_run, changes, li
 def test_system_texts_are_in_the_script_unless_the_records_have_several(make_run, sample, tmp_path):
     records = read_records(sample / "train.jsonl")
 
-    def script(*systems: str) -> str:
+    def script(*systems: str, **data: str) -> str:
         write_lines(tmp_path / "a.jsonl", *map(as_line, records), *(as_line(records[0], system=one) for one in systems))
-        run = make_run(data={"train": [str(tmp_path / "a.jsonl")]})
+        run = make_run(data={"train": [str(tmp_path / "a.jsonl")]} | data)
         return task1_files(run, BaseModel(BASE, None, None), NAME, "medico", SubmissionInfo())["submission_task1.py"]
 
     text = 'It\'s a "test", {{ x }}.'
     assert f"SYSTEM = {text!r}\n" in script(text) and "SYSTEM = None\n" in script()
     with pytest.raises(UsageError, match="have 2 different system texts"):
         script("a", "b")
+    assert "SYSTEM = 'Brief.'\n" in script("a", "b", system="Brief.")
     (tmp_path / "a.jsonl").unlink()
     with pytest.raises(UsageError, match="cannot be read any more, .* make .*a.jsonl readable again"):
         task1_files(

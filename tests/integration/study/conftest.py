@@ -15,33 +15,46 @@ if TYPE_CHECKING:  # pytest rewrites the modules of `support` only if no conftes
 
 STUDY = """
 import os, subprocess, sys
+from multiprocessing.connection import Connection
 from types import SimpleNamespace
 import lookonce.study.pool as pool
+from lookonce import runner
 from lookonce.cli import main
 
 class Forked:
     '''A process of the pool, forked from this one, which has imported everything already.'''
 
-    def __init__(self, command, env, stdin, stdout, stderr, start_new_session, preexec_fn):
-        assert command[1:3] == ["-m", "lookonce"] and start_new_session
+    def __init__(self, command, env, stdin, stdout, stderr, pass_fds, start_new_session, preexec_fn):
+        assert command[1:3] == ["-m", "lookonce.runner"] and start_new_session
         self.returncode, self.pid = None, os.fork()
         if self.pid == 0:
             os.setsid()
             preexec_fn()
             for descriptor in (1, 2):
                 os.dup2(stdout.fileno(), descriptor)
+            for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *pass_fds}:
+                try:
+                    os.close(descriptor)
+                except OSError:
+                    pass  # the one that listed them
+            code = 99
             try:
-                main(command[3:])
+                runner.serve(Connection(int(command[3])))
+                code = 0
             except SystemExit as end:
-                os._exit(end.code or 0)
+                code = end.code
             finally:
-                os._exit(99)
+                os._exit(code)
 
     def poll(self):
         if self.returncode is None:
             ended, status = os.waitpid(self.pid, os.WNOHANG)
             self.returncode = os.waitstatus_to_exitcode(status) if ended else None
         return self.returncode
+
+    def wait(self):
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def send_signal(self, number):
         os.kill(self.pid, number)

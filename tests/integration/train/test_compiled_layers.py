@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from support.batches import packs_of
@@ -66,6 +69,26 @@ def test_in_training_all_layers_share_one_graph(monkeypatch):
         assert max(passes.outcome(pack).distance(expected)) < 1e-6
         assert num_compiled_graphs() == before + 1
         assert max(passes.outcome(pack).distance(expected)) < 1e-6
+
+
+@pytest.mark.filterwarnings("default")  # the compiler warns
+def test_a_later_model_of_the_same_shape_uses_the_code_of_an_earlier_one_which_is_freed(monkeypatch):
+    """A process that trains several runs compiles once, and its compiled code holds no weights."""
+    monkeypatch.setattr(torch.nn.Module, "compile", eager)
+    pack = packs_of(Questions(((3, 4), (2, 3)), (2, 2, 2), 256, 6), 64)[:1]
+
+    def compiled() -> tuple[int, list[weakref.ref]]:
+        model, before = small_model(ModelSize(64, 5, Heads(4, 2, 16)), torch.float32, CPU), num_compiled_graphs()
+        with packed_attention(model, compiled=True):
+            Passes(model, torch.float32, CPU).outcome(pack)
+        kept = [*model.parameters(), *text_model(model).layers]
+        return num_compiled_graphs() - before, [weakref.ref(one) for one in kept]
+
+    torch._dynamo.reset()
+    for num_graphs in (1, 0):
+        new, references = compiled()
+        gc.collect()
+        assert new == num_graphs and not any(reference() is not None for reference in references)
 
 
 @pytest.mark.filterwarnings("default")  # the compiler warns

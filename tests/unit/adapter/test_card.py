@@ -109,6 +109,13 @@ def test_the_prompt_has_the_system_text_of_the_training(facts, systems, said):
     assert said in text(replace(facts, systems=systems))
 
 
+@pytest.mark.parametrize("systems", [["a", "of the run"], None])
+def test_where_records_differ_the_prompt_has_the_system_text_of_the_run_file(facts, systems):
+    data = facts.run.data.model_copy(update={"system": "of the run"})
+    made = text(replace(facts, systems=systems, run=facts.run.model_copy(update={"data": data})))
+    assert """"role": "system", "content": [{"type": "text", "text": 'of the run'}]""" in made
+
+
 @pytest.mark.parametrize("is_merged", [False, True])
 @pytest.mark.parametrize("systems", [[], ["one 'quoted' text\nof two lines"]])
 def test_the_code_is_python(facts, is_merged, systems):

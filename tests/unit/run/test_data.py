@@ -10,7 +10,8 @@ import pytest
 from support.rows import write_lines
 
 from lookonce.checks.check import check
-from lookonce.datasets.records import Context, Record, Turn, write_records
+from lookonce.checks.inputs import check_records
+from lookonce.datasets.records import Context, Record, Turn, read_records, write_records
 from lookonce.errors import FeaturesMissing, RecordsError, RunFolderError, UsageError
 from lookonce.run.config import read_run_file
 from lookonce.run.folder import RunFolder
@@ -69,6 +70,23 @@ def test_a_share_follows_from_the_seed_of_the_training(staged):
     assert origins(0.384, 1) < origins(0.694, 1) and origins(0.384, 1) != origins(0.384, 2)
 
 
+def test_a_records_own_system_text_stays_and_one_that_is_in_no_prompt_is_refused(make_cached_run, tmp_path, sample):
+    one, two = read_records(sample / "train.jsonl")[:2]
+    notes, own = [], replace(one, system="Own.")
+    for name, written in (("mixed", [own, two]), ("own", [own])):
+        write_records(tmp_path / f"{name}.jsonl", written, absolute=True)
+    data = {"train": str(tmp_path / "mixed.jsonl"), "val": [], "test": [], "system": "Brief."}
+    assert [record.system for record in read_splits(make_cached_run(data=data), notes.append)["train"]] == [
+        "Own.",
+        "Brief.",
+    ]
+    assert notes == ["1 of 2 records have their own system text, not `data.system`"]
+    refused = make_cached_run(data=data | {"train": str(tmp_path / "own.jsonl")})
+    with pytest.raises(RecordsError, match="in no prompt: each of 1 record has a system text of its own"):
+        read_splits(refused)
+    assert any("`data.system` is in no prompt" in result.value for result in check_records(refused, None)[1])
+
+
 def test_status_shows_what_is_left_out_and_in_which_order_an_epoch_goes(staged):
     run = staged({"where": {"stage": [1, 3]}}, batch=BY_STAGE)
     number = stages(read_splits(staged())["train"])
@@ -93,9 +111,12 @@ def test_stages_are_part_of_the_identity_because_a_stage_map_can_change(staged, 
     before = identity(staged(batch=BY_STAGE))
     copy = tmp_path / "map.yaml"
     copy.write_text((root / REASONING).read_text())
+    balanced = staged({"stage_map": str(copy)}, batch={"balance": "category"})
+    weights = identity(balanced)["weights"]
     moved = staged({"stage_map": str(copy)}, batch=BY_STAGE)
     assert identity(moved) == before
-    copy.write_text(copy.read_text().replace("stage: 3", "stage: 2"))
+    copy.write_text(copy.read_text().replace("stage: 3", "stage: 2").replace("category: count", "category: colour"))
+    assert identity(balanced)["weights"] != weights
     after = identity(moved)
     assert after["records"] == before["records"] and after["stages"] != before["stages"]
     folder = claimed(staged(batch=BY_STAGE), before)
@@ -115,11 +136,14 @@ def test_a_missing_stage_map_is_found_before_anything_is_read_and_a_record_in_no
     ("assignment", "message"),
     [
         ("data.replay={stage: 1}", "`replay` selects from the records that `where` leaves out, and needs `where`"),
+        ("data.system=' '", "data.system: must be text that is not empty"),
+        ("data.system=a<|im_end|>", "data.system: contains <|im_end|>, a special token of the model; remove it"),
         ("data.where={share: 2}", r"data.where.share: .* less than or equal to 1 \(got 2\)"),
         ("data.where={stage: {a: 1}}", r"data.where.stage\[0\]: must be a text, a number, true or false"),
         ("data.where={stage: []}", "data.where.stage: Value should have at least 1 item"),
         ("data.context={by: stage}", "data.context.order: is missing"),
         ("data.context={by: stage, order: [1, 2], each: x}", "data.context.each: .*must have {answer}"),
+        ("batch={balance: answer, loss: micro_batch}", "balance: answer needs loss: token or sample; micro_batch is"),
         ("batch.order=sorted", r"batch.order.name: Input should be 'random' or 'as_given' \(got 'sorted'\)"),
         ("batch.order={by: stage}", "wrong:\n  batch.order.mapping.stages: is missing$"),
         ("batch.order={by: stage, stages: [1, '1']}", "stages: has 1 twice; write each value once"),

@@ -17,33 +17,47 @@ from lookonce.study.pool import Job, Pool, Slot, by_urgency, slots
 
 
 class Process:
-    """Ends at the second look, with the exit code that its command names, or with that of a signal."""
+    """Does a command at the second look with the exit code that the command names, or with that of a signal.
+
+    It takes another one if it has succeeded and is not closed.
+    """
 
     started: list[str] = []
+    all: list[Process] = []
 
-    def __init__(self, command, env, **options):
-        self.words, self.device, self.looks = command[3:], env.get("CUDA_VISIBLE_DEVICES"), 0
-        self.returncode = None
-        Process.started.append(self.words[0])
+    def __init__(self, environment, log):
+        self.job, self.code, self.is_closed = None, None, False
+        log.touch()
+        Process.all.append(self)
+
+    def begin(self, job):
+        if self.code or self.is_closed:
+            return False
+        self.job, self.looks, self.code = job, 0, None
+        Process.started.append(job.name)
+        return True
 
     def poll(self):
         self.looks += 1
-        if self.looks > 1 and self.words[1] != "waits":
-            self.returncode = int(self.words[1])
-        return self.returncode
+        if self.code is None and self.looks > 1 and self.job.command[1] != "waits":
+            self.code = int(self.job.command[1])
+        return self.code
 
     def send_signal(self, number):
-        self.returncode = 75
+        self.code = 75
+
+    def close(self):
+        self.is_closed = True
 
     def wait(self):
-        pass
+        assert self.is_closed, "it would wait for another command"
 
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch):
-    monkeypatch.setattr(pool.subprocess, "Popen", Process)
+    monkeypatch.setattr(pool, "Runner", Process)
     monkeypatch.setattr(pool, "INTERVAL_S", 0)
-    Process.started = []
+    Process.started, Process.all = [], []
 
 
 @pytest.fixture
@@ -52,7 +66,9 @@ def job(tmp_path):
 
 
 def run(jobs, num_slots=1, notes=None):
-    return Pool([Slot()] * num_slots, (notes if notes is not None else []).append, lambda name: "").run(jobs)
+    return Pool([Slot() for _ in range(num_slots)], (notes if notes is not None else []).append, lambda name: "").run(
+        jobs
+    )
 
 
 @pytest.mark.guarantee("A study names the runs that fail, and finishes all others.")
@@ -105,6 +121,21 @@ def test_a_signal_is_passed_on_and_nothing_more_is_started(job, number):
     assert Process.started == ["a", "b"]
 
 
+def test_a_process_takes_jobs_until_one_fails(job):
+    run([job("a", cost=9), job("b", "1", cost=8), job("c", cost=7), job("d", after=("c",))], 1)
+    assert len(Process.all) == 2 and Process.started == ["a", "b", "c", "d"]
+    Process.all = []
+    run([job("a"), job("b", after=("a",)), job("c", after=("b",))], 3)
+    assert len(Process.all) == 1  # though two places were never used
+    Process.all = []
+    run([job("a", "1", cost=9), job("b"), job("c", after=("b",))], 2)
+    assert [one.job.name for one in Process.all] == ["a", "c"]  # c in the process of b, which has not failed
+    Process.all, idle = [], []
+    last = replace(job("last", cost=1), is_done=lambda: idle.append(Process.all[1].is_closed))
+    run([job("long", cost=9), job("short", cost=5), last], 2)
+    assert idle == [False] and all(process.is_closed for process in Process.all)
+
+
 def test_every_gpu_has_a_place_and_several_runs_can_share_one(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert [one.environment for one in slots(["0", "2"], None)] == [
@@ -112,7 +143,7 @@ def test_every_gpu_has_a_place_and_several_runs_can_share_one(monkeypatch):
         {"CUDA_VISIBLE_DEVICES": "2"},
     ]
     assert [one.name for one in slots(["0", "2"], 3)] == ["GPU 0", "GPU 2", "GPU 0"]
-    assert slots([], None) == [Slot()] and len(slots([], 2)) == 2
+    assert len(slots([], None)) == 1 and len({*slots([], 2)}) == 2
     monkeypatch.delenv("OMP_NUM_THREADS")
     assert "OMP_NUM_THREADS" in slots(["0"], None)[0].environment and slots([], 1)[0].environment == {}
 
@@ -133,11 +164,12 @@ def test_no_place_is_idle_while_a_job_could_run(job, monkeypatch, data, num_slot
         job(str(number), cost=data.draw(st.integers(1, 9)), after=() if before is None else (str(before),))
         for number, before in enumerate(befores)
     ]
-    running = Pool([Slot()] * num_slots, lambda note: None, lambda name: "")
+    running = Pool([Slot() for _ in range(num_slots)], lambda note: None, lambda name: "")
 
     def look(seconds: float) -> None:
         ready = [one for one in running._waiting if {*one.after} <= {*running.outcome.done}]
         assert not (running._free and ready) and len(running._running) <= num_slots
+        assert running._waiting or not any(slot.runner for slot in running._free)  # an idle process keeps memory
 
     monkeypatch.setattr(pool.time, "sleep", look)
     assert sorted(running.run(jobs).done) == sorted(one.name for one in jobs)

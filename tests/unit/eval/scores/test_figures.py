@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from lookonce.eval.scores import match
-from lookonce.eval.scores.metrics import Figure, figures
+from lookonce.eval.scores.metrics import Evaluation, Figure, figures, points_inside
 from lookonce.eval.scores.prediction import GROUPINGS, Prediction, scores_by
 
 
@@ -36,6 +39,12 @@ def test_closed_questions_have_a_balanced_accuracy_and_open_ones_a_recall():
     assert scored(values["open_token_recall"]) == (1, 1 / 2, 0)
 
 
+def test_a_balanced_exact_match_weighs_the_answers_of_a_question_equally():
+    many = predictions("text?", *[("yes", "yes", "yes")] * 8, ("no", "yes", "yes"), ("no", "no", "yes"))
+    values = found([*many, *predictions("where?", ("left", "left", "?"))])
+    assert scored(values["exact_match_balanced"]) == pytest.approx((11, (10 * 0.75 + 1) / 11, (10 * 0.5) / 11))
+
+
 def test_labels_are_scored_in_all_answers_to_a_question_that_may_have_several():
     values = found([*predictions("colour?", ("pink; red", "red; pink", "pink"), ("pink", "pink; red", "pink"))])
     assert scored(values["label_set_match"]) == (2, 1 / 2, 1 / 2)
@@ -60,6 +69,24 @@ def test_points_in_boxes_are_counted_and_answers_without_a_point_are_wrong():
     assert scored(values["point_inside"]) == (3, 1 / 3, 1)
     assert scored(values["point_unread"]) == (3, 1 / 3, 0)
     assert "point_distance" not in values
+
+
+def test_points_are_counted_by_platform_and_kind_of_element_and_their_mean_weighs_groups_equally():
+    inside, outside = ("[10, 10, 20, 20]", "(15, 15)", "(0, 0)"), ("[10, 10, 20, 20]", "(9, 9)", "(12, 12)")
+    web, mobile = ({"source": source, "category": "icon"} for source in ("web", "mobile"))
+    answered = [
+        *(replace(row, **web) for row in predictions("where?", inside, inside, inside, outside)),
+        *(replace(row, **mobile) for row in predictions("where?", outside)),
+        *predictions("where?", inside),
+        *(replace(row, **mobile) for row in predictions("text?", ("yes", "yes", "no"))),
+    ]
+    figures = points_inside(answered)
+    assert list(figures) == ["mobile, icon", "web, icon", "mean"]
+    assert list(map(scored, figures.values())) == [(1, 0, 1), (4, 3 / 4, 1 / 4), (5, 3 / 8, 5 / 8)]
+    evaluation = Evaluation.of(answered)
+    assert evaluation.to_json()["points_inside"]["web, icon"]["model"] == 3 / 4
+    assert re.search(r"points inside, web, icon +4 +75.0% +25.0%", evaluation.text({"untuned": {}}))
+    assert points_inside(answered[:4]) == {} and "points_inside" not in Evaluation.of(answered[:4]).to_json()
 
 
 def test_distances_are_in_pixels_and_in_diagonals_of_images_whose_size_is_known():

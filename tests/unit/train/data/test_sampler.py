@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import chain, count
 
 import numpy as np
@@ -21,21 +22,25 @@ MODES = ("shared", "packed", "separate")
 NUM_EPOCHS = 3
 
 
-def example(key: str, number: int, len_answer: int, stage: int = 0) -> Example:
+def example(key: str, number: int, len_answer: int, stage: int = 0, weight: float = 1.0) -> Example:
     """An example with a unique question, about an image or about none."""
     images = [START, IMAGE, END] if key else []
     tokens = [*images, number, *range(len_answer)]
     supervised = np.arange(len(tokens)) >= len(tokens) - len_answer
-    return Example(np.array(tokens, np.int32), supervised, tuple(key), tuple(TOKENS_OF[k] for k in key), "", stage)
+    num_tokens = tuple(TOKENS_OF[k] for k in key)
+    return Example(np.array(tokens, np.int32), supervised, tuple(key), num_tokens, "", stage, weight)
 
 
-def examples_of(asked: list[tuple[str, int] | tuple[str, int, int]]) -> list[Example]:
+def examples_of(asked: list[tuple[str, int] | tuple[str, int, int] | tuple[str, int, int, float]]) -> list[Example]:
     numbers = count(100)
-    return [example(key, next(numbers), *answer_and_stage) for key, *answer_and_stage in asked]
+    return [example(key, next(numbers), *answer_stage_and_weight) for key, *answer_stage_and_weight in asked]
 
 
+WEIGHTS = st.sampled_from([1.0, 1.0, 0.01, 70.0])
 EXAMPLES = st.lists(
-    st.tuples(st.sampled_from(["a", "a", "b", "c", ""]), st.integers(1, 5), st.integers(0, 2)), min_size=1, max_size=30
+    st.tuples(st.sampled_from(["a", "a", "b", "c", ""]), st.integers(1, 5), st.integers(0, 2), WEIGHTS),
+    min_size=1,
+    max_size=30,
 ).map(examples_of)
 BATCHES = st.fixed_dictionaries(
     {
@@ -125,15 +130,18 @@ def test_upcoming_micro_batches_are_those_of_all_ranks_from_a_step_on_or_enough_
 
 
 @pytest.mark.parametrize(
-    ("loss", "expected"),
+    ("loss", "weights", "expected"),
     [
-        ("token", [1 / 7, 1 / 7, 1 / 7]),
-        ("sample", [1 / 3, 1 / 9, 1 / 9]),
-        ("micro_batch", [1 / 8, 1 / 8, 1 / 6]),  # means of the first two samples, and of the third
+        ("token", (1, 1, 1), [1 / 7, 1 / 7, 1 / 7]),
+        ("sample", (1, 1, 1), [1 / 3, 1 / 9, 1 / 9]),
+        ("micro_batch", (1, 1, 1), [1 / 8, 1 / 8, 1 / 6]),  # means of the first two samples, and of the third
+        ("token", (4, 1, 0.5), [4 / 8.5, 1 / 8.5, 0.5 / 8.5]),  # 4 x 1 + 1 x 3 + 0.5 x 3 weighted targets
+        ("sample", (4, 1, 0.5), [4 / 5.5, 1 / 16.5, 0.5 / 16.5]),
     ],
 )
-def test_target_weights_average_over_targets_samples_or_micro_batches(loss, expected):
-    examples = examples_of([("a", 1), ("a", 3), ("", 3)])
+def test_target_weights_average_over_targets_samples_or_micro_batches(loss, weights, expected):
+    plain = examples_of([("a", 1), ("a", 3), ("", 3)])
+    examples = [replace(example, weight=weight) for example, weight in zip(plain, weights, strict=True)]
     batch = {"samples_per_step": 3, "samples_per_forward": 2, "order": "as_given", "loss": loss}
     for mode in MODES:
         [step] = steps_of(samplers(examples, mode=mode, **batch))
