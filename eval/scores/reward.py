@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from lookonce.datasets.points import NUMBER, reference_numbers
 from lookonce.eval.scores import match
 from lookonce.eval.scores.metric import MATCHED, Matched, own_function, own_score, right_answers
 from lookonce.eval.scores.prediction import Prediction
@@ -39,14 +40,14 @@ def count(answer: str, references: Sequence[str]) -> float:
 def _number(text: str) -> float | None:
     """The number that a text is, apart from the spaces and the full stop around it."""
     text = text.strip().removesuffix(".")
-    return float(text) if match.NUMBER.fullmatch(text) and math.isfinite(float(text)) else None
+    return float(text) if NUMBER.fullmatch(text) and math.isfinite(float(text)) else None
 
 
 def point_distance(answer: str, references: Sequence[str]) -> float:
     """How near an answer's point comes to a reference point or box; 0 if one of them is none."""
     if (point := match.answer_point(answer)) is None:
         return 0.0
-    return max((_nearness(point, match.reference_numbers(text)) for text in references), default=0.0)
+    return max((_nearness(point, reference_numbers(text)) for text in references), default=0.0)
 
 
 def _nearness(point: match.Point, reference: tuple[float, ...]) -> float:
@@ -66,7 +67,7 @@ def form(answer: str, references: Sequence[str]) -> bool:
 
 
 def _has_form(answer: str, reference: str) -> bool:
-    if match.reference_numbers(reference):
+    if reference_numbers(reference):
         return match.answer_point(answer) is not None
     if _number(reference) is not None:
         return _number(answer) is not None
