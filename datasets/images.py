@@ -29,7 +29,7 @@ import stat
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
@@ -41,6 +41,7 @@ from tqdm import tqdm
 from xxhash import xxh3_128_digest
 
 from lookonce.datasets.archives import by_archive, find_archive, leads_out, read_members, unreadable
+from lookonce.datasets.augment import Augment, Variant
 from lookonce.datasets.parquet import MAX_IMAGE_BYTES
 from lookonce.datasets.records import Record
 from lookonce.errors import BadImage, ImageError
@@ -149,7 +150,7 @@ class ImageIndex:
     """The key of each file that can be read."""
     path_of: dict[str, Path]
     """One file for each key, in the best order for reading: single files by key, then archive by archive the members
-    in their order."""
+    in their order. The key of a variant has the file of its image."""
     size_of: dict[str, Size | None] = field(default_factory=dict)
     """Width and height by key, from the header; None if the image cannot be encoded."""
     transparent: frozenset[str] = frozenset()
@@ -161,6 +162,8 @@ class ImageIndex:
     former: dict[str, Path] = field(default_factory=dict)
     """The keys in a trusted plan of files that may have changed since. No record refers to them, but a planned shard is
     built without them if they are missing."""
+    variants: dict[str, Variant] = field(default_factory=dict)
+    """The variants of images by key; those that are images themselves are not among them."""
 
     def keys_of(self, record: Record) -> tuple[str, ...]:
         """The keys of a record's images; of those that cannot be read, their paths."""
@@ -173,7 +176,21 @@ class ImageIndex:
 
     @property
     def num_distinct(self) -> int:
-        return len(self.path_of)
+        return len(self.path_of) - len(self.variants)
+
+    def with_variants(self, augment: Augment, records: Iterable[Record]) -> ImageIndex:
+        """The same images, and the variants of those of some records.
+
+        Raises:
+            UsageError: the records' answers would not be true of the variants.
+        """
+        records = list(records)
+        augment.check(records)
+        trained = {self.key_of.get(path) for record in records for path in record.images}
+        variants = {variant.key: variant for key in self.path_of if key in trained for variant in augment.of(key)}
+        path_of = self.path_of | {key: self.path_of[variant.of] for key, variant in variants.items()}
+        size_of = self.size_of | {key: self.size_of.get(variant.of) for key, variant in variants.items()}
+        return replace(self, path_of=path_of, size_of=size_of, variants=variants)
 
     def first(self, number: int) -> ImageIndex:
         """The first `number` distinct images."""

@@ -10,8 +10,9 @@ from typing import Any
 
 from pydantic_core import PydanticUndefined
 
+from lookonce.datasets.augment import Augment
 from lookonce.run.config import RunFile
-from lookonce.run.sections import ContextSection, DataSection
+from lookonce.run.sections import CacheSection, ContextSection, DataSection
 from lookonce.settings import OnResume
 
 INTRODUCTION = """\
@@ -46,6 +47,8 @@ ON_RESUME = {
 }
 
 
+INNER: dict[Any, dict[str, Any]] = {DataSection: {"context": ContextSection}, CacheSection: {"augment": Augment}}
+"""Keys of sections whose values have keys of their own."""
 HIDDEN = {"grpo", "objective"}
 """Keys that `lookonce train` refuses for now."""
 
@@ -58,9 +61,13 @@ def page() -> str:
         section = field.annotation
         if isinstance(section, type) and hasattr(section, "model_fields") and name not in HIDDEN:
             parts.append(f"## {name}\n\n{section_table(section, schema['$defs'][section.__name__])}")
-        if section is DataSection:
-            keys = section_table(ContextSection, schema["$defs"]["ContextSection"])
-            parts.append(f"### data.context\n\n{keys}")
+        for outer, key, inner in (
+            (DataSection, "data.context", ContextSection),
+            (CacheSection, "cache.augment", Augment),
+        ):
+            if section is outer:
+                keys = section_table(inner, schema["$defs"][inner.__name__])
+                parts.append(f"### {key}\n\n{keys}")
     own = {name: values for name, values in schema["properties"].items() if "$ref" not in values and name not in HIDDEN}
     parts.append("## At the top level\n\n" + table([row(RunFile, name, values) for name, values in own.items()]))
     return "\n".join(parts)

@@ -236,6 +236,9 @@ def _notes(opened: OpenRun, ranks: Ranks) -> Iterator[str]:
     yield from opened.notes
     if run.train.fsdp and ranks.num_ranks == 1:
         yield "train.fsdp has no effect in one process; start several with torchrun"
+    if opened.variants:
+        augment = opened.variants.augment
+        yield f"each epoch shows one of {augment.variants} variants of each training image, by {augment.recipe}"
     if run.cache.stage and run.cache.stage not in opened.cache.folder.parents:
         yield f"no complete copy of the cache in {run.cache.stage}; reading {opened.cache.folder}"
     if (run.train.precision, run.cache.dtype) == ("fp32", "bfloat16"):

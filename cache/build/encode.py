@@ -31,7 +31,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from lookonce.cache.format import Grid
-from lookonce.cache.model.pixels import ImageProcessor
+from lookonce.cache.model.pixels import ImageProcessor, on_white
 from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.metadata import Failure, PlannedImage, Shard, cut
@@ -127,10 +127,12 @@ class _Decoder(Dataset[DecodedBatch]):
             data = read_bytes(path) if archived is None else archived
             if isinstance(data, ImageError):
                 raise data
-            if bytes_key(data) != image.key:
+            if bytes_key(data) != (image.variant.of if image.variant else image.key):
                 raise ImageError(f"image {path} has changed since it was hashed")
         with stopwatch.measure("decode"):
             picture = decode(data, path)
+            if image.variant:
+                picture = image.variant.picture(on_white(picture))
         with stopwatch.measure("resize"):
             return self.processor.resized(picture, path)
 

@@ -53,18 +53,22 @@ class Estimate:
     folder: Path
     num_files: int
     num_images: int
-    """Number of distinct images."""
+    """Number of distinct images, without variants."""
+    num_variants: int
+    """Number of variants of images (`cache.augment`)."""
     num_unusable: int
     """Number of files that cannot be read."""
     num_done: int
-    """Number of images that are encoded already or known to be impossible."""
+    """Number of images and variants that are encoded already or known to be impossible."""
     num_tokens: int
-    """Tokens of all distinct images; the features are this many vectors for each level."""
+    """Tokens of all distinct images and variants; the features are this many vectors for each level."""
     mean_tokens: float
     """Tokens of an image."""
     max_tokens: int
     num_bytes: int
     """Bytes of the features of all these images, in the dtype of the run file."""
+    variant_bytes: int
+    """Bytes of those that are variants."""
     bytes_by_dtype: dict[str, int]
     missing_bytes: int
     """Bytes that are still to be written."""
@@ -86,7 +90,7 @@ class Estimate:
         enough = "" if self.free_bytes >= with_margin(self.missing_bytes) or not self.missing_bytes else ": NOT ENOUGH"
         shards = f"{count(self.num_new_shards, 'shard')} (files of features)"
         lines = [
-            ("images", f"{images}, {self.num_done:,} encoded already"),
+            ("images", f"{images}, {self.num_done:,} encoded already{self._with_variants()}"),
             ("tokens", f"{self.mean_tokens:.0f} per image on average, at most {self.max_tokens:,}"),
             ("size", f"{size(self.num_bytes)} ({sizes})"),
             ("to do", f"{shards}, {size(self.missing_bytes)}; {size(self.free_bytes)} free on the disk{enough}"),
@@ -98,6 +102,10 @@ class Estimate:
         if self.break_even_epochs is not None:
             lines.append(("pays off", f"after {self.break_even_epochs:.2f} epochs"))
         return rows([*lines, ("folder", str(self.folder))])
+
+    def _with_variants(self) -> str:
+        number = f"{count(self.num_variants, 'variant')} (cache.augment)"
+        return f"; with {number}, which take {size(self.variant_bytes)}" if self.num_variants else ""
 
 
 def estimate(
@@ -117,6 +125,7 @@ def estimate(
     planned = planned_images(images, processor)
     plan, finished = read_plan(folder), Finished.of(read_receipts(folder))
     tokens_of = {image.key: image.num_tokens for image in planned}
+    variant_tokens = sum(image.num_tokens for image in planned if image.variant)
     pending = pending_shards(plan, finished, tokens_of)
     pending += new_shards(plan, finished, planned, fingerprint, shard_bytes)
     missing_tokens, num_tokens = sum(shard.num_tokens for shard in pending), sum(tokens_of.values())
@@ -130,13 +139,15 @@ def estimate(
     return Estimate(
         folder=folder,
         num_files=images.num_files,
-        num_images=len(planned),
+        num_images=images.num_distinct,
+        num_variants=len(images.variants),
         num_unusable=len(images.unusable),
         num_done=len(tokens_of.keys() & finished.images),
         num_tokens=num_tokens,
         mean_tokens=num_tokens / max(len(planned), 1),
         max_tokens=max(tokens_of.values(), default=0),
         num_bytes=num_bytes,
+        variant_bytes=variant_tokens * fingerprint.bytes_per_token,
         bytes_by_dtype={dtype: num_tokens * replace(fingerprint, dtype=dtype).bytes_per_token for dtype in COMPARED},
         missing_bytes=missing_tokens * fingerprint.bytes_per_token,
         num_new_shards=len(pending),

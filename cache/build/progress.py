@@ -50,6 +50,7 @@ def planned_images(index: ImageIndex, processor: ImageProcessor) -> list[Planned
             tuple(files[key]),
             tuple(files[key].values()),
             key in index.transparent,
+            index.variants.get(key),
         )
         for key in index.path_of
     ]
@@ -104,7 +105,7 @@ def new_shards(
     tokens_of = {image.key: image.num_tokens for image in plan.images if image.num_tokens}  # `index_from_plan` has none
     painted = {image.key for image in plan.images if image.is_transparent}
     new = [
-        replace(image, num_tokens=image.num_tokens or tokens_of.get(key, 0))
+        replace(image, num_tokens=image.num_tokens or tokens_of.get(image.variant.of if image.variant else key, 0))
         for key, image in image_of.items()
         if (image.is_transparent and key not in painted) or not (key in finished.images or key in pending)
     ]

@@ -77,6 +77,8 @@ class BuildReport:
 
     folder: Path
     num_wanted: int
+    """Number of images, variants included."""
+    num_variants: int
     num_encoded: int
     """Number of images that this worker encoded."""
     num_by_others: int
@@ -101,6 +103,8 @@ class BuildReport:
             parts.append(f"{self.num_by_others:,} by other workers")
         if self.num_reused or not self.num_encoded:
             parts.append(f"{self.num_reused:,} of {count(self.num_wanted, 'image')} reused")
+        if self.num_variants:
+            parts.append(f"{self.num_variants:,} of {self.num_wanted:,} are variants")
         failed = count(len(self.quarantined), "image")
         state = f"complete but for {failed}" if self.quarantined else "complete"
         if self.num_missing:
@@ -221,6 +225,7 @@ class _Build:
         return BuildReport(
             folder=folder,
             num_wanted=len(image_keys),
+            num_variants=len(images.variants),
             num_encoded=len(encoded & image_keys),
             num_by_others=len(stored - finished - encoded),
             num_reused=len(stored & finished - encoded),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -85,7 +86,9 @@ class CacheInfo:
     dtype: str
     created: str
     num_images: int | None
-    """None if the cache cannot be read."""
+    """Without variants; None if the cache cannot be read."""
+    variants: dict[str, int]
+    """Number of variants of images (`cache.augment`), by recipe."""
     num_shards: int
     size_bytes: int
     """Size of all files in the folder."""
@@ -102,14 +105,16 @@ class CacheInfo:
     """Why the cache cannot be read."""
 
     def lines(self) -> list[str]:
-        images = "?" if self.num_images is None else f"{self.num_images:,}"
+        images = "? images" if self.num_images is None else count(self.num_images, "image")
+        images += f" and {count(sum(self.variants.values()), 'variant')}" if self.variants else ""
         state = "unreadable" if self.problem else "complete" if self.is_complete else "incomplete"
         if self.num_workers and not self.problem:
             state += f", {count(self.num_workers, 'worker')} alive"
-        cells = (self.id, f"{images} images", size(self.size_bytes), state, self.created[:10], self.model)
+        cells = (self.id, images, size(self.size_bytes), state, self.created[:10], self.model)
         return [
             "  ".join(cell for cell in cells if cell),
             *([f"  cannot be read: {self.problem}"] if self.problem else []),
+            *(f"  {count(number, 'variant')} by {recipe}" for recipe, number in sorted(self.variants.items())),
             *(f"  used by {run}" for run in self.used_by),
             *(leftover.line(self.folder) for leftover in self.leftovers),
             *([f"  not made by lookonce: {listed(self.foreign, NUM_FOREIGN)}"] if self.foreign else []),
@@ -133,7 +138,7 @@ def cache_info(folder: Path, expiry_s: float = EXPIRY_S) -> CacheInfo:
     manifest = _manifest(folder)
     provenance, fingerprint = dict(manifest.get("provenance") or {}), dict(manifest["fingerprint"])
     files = {path: path.lstat().st_size for path in files_below(folder)}
-    num_images, is_complete, problem = _content(folder)
+    num_images, variants, is_complete, problem = _content(folder)
     return CacheInfo(
         id=folder.name,
         folder=folder,
@@ -141,6 +146,7 @@ def cache_info(folder: Path, expiry_s: float = EXPIRY_S) -> CacheInfo:
         dtype=str(fingerprint.get("dtype") or ""),
         created=str(provenance.get("created") or ""),
         num_images=num_images,
+        variants=variants,
         num_shards=len(finished_shards(folder)),
         size_bytes=sum(files.values()),
         is_complete=is_complete,
@@ -161,16 +167,17 @@ def is_ours(folder: Path, path: Path) -> bool:
     return TEMPORARY_MARK in path.name or bool(KNOWN.fullmatch(path.relative_to(folder).as_posix()))
 
 
-def _content(folder: Path) -> tuple[int | None, bool, str]:
-    """The number of images, whether all planned images are done, and why the cache cannot be read."""
+def _content(folder: Path) -> tuple[int | None, dict[str, int], bool, str]:
+    """How many images and variants there are, whether all planned ones are done, and why the cache cannot be read."""
     try:
         index = Index.open(folder, read_manifest(folder).sha256)
         plan, finished = read_plan(folder), set(index.shards)
     except (CacheError, OSError, *PARSE_ERRORS) as error:
-        return None, False, without_advice(error)
+        return None, {}, False, without_advice(error)
     pending = (key for shard in plan.shards if shard.name not in finished for key in shard.keys)
     is_complete = bool(finished) and all(index.find(key) is not None or key in index.failed for key in pending)
-    return len(index), is_complete, ""
+    variants = Counter(one.recipe for key, one in plan.variants.items() if index.find(key) is not None)
+    return len(index) - variants.total(), dict(variants), is_complete, ""  # `asdict` takes a Counter apart
 
 
 @dataclass(frozen=True)

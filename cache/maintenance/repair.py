@@ -10,6 +10,7 @@ it. The receipt is removed last, so an interrupted repair leaves a receipt witho
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from lookonce.cache.store.metadata import (
 )
 from lookonce.cache.store.shards import SHARDS, shard_path
 from lookonce.claim_file import EXPIRY_S
+from lookonce.datasets.augment import Variant
 from lookonce.datasets.images import ImageIndex, Size, bytes_key, image_size, read_many
 from lookonce.errors import CacheCorrupt, CacheError, ImageError
 from lookonce.text import count, listed
@@ -113,7 +115,7 @@ def repair(
         for name in verification.damaged:
             shard = planned.get(name, Shard(name, ()))
             needed = images_of_shard(folder, shard)
-            files = find_files({*(needed or ()), *shard.keys}, shard, images)
+            files = find_files({*(needed or ()), *shard.keys}, plan, images)
             lost = set(needed or ()) - files.keys()
             for intact_name in intact if lost else ():
                 lost -= read_receipt(folder, intact_name).images.keys()
@@ -127,7 +129,7 @@ def repair(
             report.lost += sorted(lost)
             to_encode |= files
     report.num_again = len(to_encode)
-    return report, with_files(images, to_encode)
+    return report, with_files(images, to_encode, plan.variants)
 
 
 def remove_broken_plan(folder: Path) -> tuple[Plan, list[str]]:
@@ -154,17 +156,25 @@ def images_of_shard(folder: Path, planned: Shard) -> set[str] | None:
     return None
 
 
-def find_files(keys: set[str], planned: Shard, images: ImageIndex) -> ImageFiles:
-    """Files that still have the bytes of these images: those of the run first, then those of the plan."""
+def find_files(keys: set[str], plan: Plan, images: ImageIndex) -> ImageFiles:
+    """Files that still have the bytes of these images: those of the run first, then those of the plan.
+
+    The file of a variant is that of its image.
+    """
     file_of: ImageFiles = {}
-    of_run = {images.path_of[key] for key in keys if key in images.path_of}
-    of_plan = {Path(file) for image in planned.images for file in image.files}
+    variants = images.variants | plan.variants
+    made_from: dict[str, list[str]] = defaultdict(list)
+    for key in keys:
+        made_from[variants[key].of if key in variants else key].append(key)
+    of_run = {images.path_of[key] for key in made_from if key in images.path_of}
+    of_plan = {Path(file) for image in plan.images if image.key in made_from for file in image.files}
     for paths in (of_run, of_plan - of_run):
         if keys <= file_of.keys():
             break
         for path, data in read_many(sorted(paths)):
-            if not isinstance(data, ImageError) and (key := bytes_key(data)) in keys:
-                file_of.setdefault(key, (path, image_size(data)))
+            if not isinstance(data, ImageError):
+                for key in made_from.get(bytes_key(data), ()):
+                    file_of.setdefault(key, (path, image_size(data)))
     return file_of
 
 
@@ -180,12 +190,13 @@ def reason_to_keep(needed: set[str] | None, lost: set[str]) -> str:
     return ""
 
 
-def with_files(images: ImageIndex, file_of: ImageFiles) -> ImageIndex:
-    """The images of the run, and the other images of these files."""
+def with_files(images: ImageIndex, file_of: ImageFiles, variants: Mapping[str, Variant]) -> ImageIndex:
+    """The images of the run, and the other images of these files, some of which are variants."""
     added = {key: file for key, file in file_of.items() if key not in images.path_of}
     return replace(
         images,
-        key_of=images.key_of | {path: key for key, (path, _) in added.items()},
+        key_of=images.key_of | {path: key for key, (path, _) in added.items() if key not in variants},
+        variants=images.variants | {key: variants[key] for key in added if key in variants},
         path_of=images.path_of | {key: path for key, (path, _) in added.items()},
         size_of=images.size_of | {key: size for key, (_, size) in added.items()},
     )

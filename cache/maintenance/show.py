@@ -6,16 +6,22 @@ the receipt has, computed when the image was encoded; the checksum shows whether
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from PIL import Image
 
 from lookonce.cache.format import BUILD_COMMAND, REPAIR_COMMAND, Grid
+from lookonce.cache.model.pixels import on_white
 from lookonce.cache.store.metadata import Plan, read_plan, read_receipt
 from lookonce.cache.store.reader import VisionCache
 from lookonce.cache.store.shards import shard_path
-from lookonce.datasets.images import image_key
+from lookonce.datasets.augment import Augment
+from lookonce.datasets.images import bytes_key, decode, image_key, read_bytes
 from lookonce.errors import CacheCorrupt, ImageError, UsageError
 from lookonce.text import count, rows, size, table
 
@@ -23,6 +29,8 @@ MIN_DIGITS = 4
 """Digits of a key that are needed to search for it."""
 NUM_NAMED = 10
 """How many candidates a message lists."""
+SHEET_PIXELS, SHEET_GAP = 320, 4
+"""The longest side of a picture in a contact sheet, and the space between two."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,10 @@ class ShowReport:
     state: Literal["encoded", "quarantined", "planned"]
     files: list[str]
     """The image's files by the plan."""
+    variant: str = ""
+    """What was made of which image, if it is a variant."""
+    variants: list[str] = field(default_factory=list)
+    """The variants of it that are encoded or planned."""
     reason: str = ""
     """Why the image has no features."""
     shard: str = ""
@@ -56,6 +68,8 @@ class ShowReport:
             "planned": f"planned for {self.shard}, not encoded yet; run: {BUILD_COMMAND}",
         }[self.state]
         lines = [("image", self.key), *(("file", file) for file in self.files), ("state", state)]
+        lines[1:1] = [("it is", self.variant)] if self.variant else []
+        lines += [("has", variant) for variant in self.variants]
         if self.grid_thw is None:
             return rows(lines)
         grid = " x ".join(map(str, self.grid_thw))
@@ -80,13 +94,15 @@ def show(cache: VisionCache, name: str) -> ShowReport:
     plan = read_plan(cache.folder)
     key = find(cache, plan, name)
     files = list(dict.fromkeys(file for image in plan.images if image.key == key for file in image.files))
+    variant = plan.names({key})[key] if key in plan.variants else ""
+    about: dict[str, Any] = {"key": key, "files": files, "variant": variant, "variants": variants_of(cache, plan, key)}
     if key in cache:
-        return encoded(cache, key, files)
+        return encoded(cache, about)
     if failure := cache.failed.get(key):
-        return ShowReport(key, "quarantined", files or [failure.file], failure.reason)
+        return ShowReport(state="quarantined", reason=failure.reason, **about | {"files": files or [failure.file]})
     shard = next((shard.name for shard in plan.shards if key in shard.keys), "")
     if shard:
-        return ShowReport(key, "planned", files, shard=shard)
+        return ShowReport(state="planned", shard=shard, **about)
     former = sorted({image.key for image in plan.images if name in image.files})
     changed = f"; the file was image {former[0]} when it was planned" if former else ""
     raise UsageError(f"{cache.folder} has no image {key} ({name}){changed}; encode it with: {BUILD_COMMAND}")
@@ -119,7 +135,37 @@ def find(cache: VisionCache, plan: Plan, name: str) -> str:
     return keys.pop()
 
 
-def encoded(cache: VisionCache, key: str, files: list[str]) -> ShowReport:
+def variants_of(cache: VisionCache, plan: Plan, key: str) -> list[str]:
+    """The variants of an image, a text for each recipe."""
+    numbers: dict[str, list[str]] = defaultdict(list)
+    for variant in plan.variants.values():
+        if variant.of == key:
+            state = "" if variant.key in cache else " (not encoded)"
+            numbers[variant.recipe].append(f"{variant.number}{state}")
+    return [f"variants {', '.join(known)} by {recipe}" for recipe, known in sorted(numbers.items())]
+
+
+def contact_sheet(path: Path, augment: Augment) -> Image.Image:
+    """The variants of an image file side by side, row by row; the first is the image itself.
+
+    Raises:
+        ImageError: the file is not an image that can be read.
+    """
+    data = read_bytes(path)
+    picture = on_white(decode(data, path))
+    pictures = [picture, *(variant.picture(picture) for variant in augment.of(bytes_key(data)))]
+    for shown in pictures:
+        shown.thumbnail((SHEET_PIXELS, SHEET_PIXELS))
+    width, height = (side + SHEET_GAP for side in picture.size)
+    columns = math.ceil(math.sqrt(len(pictures)))
+    sheet = Image.new("RGB", (columns * width, math.ceil(len(pictures) / columns) * height), "white")
+    for number, shown in enumerate(pictures):
+        sheet.paste(shown, (number % columns * width, number // columns * height))
+    return sheet
+
+
+def encoded(cache: VisionCache, about: dict[str, Any]) -> ShowReport:
+    key = about["key"]
     shard, _ = cache.entry(key)
     is_intact = True
     try:
@@ -129,12 +175,11 @@ def encoded(cache: VisionCache, key: str, files: list[str]) -> ShowReport:
     recorded = dict(vars(read_receipt(cache.folder, shard).images[key]))
     del recorded["xxh3_64"]
     return ShowReport(
-        key=key,
         state="encoded",
-        files=files,
         shard=shard,
         path=str(shard_path(cache.folder, shard)),
         dtype=cache.fingerprint.dtype,
         checksum_ok=is_intact,
+        **about,
         **recorded,
     )

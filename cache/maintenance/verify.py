@@ -151,7 +151,7 @@ def verify(folder: Path, level: Level = "full") -> VerifyReport:
                 unstored.difference_update(receipt.images, receipt.failed)
     unfinished = {shard.name for shard in pending if not unstored.isdisjoint(shard.keys)}
     damaged_images = {problem.image for problem in problems if problem.image}
-    file_of = {image.key: image.files[0] for image in plan.images if image.key in damaged_images and image.files}
+    file_of = plan.names(damaged_images)
     index = read_index(folder, fingerprint.sha256) if fingerprint else None
     return VerifyReport(
         folder=folder,

@@ -20,7 +20,7 @@ import itertools
 import json
 import platform
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,6 +41,7 @@ from pydantic import (
 
 from lookonce.cache.format import BUILD_COMMAND, FORMAT_VERSION, MAX_RECORDS_BYTES, PARSE_ERRORS, REPAIR_COMMAND
 from lookonce.cache.store.fingerprint import Fingerprint
+from lookonce.datasets.augment import Changes, Variant
 from lookonce.datasets.images import Stamp
 from lookonce.environment import library_versions
 from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch
@@ -230,6 +231,8 @@ class PlannedImage:
     """The stamp of each file, taken before it was hashed; None where it is unknown."""
     is_transparent: bool = False
     """Whether the file marks a colour as transparent, which is painted white; unknown in plans of version 0.2."""
+    variant: Variant | None = None
+    """What a variant was made from; it has no files of its own, but those of its image."""
 
 
 @dataclass(frozen=True)
@@ -265,7 +268,8 @@ class Plan:
         """Shards for more images, in order; their numbers follow those of this plan and of the names in `taken`."""
         names = (*taken, *(shard.name for shard in self.shards))
         first = max((int(name.rpartition("-")[2]) + 1 for name in names), default=0)
-        groups = cut(images, shard_bytes // bytes_per_token)
+        by_recipe = itertools.groupby(images, lambda image: image.variant and image.variant.recipe)
+        groups = [group for _, alike in by_recipe for group in cut(alike, shard_bytes // bytes_per_token)]
         return tuple(Shard(shard_name(first + number), group) for number, group in enumerate(groups))
 
     def extended(self, shards: tuple[Shard, ...], relocated: tuple[PlannedImage, ...] = ()) -> Plan:
@@ -280,6 +284,18 @@ class Plan:
             for image in self.images
             for file, stamp in itertools.zip_longest(image.files, image.stamps)
         }
+
+    @property
+    def variants(self) -> dict[str, Variant]:
+        """The variants of images, by key."""
+        return {image.key: image.variant for image in self.images if image.variant}
+
+    def names(self, keys: Container[str]) -> dict[str, str]:
+        """For people: a file of each of these images, or the number of a variant and a file of its image."""
+        variants = {key: variant for key, variant in self.variants.items() if key in keys}
+        files = {image.key: image.files[0] for image in self.images if image.files}
+        named = {key: variant.text(files.get(variant.of, variant.of)) for key, variant in variants.items()}
+        return {key: file for key, file in files.items() if key in keys} | named
 
 
 def shard_name(number: int) -> str:
@@ -394,12 +410,16 @@ def plan_text(shards: Iterable[Shard], relocated: Sequence[PlannedImage] = ()) -
 def _columns(images: Sequence[PlannedImage]) -> dict[str, Any]:
     """Images as one list for each field."""
     transparent = [image.key for image in images if image.is_transparent]
+    variants = [image.variant for image in images if image.variant]  # of all or of none
     return {
         "keys": [image.key for image in images],
         "num_tokens": [image.num_tokens for image in images],
         "files": [list(image.files) for image in images],
         "stamps": [list(image.stamps) for image in images],
-    } | ({"transparent": transparent} if transparent else {})
+        **({"transparent": transparent} if transparent else {}),
+        **({"recipe": json.loads(variants[0].recipe)} if variants else {}),
+        **({"variants": [[variant.of, variant.number] for variant in variants]} if variants else {}),
+    }
 
 
 WholeStamp = Annotated[
@@ -418,11 +438,19 @@ class _Images:
     files: Annotated[list[Annotated[tuple[StrictStr, ...], FailFast()]], FailFast()]
     stamps: Annotated[list[Annotated[tuple[WholeStamp, ...], FailFast()]], FailFast()] = field(default_factory=list)
     transparent: Annotated[frozenset[StrictStr], FailFast()] = frozenset()
+    recipe: dict[StrictStr, Any] = field(default_factory=dict)
+    variants: Annotated[list[tuple[StrictStr, StrictInt]], FailFast()] = field(default_factory=list)
 
     def rows(self) -> tuple[PlannedImage, ...]:
-        """The images; raises ValueError if the lists have other lengths."""
+        """The images; raises ValueError if the lists have other lengths, or keys are not those of the variants."""
         stamps, marks = self.stamps or [()] * len(self.keys), (key in self.transparent for key in self.keys)
-        columns = zip(self.keys, self.num_tokens, self.files, stamps, marks, strict=True)
+        variants: list[Variant] | list[None] = [None] * len(self.keys)
+        if self.variants:
+            recipe = Changes.model_validate(self.recipe).recipe
+            variants = [Variant(of, recipe, number) for of, number in self.variants]
+            if [variant.key for variant in variants] != self.keys or any(self.files):
+                raise ValueError("keys are not those of the variants")
+        columns = zip(self.keys, self.num_tokens, self.files, stamps, marks, variants, strict=True)
         return tuple(PlannedImage(*column) for column in columns)
 
 

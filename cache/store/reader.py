@@ -379,10 +379,9 @@ class VisionCache:
 
     def _corrupt(self, shard: str, key: str, how: str) -> CacheCorrupt:
         """The error for an image, which names a file that has it by the plan."""
-        files: list[str] = []
+        named = key
         with contextlib.suppress(CacheError, OSError):  # a damaged plan must not hide the message
-            files = [file for image in read_plan(self.folder).images if image.key == key for file in image.files]
-        named = f"{key} ({files[0]})" if files else key
+            named = f"{key} ({name})" if (name := read_plan(self.folder).names({key}).get(key)) else key
         path = shard_path(self.folder, shard)
         return CacheCorrupt(f"the features of image {named} in {path} {how}; run: {REPAIR_COMMAND}")
 

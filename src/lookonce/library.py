@@ -24,6 +24,7 @@ from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.fingerprint import Source
 from lookonce.cache.store.reader import VisionCache, find_cache
+from lookonce.datasets.augment import Augment
 from lookonce.datasets.images import bytes_key, image_key, index_images
 from lookonce.datasets.records import Record, Turn
 from lookonce.environment import best_device, device_name
@@ -31,6 +32,7 @@ from lookonce.errors import ImageError, UsageError
 from lookonce.families.lookup import family_of
 from lookonce.hub import locate
 from lookonce.run.open import open_model
+from lookonce.settings import checked
 from lookonce.text import shown
 from lookonce.train.data.dataset import png_bytes
 from lookonce.train.model import load
@@ -52,12 +54,14 @@ def build_cache(
     min_pixels: int | None = None,
     max_pixels: int | None = None,
     shard_mb: int = 2048,
+    augment: Mapping[str, Any] | None = None,
 ) -> VisionCache:
     """Encode images with a model's vision tower, and return their cache; images already in it are not encoded again.
 
     `images` are paths, bytes of files, images of Pillow, or a column of `datasets`. `model` is a folder or a name on
     the Hub. `folder` holds all caches; each model and each setting has its own subfolder. The options are keys of the
-    section `cache` of a run file. The call may be interrupted and repeated, and several processes may make it at once.
+    section `cache` of a run file; with `augment`, variants of all these images are encoded too. The call may be
+    interrupted and repeated, and several processes may make it at once.
 
     Raises:
         ModelError: there is no such model, or it is not of a supported family.
@@ -70,7 +74,10 @@ def build_cache(
     provenance = {"model": str(model), "revision": revision, "device": device_name()}
     with TemporaryDirectory(prefix="lookonce-") as temporary:
         paths = [*_files(images, Path(temporary))]
-        index = index_images((Record((path,), (Turn("", ""),), origin=str(path)) for path in paths), needs_one=False)
+        records = [Record((path,), (Turn("", ""),), origin=str(path)) for path in paths]
+        index = index_images(records, needs_one=False)
+        if augment is not None:
+            index = index.with_variants(checked(dict(augment), Augment, "augment"), records)
         tower = partial(Tower, model_folder, fingerprint.storage.compute, best_device())
         options = BuildOptions(shard_mb * 1_000_000, provenance)
         report = build(root, fingerprint, processor, index, tower, options)

@@ -229,6 +229,8 @@ def find_state(run: RunFile) -> State:
     opened = open_run(run, Needs("lookonce status", records="all", model="fingerprint", is_local=True))
     folder, split, plan = opened.folder, run.eval.split, read_plan(opened.cache_folder)
     images, covers = known_images(plan, opened.all_records())
+    if run.cache.augment:
+        images = images.with_variants(run.cache.augment, opened.records["train"])
     cache = find_cache_phase(opened, images, plan, covers)
     notes = [*opened.notes]
     records = without_fold(run, opened.records, images, notes.append)

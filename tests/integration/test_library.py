@@ -167,9 +167,9 @@ PackBatchSampler(dataset, *, samples_per_step, tokens_per_pack, seed, loss, shuf
 PackLoader(sampler, *, num_epochs, device, num_ahead)
 PackTrainer(model, args, train_sampler, *, eval_dataset, callbacks, compiled, captured, flex, checkpointing, \
 num_ahead, optimizers)
-VQADataset(records, cache, tokenizer, *, revision)
+VQADataset(records, cache, tokenizer, *, revision, augment, seed)
 average_gradients(model)
-build_cache(images, model, folder, *, revision, dtype, backend, min_pixels, max_pixels, shard_mb)
+build_cache(images, model, folder, *, revision, dtype, backend, min_pixels, max_pixels, shard_mb, augment)
 load_without_tower(model, *, revision, dtype, device, attention)
 pack_loss(model, pack)
 packed_attention(model, *, compiled, captured, flex)

@@ -14,7 +14,7 @@ import io
 import pickle
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from lookonce import environment
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.store.fingerprint import hash_tensors
 from lookonce.cache.store.reader import VisionCache
+from lookonce.datasets.augment import Augment, EpochVariants
 from lookonce.datasets.formats.image_references import Finder
 from lookonce.datasets.formats.registry import Reader
 from lookonce.datasets.images import bytes_key, image_key
@@ -33,6 +34,7 @@ from lookonce.datasets.records import Record
 from lookonce.errors import FeaturesMissing, RecordsError, UsageError
 from lookonce.hub import locate
 from lookonce.run.sections import BatchSection
+from lookonce.settings import checked
 from lookonce.text import shown
 from lookonce.train.data.batches import (
     CPU,
@@ -61,20 +63,32 @@ class VQADataset(torch.utils.data.Dataset[Example]):
     Answers are targets, prompts are not. The tokens of a record are made when the record is read.
     """
 
+    epoch = 0
+    """Whose variants of images examples have; in packs they have those of the sampler's epoch."""
+    variants: EpochVariants | None = None
+
     def __init__(
-        self, records: Iterable[Record | Mapping[str, Any]], cache: VisionCache, tokenizer: Any, *, revision: str = ""
+        self,
+        records: Iterable[Record | Mapping[str, Any]],
+        cache: VisionCache,
+        tokenizer: Any,
+        *,
+        revision: str = "",
+        augment: Mapping[str, Any] | None = None,
+        seed: int = 42,
     ) -> None:
         """Prepare records for a model; `cache` has their images.
 
         `records` are `Record` objects, or rows in any known format with an image, a question and an answer, or with
         messages: a list of dictionaries or a `datasets.Dataset`. `tokenizer` is the model's folder or its name on the
-        Hub, or the tokenizer or processor that was loaded from there.
+        Hub, or the tokenizer or processor that was loaded from there. `augment`, as `build_cache` got it, shows another
+        variant of each image in each epoch, which `seed` decides.
 
         Raises:
             FeaturesMissing: the cache lacks an image; names the record.
             RecordsError: a row has no known form, or no training can use it.
             ModelError: the tokenizer is not that of a supported model.
-            UsageError: the cache is of another model.
+            UsageError: the cache is of another model, or the answers would not be true of the variants.
         """
         folder = ModelFolder.open(str(locate(_name_of(tokenizer), revision or None)))
         _check_same_tower(folder, cache)
@@ -83,16 +97,30 @@ class VQADataset(torch.utils.data.Dataset[Example]):
         self.chat_tokenizer = ChatTokenizer(folder.folder, folder.config)
         self.records = [*_with_keys(records, cache)]
         self._examples: Sequence[Example] | None = None
+        if augment is not None:
+            self.variants = EpochVariants(checked(dict(augment), Augment, "augment"), seed)
+            _check_variants(self.variants.augment, self.records, cache)
 
     @classmethod
-    def of(cls, examples: Sequence[Example], chat_tokenizer: ChatTokenizer, features: FeatureSource) -> VQADataset:
-        """A dataset of examples that are made already, whose images have `features`."""
+    def of(
+        cls,
+        examples: Sequence[Example],
+        chat_tokenizer: ChatTokenizer,
+        features: FeatureSource,
+        variants: EpochVariants | None = None,
+    ) -> VQADataset:
+        """A dataset of examples that are made already, whose images, and `variants` of these, have `features`."""
         dataset = cls.__new__(cls)
         dataset.chat_tokenizer, dataset.features, dataset._examples = chat_tokenizer, features, examples
+        dataset.variants = variants
         return dataset
 
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the variants of images that examples have from now on; Trainer calls this in one process."""
+        self.epoch = epoch
+
     def examples(self) -> Sequence[Example]:
-        """All examples, which are made faster together."""
+        """All examples with the images themselves, which are made faster together."""
         if self._examples is None:
             keys = dict(pair for record, keys in self.records for pair in zip(record.images, keys, strict=True))
             records = [record for record, _ in self.records]
@@ -107,7 +135,8 @@ class VQADataset(torch.utils.data.Dataset[Example]):
     def __getitems__(self, numbers: list[int]) -> Any:
         """The examples of a batch; of a pack with how they are packed."""
         if isinstance(numbers, PackIndices):
-            return PackedExamples({number: self[number] for number in numbers}, numbers)
+            epoch = numbers.micro_batch.epoch
+            return PackedExamples({number: self._shown(number, epoch) for number in numbers}, numbers)
         return [self[number] for number in numbers]
 
     def to_hf(self) -> Any:
@@ -127,10 +156,18 @@ class VQADataset(torch.utils.data.Dataset[Example]):
         return datasets.Dataset.from_dict({COLUMN: range(len(self))}).with_transform(_Rows(self))
 
     def __getitem__(self, number: int) -> Example:
+        return self._shown(number, self.epoch)
+
+    def _shown(self, number: int, epoch: int) -> Example:
+        """An example with the variants of its images that an epoch shows."""
         if self._examples is not None:
-            return self._examples[number]
-        record, keys = self.records[number]
-        return self.chat_tokenizer.example(record, keys, [self.cache.grid_thw(key) for key in keys])
+            example = self._examples[number]
+        else:
+            record, keys = self.records[number]
+            example = self.chat_tokenizer.example(record, keys, [self.cache.grid_thw(key) for key in keys])
+        if self.variants is None:
+            return example
+        return replace(example, image_keys=self.variants.keys(example.image_keys, epoch))
 
 
 class _Rows:
@@ -199,6 +236,16 @@ def _with_keys(rows: Iterable[Record | Mapping[str, Any]], cache: VisionCache) -
                     "add it with: lookonce.build_cache(images, model, folder)"
                 )
         yield record, tuple(keys[path] for path in record.images)
+
+
+def _check_variants(augment: Augment, records: Sequence[tuple[Record, Keys]], cache: VisionCache) -> None:
+    augment.check(record for record, _ in records)
+    for record, keys in records:
+        if lacking := next((variant for key in keys for variant in augment.of(key) if variant.key not in cache), None):
+            raise FeaturesMissing(
+                f"{cache.folder} lacks {lacking.text(f'an image of {record.origin}')}; add it with: "
+                f"lookonce.build_cache(images, model, folder, augment={augment.model_dump(exclude_defaults=True)})"
+            )
 
 
 def _embedded(value: Any) -> Any:

@@ -4,8 +4,8 @@ Design: an answer is an example as any other: the prompt of its question and its
 group of examples is a tree of images, questions and answers, and `nested` finds that all answers to a question share
 its prompt. Tokens stay as they were drawn and are never made of texts again.
 
-Equal answers to a question are one example, whose weight is their number. They have the same reward and the same
-probabilities, so loss and gradients are those of separate ones. What weighs nothing is not computed: masked answers,
+Equal answers to a question with equal rewards are one example, whose weight is their number. They have the same
+probabilities too, so loss and gradients are those of separate ones. What weighs nothing is not computed: masked answers,
 and questions without differences unless they are compared with a reference.
 
 A target's weight is one over the number of tokens that count (`token`), or one over its answer's length and the number
@@ -123,14 +123,14 @@ class RewardStep:
             total += sum(lengths) if counts else 0
         answers: list[TrainedAnswer] = []
         for q in np.flatnonzero(counts_Q & (mixed_Q | bool(options.kl))).tolist():
-            distinct: dict[tuple[int, ...], TrainedAnswer] = {}
+            distinct: dict[tuple[tuple[int, ...], float], TrainedAnswer] = {}
             for answer, left_out, advantage in zip(drawn[q], masked[q], advantage_QG[q].tolist(), strict=True):
-                length, key = len(answer.token_ids), tuple(answer.token_ids)
                 if left_out:
                     continue
+                length, key = len(answer.token_ids), (tuple(answer.token_ids), advantage)
                 if key not in distinct:
                     unknown = np.full((2, length), NOT_KNOWN, dtype=np.float32)
-                    distinct[key] = TrainedAnswer(answered(prompts[q], key), advantage, 0.0, *unknown)
+                    distinct[key] = TrainedAnswer(answered(prompts[q], answer.token_ids), advantage, 0.0, *unknown)
                 distinct[key].weight += 1 / (total * length if by_sequence else total)
             answers += distinct.values()
         return cls(answers, int(mixed_Q.sum()), sum(map(sum, masked)), image_token_id, batch)

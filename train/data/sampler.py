@@ -157,6 +157,10 @@ def _join(groups: Sequence[Group], orders: Sequence[Sequence[int]], chunks: Sequ
     return [groups[number].subset(joined) for number, joined in members.items()]
 
 
+PackedStep = tuple[int, list[Group], list[list[Pack]]]
+"""A step: the number of its epoch, its groups, and the packs of each rank."""
+
+
 @dataclass(frozen=True)
 class MicroBatch:
     """What one forward pass takes: a pack, or some rows."""
@@ -164,6 +168,8 @@ class MicroBatch:
     pack: Pack
     target_weights: tuple[float, ...]
     """For each example, in the order of the pack's groups: the weight of each of its targets in the step's loss."""
+    epoch: int = 0
+    """The number of its epoch."""
 
 
 @dataclass(frozen=True)
@@ -191,33 +197,33 @@ class Sampler:
 
     def epoch(self, number: int) -> Iterator[list[MicroBatch]]:
         """This rank's micro-batches of each step of an epoch; all ranks have equally many."""
-        return (self._micro_batches(step, ranks[self.rank]) for step, ranks in self._packed_steps(number))
+        return (self._micro_batches(*step, self.rank) for step in self._packed_steps(number))
 
     def steps(self, start: int, end: int) -> Iterator[list[MicroBatch]]:
         """This rank's micro-batches of the steps `start` to `end` of a training, across its epochs."""
-        return (self._micro_batches(step, ranks[self.rank]) for step, ranks in self._packed(start, end))
+        return (self._micro_batches(*step, self.rank) for step in self._packed(start, end))
 
     def pack_lengths(self, number: int) -> list[int]:
         """The number of tokens of each pack of an epoch, on all ranks."""
-        return [pack.num_tokens for _, ranks in self._packed_steps(number) for packs in ranks for pack in packs]
+        return [pack.num_tokens for *_, ranks in self._packed_steps(number) for packs in ranks for pack in packs]
 
     def upcoming(self, start: int, end: int) -> list[MicroBatch]:
         """All ranks' micro-batches of the steps `start` to `end`, or enough of them to know the lengths of packs."""
         steps = self._packed(start, end)
-        micro_batches = (self._micro_batches(step, packs) for step, ranks in steps for packs in ranks)
+        micro_batches = (self._micro_batches(*step, rank) for step in steps for rank in range(self.num_ranks))
         return list(islice(chain.from_iterable(micro_batches), max(len(self), ENOUGH_PACKS) * self.num_ranks))
 
     def num_targets(self, micro_batch: MicroBatch) -> int:
         """Number of targets of a micro-batch."""
         return sum(self.examples[index].num_targets for group in micro_batch.pack.groups for index in group.examples)
 
-    def _packed(self, start: int, end: int) -> Iterator[tuple[list[Group], list[list[Pack]]]]:
+    def _packed(self, start: int, end: int) -> Iterator[PackedStep]:
         """The same of the steps `start` to `end` of a training."""
         first, skipped = divmod(start, len(self))
         return islice(chain.from_iterable(map(self._packed_steps, count(first))), skipped, skipped + end - start)
 
-    def _packed_steps(self, number: int) -> Iterator[tuple[list[Group], list[list[Pack]]]]:
-        """Each step of an epoch: its groups, and the packs of each rank."""
+    def _packed_steps(self, number: int) -> Iterator[PackedStep]:
+        """Each step of an epoch."""
         steps = epoch_steps(
             self.groups,
             self.batch.samples_per_step,
@@ -226,7 +232,7 @@ class Sampler:
             number,
             shuffle=self.batch.order != "as_given",
         )
-        return ((step, self._pack(step)) for step in steps)
+        return ((number, step, self._pack(step)) for step in steps)
 
     def _pack(self, step: list[Group]) -> list[list[Pack]]:
         """The packs, or batches of rows, of each rank."""
@@ -237,8 +243,10 @@ class Sampler:
         rows = [group.whole(self.examples) for group in step]
         return row_batches(rows, self.batch.samples_per_forward, self.num_ranks)
 
-    def _micro_batches(self, step: Sequence[Group], packs: Sequence[Pack]) -> list[MicroBatch]:
-        """The packs with their target weights, which depend on the whole step."""
+    def _micro_batches(
+        self, epoch: int, step: Sequence[Group], ranks: Sequence[Sequence[Pack]], rank: int
+    ) -> list[MicroBatch]:
+        """The packs of a rank with their target weights, which depend on the whole step."""
         samples = [index for group in step for index in group.examples]
         # The loss is the mean of the means of these parts, both with the weights of `batch.balance`.
         size = {"token": len(samples), "sample": 1, "micro_batch": self.batch.samples_per_forward}[self.batch.loss]
@@ -254,4 +262,4 @@ class Sampler:
             indices = (index for group in pack.groups for index in group.examples)
             return tuple(0.0 if pack.is_filler else target_weights[index] for index in indices)
 
-        return [MicroBatch(pack, of_pack(pack)) for pack in packs]
+        return [MicroBatch(pack, of_pack(pack), epoch) for pack in ranks[rank]]

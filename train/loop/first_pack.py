@@ -282,7 +282,8 @@ class FirstPack:
 
     @property
     def _examples(self) -> list[Any]:
-        return [self._trainer.train_sampler.dataset[self._pack[position]] for position in self._positions]
+        packed = self._trainer.train_sampler.dataset.__getitems__(self._pack)
+        return [packed.examples[self._pack[position]] for position in self._positions]
 
     def _num_targets(self) -> int:
         return max(1, sum(int(example.num_targets) for example in self._examples))

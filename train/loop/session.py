@@ -46,7 +46,7 @@ def make_trainer(
     options, startup = opened.run, startup or Startup(quiet)
     features, ranks = source or opened.features, (arguments.process_index, arguments.world_size)
     with startup.timed("group records"):
-        dataset = VQADataset.of(examples, opened.chat_tokenizer, features)
+        dataset = VQADataset.of(examples, opened.chat_tokenizer, features, opened.variants)
         sampler = PackBatchSampler.of(dataset, options.batch, options.train.seed, *ranks)
     with startup.timed("move weights to the device"):
         trainer = PackTrainer(

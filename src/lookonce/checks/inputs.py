@@ -39,7 +39,7 @@ from lookonce.cache.store.reader import VisionCache, find_cache
 from lookonce.checks.report import Result
 from lookonce.datasets.images import ImageIndex, ImageInfo, inspect_images
 from lookonce.datasets.records import Record, RecordsFile, Turn
-from lookonce.errors import BadImage, ImageError, LookonceError, ModelError, RecordsError
+from lookonce.errors import BadImage, ImageError, LookonceError, ModelError, RecordsError, UsageError
 from lookonce.hub import locate
 from lookonce.run.config import RunFile
 from lookonce.run.open import fingerprint_of, source_of
@@ -286,7 +286,7 @@ class CheckedImages:
     keys: dict[Path, str] = field(default_factory=dict)
     """The image key of each image that is planned or was read."""
     to_encode: list[Path] = field(default_factory=list)
-    """Images that the cache lacks, one path for each content."""
+    """Images that the cache lacks, one path for each content; a path again for each variant of the image."""
 
     def distinct(self, paths: Iterable[Path]) -> list[Path]:
         """One path for each content: a parquet file may have an image in many rows."""
@@ -298,7 +298,7 @@ class CheckedImages:
 
 def check_images(run: RunFile, records: CheckedRecords, model: CheckedModel) -> tuple[CheckedImages, list[Result]]:
     """Find every image of the records in the cache, or on disk."""
-    images, results = CheckedImages(), []
+    images, results = CheckedImages(), list[Result]()
     origin_of, unusable = records.images(), dict[Path, str]()
     cache, state = _open_cache(run, model, images)
     if cache:
@@ -327,6 +327,7 @@ def check_images(run: RunFile, records: CheckedRecords, model: CheckedModel) -> 
         if model.processor and (num_tokens := planned_tokens(model.processor, image.size)):
             images.tokens[path] = num_tokens
     images.to_encode = images.distinct(to_encode)
+    results += _variants(run, records, images, cache)
     if cache is None and state.level == "error":
         results.append(state)
     elif images.to_encode:
@@ -340,6 +341,30 @@ def check_images(run: RunFile, records: CheckedRecords, model: CheckedModel) -> 
         number = count(len(images.distinct(origin_of)), "image")
         results.append(Result("ok", "images", f"{number}: in the cache, or can be read"))
     return images, results
+
+
+def _variants(
+    run: RunFile, records: CheckedRecords, images: CheckedImages, cache: VisionCache | None
+) -> Iterator[Result]:
+    """Whether images may have variants, and how many the cache lacks, which are noted as images to encode."""
+    augment, train = run.cache.augment, records.by_split["train"]
+    if augment is None:
+        return
+    try:
+        augment.check(train)
+    except UsageError as error:
+        value, _, do = str(error).rpartition("; ")  # the value quotes a text
+        yield Result("error", "variants", value, do)
+        return
+    paths = images.distinct(path for record in train for path in record.images)
+    variants = [(path, variant) for path in paths for variant in augment.of(images.keys.get(path, str(path)))]
+    lacking = [path for path, variant in variants if cache is None or variant.key not in cache]
+    images.to_encode += lacking
+    number = f"{count(len(variants), 'variant')} of {count(len(paths), 'training image')} (cache.augment)"
+    yield Result("ok", "variants", f"{number}, {len(lacking):,} of which the cache lacks")
+    if not run.train.steps and run.train.epochs < augment.variants:
+        shown = f"train.epochs: {run.train.epochs:g} shows fewer than the {augment.variants} variants of an image"
+        yield Result("warning", "variants", shown, "lower cache.augment.variants, which takes less space")
 
 
 def _unusable(

@@ -230,9 +230,16 @@ def cache_repair(run_file: Path, assignments: tuple[str, ...], level: Level, dro
 @PLACE
 @click.argument("image", metavar="IMAGE")
 @SET
+@click.option(
+    "--sheet",
+    type=PATH,
+    metavar="FILE",
+    help="Draw the variants that cache.augment of RUN.yaml makes of IMAGE, a file, side by side into FILE (PNG or "
+    "JPEG). No cache is needed.",
+)
 @JSON
-def cache_show(place: Path, image: str, assignments: tuple[str, ...], as_json: bool) -> None:
-    """Show everything that a cache has about an image.
+def cache_show(place: Path, image: str, assignments: tuple[str, ...], sheet: Path | None, as_json: bool) -> None:
+    """Show everything that a cache has about an image, or its variants.
 
     IMAGE is a file, an image key, or the first digits of one.
 
@@ -240,13 +247,32 @@ def cache_show(place: Path, image: str, assignments: tuple[str, ...], as_json: b
     Examples:
       lookonce cache show data/sample/run.yaml data/sample/images/frame-0026.jpg
       lookonce cache show caches/1f2e3d4c5b6a7980 020e99a7
+      lookonce cache show run.yaml a.jpg --set cache.augment.rotate=10 --sheet variants.png
     """
+    if sheet:
+        write_sheet(place, assignments, Path(image), sheet, as_json)
+        return
     folder = cache_folder(place, assignments)
     from lookonce.cache.maintenance.show import show as show_image
     from lookonce.cache.store.reader import VisionCache
 
     report = show_image(VisionCache.open(folder), image)
     emit(asdict(report), report.text(), as_json)
+
+
+def write_sheet(run_file: Path, assignments: tuple[str, ...], image: Path, sheet: Path, as_json: bool) -> None:
+    """Draw the variants of an image by the recipe of a run file."""
+    augment = read_run(run_file, assignments, "a run file (YAML)").cache.augment
+    if augment is None:
+        raise UsageError(f"{run_file} has no cache.augment; add it, for example with: --set cache.augment.rotate=10")
+    from lookonce.cache.maintenance.show import contact_sheet
+
+    try:
+        contact_sheet(image, augment).save(sheet)
+    except ValueError:
+        raise UsageError(f"--sheet {sheet}: the suffix names no format of images; use .png or .jpg") from None
+    text = f"{sheet}: {augment.variants} variants of {image} by {augment.recipe}; the first is the image itself"
+    emit({"sheet": str(sheet), "variants": augment.variants, "recipe": augment.recipe}, text, as_json)
 
 
 @cache.command("gc")

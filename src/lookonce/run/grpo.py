@@ -27,7 +27,7 @@ REWARDS = {
     "format": "form of the answer",
 }
 """The rewards that need no function of the user's own, by their keys, as they are named in texts."""
-REFUSED_BATCH = ("mode", "loss", "order")
+REFUSED_BATCH = ("mode", "loss", "order", "balance")
 """Keys of `batch` that must have their defaults."""
 
 
@@ -94,7 +94,7 @@ def refused(batch: BatchSection, dropout: float, fsdp: bool) -> str | None:
     for key in REFUSED_BATCH:
         if (value := getattr(batch, key)) != (default := getattr(defaults, key)):
             hint = "; grpo.loss says how the loss is a mean" if key == "loss" else ""
-            return f"needs batch.{key}: {default} (got {value}){hint}"
+            return f"needs batch.{key}: {'null' if default is None else default} (got {value}){hint}"
     if dropout:
         return f"needs lora.dropout: 0 (got {dropout}), or other weights draw the answers than are trained"
     if fsdp:

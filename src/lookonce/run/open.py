@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from lookonce.cache.format import BUILD_COMMAND
 from lookonce.cache.store.fingerprint import Fingerprint, Source
 from lookonce.cache.store.reader import VisionCache, find_cache
+from lookonce.datasets.augment import EpochVariants
 from lookonce.datasets.balance import record_weights
 from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.records import Record
@@ -35,7 +36,7 @@ from lookonce.run.folder import RECORD, RunClaim, RunFolder
 from lookonce.run.records import UNUSABLE_ADVICE, cached_images, find_images, read_splits, with_contexts, without_fold
 from lookonce.run.sections import ContextSection, DataSection, ModelSection
 from lookonce.settings import checked, set_key
-from lookonce.text import Notify, quiet, shell
+from lookonce.text import Notify, count, quiet, shell
 
 if TYPE_CHECKING:
     from lookonce.cache.build.estimate import Estimate
@@ -76,18 +77,20 @@ class Needs:
     """`fingerprint`: which cache is the run's. `open`: the same, the model folder and its image processor."""
     cache: bool = False
     """The features of all images. The cache is claimed, so that nothing is removed from it meanwhile."""
+    variants: bool = False
+    """The variants of training images (`cache.augment`) count as images, and training takes them."""
     is_local: bool = False
     """Nothing is downloaded."""
 
 
-TO_BUILD = Needs("lookonce cache build", records="all", images="hashed", model="open")
+TO_BUILD = Needs("lookonce cache build", records="all", images="hashed", variants=True, model="open")
 TO_BUILD_BY_PLAN = replace(TO_BUILD, images="planned")
 FROM_CACHE = Needs("lookonce", records="used", images="cached", model="open", cache=True)
-TO_TRAIN = replace(FROM_CACHE, command="lookonce train", writes=True)
+TO_TRAIN = replace(FROM_CACHE, command="lookonce train", writes=True, variants=True)
 TO_EVALUATE = replace(FROM_CACHE, command="lookonce eval", writes=True, adapter=True)
 TO_ANSWER = Needs("lookonce predict", adapter=True, model="open")
 TO_MEASURE = Needs("lookonce bench", records="used", images="hashed", model="open", cache=True)
-TO_LOOK = Needs("lookonce status", records="all", images="planned", model="fingerprint")
+TO_LOOK = Needs("lookonce status", records="all", images="planned", variants=True, model="fingerprint")
 
 
 @dataclass(eq=False)
@@ -174,7 +177,21 @@ class OpenRun:
                 f"{cache.folder} lacks the features of {len(missing)} of {self.images.num_files} images, "
                 f"the first being {path} ({origin}): {advice}"
             )
+        variants = self.images.variants
+        if lacking := [variant for key, variant in variants.items() if key not in cache]:
+            failure = cache.failed.get(lacking[0].key)
+            advice = f"it is quarantined ({failure.reason})" if failure else f"run: {BUILD_COMMAND}"
+            raise FeaturesMissing(
+                f"{cache.folder} lacks {len(lacking)} of {count(len(variants), 'variant')} of images (cache.augment), "
+                f"the first being {lacking[0].text(str(keys[lacking[0].of]))}: {advice}"
+            )
         return cache
+
+    @property
+    def variants(self) -> EpochVariants | None:
+        """Which variants of images a training shows; None without `cache.augment`."""
+        augment = self.run.cache.augment if self.needs.variants else None
+        return EpochVariants(augment, self.run.train.seed) if augment else None
 
     @cached_property
     def chat_tokenizer(self) -> ChatTokenizer:
@@ -356,6 +373,8 @@ def _read(opened: OpenRun, once: Once, timed: Timed) -> None:
             opened.images = once(lambda: cached_images(run, fingerprint, records, notify))
         elif needs.images != "none":
             opened.images = find_images(folder, records, trust_plan=needs.images == "planned")
+    if needs.variants and run.cache.augment:
+        opened.images = opened.images.with_variants(run.cache.augment, records["train"])
     if needs.records == "used":
         records = without_fold(run, records, opened.images, notify)
         opened.records = with_contexts(run, records, opened.images, notify)

@@ -31,6 +31,7 @@ from pydantic import (
 )
 
 from lookonce.cache.format import Backend, DtypeName
+from lookonce.datasets.augment import Augment
 from lookonce.datasets.balance import By
 from lookonce.datasets.context import ContextForm
 from lookonce.datasets.curriculum import Fold, Selection, StageOrder
@@ -270,6 +271,9 @@ class CacheSection(Section):
     stage: Free[StagePath | None] = None
     """Folder into which `lookonce cache stage` copied the cache, for example $SLURM_TMPDIR. Training reads the copy if
     it is complete, and the original otherwise. Only here, a variable may be unset: then there is no copy."""
+    augment: Same[Augment | None] = None
+    """Train on changed copies of each image, made when the cache is built, as in {variants: 4, rotate: 10, brightness:
+    0.2}; the keys are below. Validation, evaluations and answers use the images themselves."""
     claim_s: Free[Annotated[float, Field(ge=0.1, le=604_800)]] = 180
     """Seconds without a heartbeat after which a process on another machine counts as dead, and its shard, cache or run
     folder is taken over. Must be longer than a network file system needs to show one machine what another wrote."""

@@ -54,6 +54,12 @@ class Content:
 
     num_train: int
     images: frozenset[Path]
+    trained: frozenset[Path]
+    """Those of the training records, which may have variants."""
+
+    def is_part_of(self, other: Content) -> bool:
+        """Whether the cache of the other content has all that this one needs."""
+        return self.images <= other.images and self.trained <= other.trained
 
 
 def read_contents(runs: Iterable[StudyRun]) -> dict[str, Content]:
@@ -73,8 +79,11 @@ def read_contents(runs: Iterable[StudyRun]) -> dict[str, Content]:
             selected = named + data.model_dump_json(include=SELECTION) + (str(run.seed) if data.where else "")
             if selected not in contents:
                 records = for_training(run.settings, files[named])
-                images = frozenset(path for rows in records.values() for record in rows for path in record.images)
-                contents[selected] = Content(len(records["train"]), images)
+                images, trained = (
+                    frozenset(path for rows in of for record in rows for path in record.images)
+                    for of in (records.values(), [records["train"]])
+                )
+                contents[selected] = Content(len(records["train"]), images, trained)
             content_of[run.name] = contents[selected]
     return content_of
 
@@ -83,10 +92,10 @@ def find_builders(runs: Iterable[StudyRun], contents: Mapping[str, Content]) -> 
     """For each run, by name, the run whose build has its images: of those that could, the one with the most."""
     builders: list[StudyRun] = []
     builder_of = {}
-    for run in sorted(runs, key=lambda run: -len(contents[run.name].images)):
-        images, features = contents[run.name].images, _features(run.settings)
-        serving = (other for other in builders if _features(other.settings) == features)
-        builder = next((other for other in serving if images <= contents[other.name].images), run)
+    for run in sorted(runs, key=lambda run: (-len(contents[run.name].images), -len(contents[run.name].trained))):
+        content, features = contents[run.name], _features(run.settings)
+        serving = ((other, contents[other.name]) for other in builders if _features(other.settings) == features)
+        builder = next((other for other, built in serving if content.is_part_of(built)), run)
         if builder is run:
             builders.append(run)
         builder_of[run.name] = builder
@@ -95,7 +104,8 @@ def find_builders(runs: Iterable[StudyRun], contents: Mapping[str, Content]) -> 
 
 def _features(run: RunFile) -> dict[str, Any]:
     """What the features of an image depend on, and the folder that they are in."""
-    return run.cache.model_dump(include={"dir"} | FEATURE_SETTINGS) | run.model.model_dump(include={"path", "revision"})
+    keys = {"dir", "augment"} | FEATURE_SETTINGS
+    return run.cache.model_dump(include=keys) | run.model.model_dump(include={"path", "revision"})
 
 
 def run_study(path: Path, again: bool, num_parallel: int | None, notify: Notify) -> Outcome:

@@ -124,6 +124,7 @@ def test_set_replaces_a_key(tmp_path, assignment, section, key, value):
         (REWARDED, ("train.fsdp=true",), "train.objective: grpo needs train.fsdp: false"),
         (REWARDED, ("batch.mode=packed",), r"train.objective: grpo needs batch.mode: shared \(got packed\)"),
         (REWARDED, ("batch.loss=sample",), r"needs batch.loss: token \(got sample\); grpo.loss says"),
+        (REWARDED, ("batch.balance=answer",), r"needs batch.balance: null \(got answer\)"),
         (REWARDED, ("batch.order=as_given",), r"needs batch.order: random \(got as_given\)"),
     ],
 )

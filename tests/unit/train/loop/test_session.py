@@ -44,6 +44,7 @@ def test_records_that_are_too_long_are_said_with_the_key_to_change():
         run=SimpleNamespace(batch=BatchSection(tokens_per_pack=60), train=TrainSection(), cache=CacheSection()),
         records={"train": [1] * 10, "val": []},
         cache=None,
+        variants=None,
         model_folder=SimpleNamespace(read_ahead=lambda: None),
         notes=[],
         notify=notes.append,
