@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from lookonce.run.grpo import GrpoSection
 from lookonce.run.sections import BatchSection
-from lookonce.train.data.packing import group_examples, nested
-from lookonce.train.data.policy import Drawn, RewardStep, advantages, answered, differ
+from lookonce.train.data.packing import group_examples
+from lookonce.train.data.policy import Drawn, RewardStep, advantages, differ
 from lookonce.train.data.tokenize import Example
 
 IMAGE, END = 98, 99
@@ -30,7 +30,7 @@ def prompt(image: str, *question: int) -> Example:
 def step_of(drawn: Sequence[Sequence[Drawn]], **options: Any) -> RewardStep:
     """Questions about two images in turn, whose first tokens are equal."""
     prompts = [prompt("ab"[number % 2], 5, 6, number // 2, 7) for number in range(len(drawn))]
-    batch = BatchSection(tokens_per_pack=700)
+    batch = BatchSection(tokens_per_pack=500)
     return RewardStep.of(prompts, drawn, GrpoSection(**{"samples": len(drawn[0])} | options), batch, IMAGE)
 
 
@@ -90,15 +90,18 @@ def test_an_answer_with_an_image_token_or_none_at_all_teaches_nothing():
         assert step.answers == [] and step.packs() == [] and step.micro_batches(2) == [[], []]
 
 
-def test_a_group_is_a_tree_of_image_questions_and_answers():
-    questions = [(5, 6, number, 7) for number in range(4)]
+def test_a_pack_is_a_tree_of_image_questions_and_answers():
+    """All answers to a question share the tokens of its prompt, and all questions those of their image."""
     answers = [(1, 2, END), (1, 3, END), (4, END), (END,)]
-    examples = [answered(prompt("a", *question), ids) for question in questions for ids in answers]
-    [group] = group_examples(examples, IMAGE)
+    step = step_of([[Drawn(ids, float(number)) for number, ids in enumerate(answers)]] * 8)  # 4 about each image
+    [packs] = step.micro_batches()
+    assert {len(micro_batch.pack.groups) for micro_batch in packs} == {1}
     # The first two tokens of all questions are the image's; the last target of an answer is no input.
     own = sum(len(ids) - 1 for ids in answers) + 1  # but one of END alone, as no branch is empty
-    assert nested(group, examples).num_tokens == NUM_IMAGE_TOKENS + 2 + 2 + len(questions) * (2 + own)
-    assert group.num_tokens > nested(group, examples).num_tokens + len(questions) * (len(answers) - 1)
+    of_image = NUM_IMAGE_TOKENS + 2 + 2 + 4 * (2 + own)
+    assert [micro_batch.pack.num_tokens for micro_batch in packs] == [of_image] * 2
+    groups = group_examples([answer.example for answer in step.answers], IMAGE)
+    assert groups[0].num_tokens == of_image + 4 * 2 * (len(answers) - 1), "each with a prompt of its own"
 
 
 def test_ranks_and_packs_have_all_answers_once_and_fillers_weigh_nothing():
