@@ -226,6 +226,9 @@ def _load(folder: Path, backend: Backend, min_pixels: int | None, max_pixels: in
         )
     low, high = min_pixels or size["shortest_edge"], max_pixels or size["longest_edge"]
     if low > high:
-        raise ModelError(f"cache.min_pixels {low} is more than cache.max_pixels {high}")
+        of_model = f"in {folder / 'preprocessor_config.json'}"
+        least = f"cache.min_pixels {low}" if min_pixels else f"size.shortest_edge {low} {of_model}"
+        most = f"cache.max_pixels {high}" if max_pixels else f"size.longest_edge {high} {of_model}"
+        raise ModelError(f"{least} is more than {most}; lower cache.min_pixels or raise cache.max_pixels")
     stock.size = type(stock.size)(shortest_edge=low, longest_edge=high)
     return stock

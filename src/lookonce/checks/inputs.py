@@ -221,7 +221,8 @@ def _tokenizer(run: RunFile, model: CheckedModel) -> Iterator[Result]:
     try:
         model.processor = ImageProcessor(model.folder, options.backend, options.min_pixels, options.max_pixels)
     except LookonceError as error:
-        yield Result("error", "images", str(error), FETCH)
+        value, _, do = str(error).partition("; ")
+        yield Result("error", "images", value, do or FETCH)
     if model.processor and (few := _most_tokens(model.processor)) < FEW_TOKENS:
         most = model.processor.settings["max_pixels"]
         value = (

@@ -99,6 +99,8 @@ class VariantSection(Section):
         for key in self.changes:
             if key in OWN_KEYS:
                 raise ValueError(f"{key} is set for all variants; set `{OWN_KEYS[key]}` of the study file instead")
+            if key == "eval.metric":
+                raise ValueError("eval.metric: variants are compared by one metric; set it in the base run file")
             if "." not in key:  # a whole section would replace that of the base run file
                 raise ValueError(f"{key}: name single keys of the run file, such as train.epochs, or {STARTS_FROM}")
         for key, section in SET_BY.items():

@@ -40,6 +40,11 @@ def test_the_baseline_is_compared_first(write_study, compare, compared):
     [
         ({}, {}, "variants: .* at least 1"),
         ({"a b": None}, {}, "variants.a b"),
+        (
+            {"a": {"eval.metric": "bleu"}},
+            {},
+            "eval.metric: variants are compared by one metric; set it in the base run",
+        ),
         ({"a": {"train.seed": 1}}, {}, "train.seed is set for all variants; set `seeds` of the study file instead"),
         ({"a": {"train": {"epochs": 1}}}, {}, "train: name single keys of the run file, such as train.epochs"),
         ({"a": {"start_from": "b"}}, {}, "start_from: name single keys of the run file, .*, or starts_from"),

@@ -39,10 +39,18 @@ def test_without_torchvision_its_backend_is_refused_and_pil_suggested(sample):
         ImageProcessor(sample / "model", "torchvision")
 
 
-@pytest.mark.parametrize("limits", [{"min_pixels": 30_000}, {"max_pixels": 1024}, {"min_pixels": 9, "max_pixels": 8}])
-def test_a_minimum_above_the_maximum_is_refused_with_both(sample, limits):
-    both = {"min_pixels": 4_096, "max_pixels": 25_600} | limits
-    expected = f"min_pixels {both['min_pixels']} is more than cache.max_pixels {both['max_pixels']}"
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"min_pixels": 30_000}, "cache.min_pixels 30000 is more than size.longest_edge 25600 in .*config.json; lower"),
+        (
+            {"max_pixels": 1024},
+            "size.shortest_edge 4096 in .*preprocessor_config.json is more than cache.max_pixels 1024;",
+        ),
+        ({"min_pixels": 9, "max_pixels": 8}, "cache.min_pixels 9 is more than cache.max_pixels 8; lower"),
+    ],
+)
+def test_a_minimum_above_the_maximum_is_refused_with_both_and_where_they_are_set(sample, limits, expected):
     with pytest.raises(ModelError, match=expected):
         ImageProcessor(sample / "model", **limits)
 
