@@ -49,6 +49,8 @@ ON_RESUME = {
 
 INNER: dict[Any, dict[str, Any]] = {DataSection: {"context": ContextSection}, CacheSection: {"augment": Augment}}
 """Keys of sections whose values have keys of their own."""
+HIDDEN = {"grpo", "objective"}
+"""Keys that `lookonce train` refuses for now."""
 
 
 def page() -> str:
@@ -57,7 +59,7 @@ def page() -> str:
     parts = [INTRODUCTION]
     for name, field in RunFile.model_fields.items():
         section = field.annotation
-        if isinstance(section, type) and hasattr(section, "model_fields"):
+        if isinstance(section, type) and hasattr(section, "model_fields") and name not in HIDDEN:
             parts.append(f"## {name}\n\n{section_table(section, schema['$defs'][section.__name__])}")
         for outer, key, inner in (
             (DataSection, "data.context", ContextSection),
@@ -66,7 +68,7 @@ def page() -> str:
             if section is outer:
                 keys = section_table(inner, schema["$defs"][inner.__name__])
                 parts.append(f"### {key}\n\n{keys}")
-    own = {name: values for name, values in schema["properties"].items() if "$ref" not in values}
+    own = {name: values for name, values in schema["properties"].items() if "$ref" not in values and name not in HIDDEN}
     parts.append("## At the top level\n\n" + table([row(RunFile, name, values) for name, values in own.items()]))
     return "\n".join(parts)
 
@@ -74,7 +76,9 @@ def page() -> str:
 def section_table(section: Any, schema: dict[str, Any]) -> str:
     """What the section is for, and a row for each key."""
     purpose = " ".join((section.__doc__ or "").split())
-    return f"{purpose}\n\n" + table([row(section, name, values) for name, values in schema["properties"].items()])
+    return f"{purpose}\n\n" + table(
+        [row(section, name, value) for name, value in schema["properties"].items() if name not in HIDDEN]
+    )
 
 
 def row(section: Any, name: str, schema: dict[str, Any]) -> tuple[str, str]:
@@ -92,7 +96,7 @@ def default(field: Any) -> str:
         return "required"
     if value is None or value in ([], {}):
         return "optional"
-    return "default `" + (f"[{', '.join(value)}]" if isinstance(value, list) else shown(value)) + "`"
+    return "default `" + (f"[{', '.join(map(str, value))}]" if isinstance(value, list) else shown(value)) + "`"
 
 
 def shown(value: Any) -> str:

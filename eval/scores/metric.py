@@ -140,30 +140,33 @@ class Scorer:
         elif self.metric in METRICS:
             values = self._texts.each(texts, self.metric) if texts else []
         else:
-            values = [self._own(text, row) for text, row in zip(texts, self.rows, strict=True)]
+            values = [own_score(self.metric, text, row) for text, row in zip(texts, self.rows, strict=True)]
         return np.array(values, dtype=np.float64)
 
     @cached_property
     def _texts(self) -> match.TextMetrics:
         return match.TextMetrics([right_answers(row) for row in self.rows])
 
-    def _own(self, answer: str, row: Prediction) -> float:
-        """The best score of an answer with any reference, by the user's function."""
-        record = {name: getattr(row, name) for name in OF_RECORD}
-        where = f"{row.origin} (question {quoted(row.question)}, answer {quoted(answer)})"
-        best = 0.0
-        for reference in right_answers(row):
-            try:
-                value = float(own_function(self.metric)(row.question, answer, reference, record))
-            except Exception as error:
-                problem = f"{type(error).__name__}: {first_line(error)}"
-                raise UsageError(
-                    f"{self.metric} failed on {where}: {problem}; correct it, and run the command again"
-                ) from error
-            if not 0 <= value <= 1:
-                raise UsageError(f"{self.metric} gave {value} for {where}, and a score is from 0 to 1; correct it")
-            best = max(best, value)
-        return best
+
+def own_score(metric: str, answer: str, row: Prediction) -> float:
+    """The best score of an answer to a question with any reference, by a function of the user's own.
+
+    Raises:
+        UsageError: the function failed, or returned no share; names the record.
+    """
+    record = {name: getattr(row, name) for name in OF_RECORD}
+    where = f"{row.origin} (question {quoted(row.question)}, answer {quoted(answer)})"
+    best = 0.0
+    for reference in right_answers(row):
+        try:
+            value = float(own_function(metric)(row.question, answer, reference, record))
+        except Exception as error:
+            problem = f"{type(error).__name__}: {first_line(error)}"
+            raise UsageError(f"{metric} failed on {where}: {problem}; correct it, and run the command again") from error
+        if not 0 <= value <= 1:
+            raise UsageError(f"{metric} gave {value} for {where}, and a score is from 0 to 1; correct it")
+        best = max(best, value)
+    return best
 
 
 @dataclass(frozen=True)

@@ -216,20 +216,21 @@ def _real(name: str) -> Path:
 
 @pytest.fixture
 def stock_processor(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Any]:
-    """Loads transformers' own processor from a model folder, that of the model's family.
+    """Loads transformers' own processor from a model folder, that of the model's family."""
+    return lambda folder: load_stock_processor(folder, monkeypatch)
 
-    That processor requires a video processor, which needs torchvision. No test shows a video, so it gets none.
+
+def load_stock_processor(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """transformers' own processor.
+
+    It requires a video processor, which needs torchvision. No test shows a video, so it gets none.
     """
     monkeypatch.setattr(ProcessorMixin, "check_argument_for_proper_class", lambda self, name, value: type(value))
-
-    def load(folder: Path) -> Any:
-        settings = json.loads((folder / "preprocessor_config.json").read_text())
-        processor_class = getattr(transformers, settings.get("processor_class", "Qwen3VLProcessor"))
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        images = Qwen2VLImageProcessorPil.from_pretrained(folder)
-        return processor_class(images, tokenizer, None, chat_template=tokenizer.chat_template)
-
-    return load
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    processor_class = getattr(transformers, settings.get("processor_class", "Qwen3VLProcessor"))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    images = Qwen2VLImageProcessorPil.from_pretrained(folder)
+    return processor_class(images, tokenizer, None, chat_template=tokenizer.chat_template)
 
 
 def stock_answer(model: Any, processor: Any, line: dict[str, Any], max_new_tokens: int) -> str:

@@ -21,7 +21,7 @@ LINKED = ("cache", "datasets", "eval", "train")
 LAYERS = (
     "datasets",
     "cache",
-    "run.sections",
+    "run.sections run.grpo",
     "train.data",
     "run",
     "train",

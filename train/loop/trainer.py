@@ -292,7 +292,7 @@ class PackTrainer(Trainer):
         if self.passes or not self.train_sampler.batch.has_packs:
             yield
             return
-        options = {"compiled": self.compiled, "captured": self.captured, "flex": self._flex}
+        options: dict[str, Any] = {"compiled": self.compiled, "captured": self.captured, "flex": self._flex}
         with packed_attention(self.model, **options) as self.passes:
             try:
                 yield

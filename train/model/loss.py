@@ -1,4 +1,4 @@
-"""The loss of one micro-batch, as its share of the step's loss; and the last decoder layer, for its targets alone.
+"""The loss of one micro-batch, of answers or of rewards, and the last decoder layer, for its targets alone.
 
 Design: every target comes with its weight in the loss of the whole optimizer step (sampler.py). So a step's loss is the
 plain sum over its micro-batches and ranks, however it was cut. Only the positions to predict from go through the
@@ -14,6 +14,11 @@ with the other layers: a graph of its own would have to be compiled before each 
 Gathering is undone by a matrix product in the backward pass. Several targets may be predicted from one token, and
 compiled code would add their gradients in an order that changes from run to run.
 
+The loss of rewards (GRPO, https://arxiv.org/abs/2402.03300) is a sum over targets too, each with its advantage, the
+log-probability with which it was drawn and, for the KL divergence, that of a reference. A target without weight may
+have any values, also infinite ones: of captured passes they are left from another pack. So it is masked before the
+exponential, whose product with 0 could be NaN otherwise.
+
 Shapes: `B` rows (1 for a pack), `K` positions to predict from.
 """
 
@@ -22,6 +27,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
@@ -37,7 +43,16 @@ from lookonce.train.model.load import is_sharded, replaced, text_model, without_
 
 Chosen = tuple[torch.Tensor, Mask]
 """Indices `[K]` of the tokens to predict from, and the mask of their attention."""
-LOSS_KEYS = ("targets", "weights")
+ADVANTAGES, OLD, REFERENCE, LOG_PROBS = REWARD_KEYS = (
+    "advantages",
+    "old_log_probs",
+    "reference_log_probs",
+    "log_probs",
+)
+"""Keys of a batch that learns from rewards, each `[1, K]`: how much better than the others an answer is; the
+log-probability that a target had when it was drawn, or NaN if the weights are still the same; that of the reference;
+and the tensor into which its log-probability by this pass is written."""
+LOSS_KEYS = ("targets", "weights", *REWARD_KEYS)
 """Keys of a batch that the loss takes, and not the model."""
 MASK_KEY = "seen_until"
 """The key of a pack that its mask is made of."""
@@ -141,11 +156,43 @@ def weighted_loss(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Te
     return (each * weights[0]).sum()
 
 
-def forward_loss(model: Any, batch: Batch, mask: PackMask | None) -> torch.Tensor:
-    """The share of a batch in the loss of its step, with gradients; rows need no `mask`."""
+@dataclass(frozen=True)
+class RewardLoss:
+    """The loss of GRPO: the clipped surrogate of PPO for each token, and the KL divergence to a reference (k3)."""
+
+    clip: tuple[float, float] = (0.2, 0.28)
+    """How far the ratio of probabilities may be below and above 1."""
+    kl: float = 0.0
+    """The weight of the KL divergence."""
+    temperature: float = 1.0
+    """What logits are divided by."""
+
+    def __call__(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """The weighted sum over the targets of a pack; writes their log-probabilities. `logits` `[1, K, vocabulary]`"""
+        targets, weights, advantages = batch["targets"][0], batch["weights"][0], batch[ADVANTAGES][0]
+        scaled = logits[0].float() if self.temperature == 1 else logits[0].float() / self.temperature
+        log_probs = -cross_entropy(scaled, targets, reduction="none", ignore_index=IGNORED)
+        own, old, counts = log_probs.detach(), batch[OLD][0], weights != 0
+        batch[LOG_PROBS][0].copy_(own)
+        advantages = advantages.where(counts, 0)
+        ratio = (log_probs - own.where(old.isnan(), old)).where(counts & (advantages != 0), 0).exp()
+        clipped = ratio.clamp(1 - self.clip[0], 1 + self.clip[1])
+        each = -torch.minimum(ratio * advantages, clipped * advantages)
+        if self.kl:
+            above = (batch[REFERENCE][0] - log_probs).where(counts, 0)
+            each = each + self.kl * (above.exp() - above - 1)
+        return (each * weights).sum()
+
+
+def forward_loss(model: Any, batch: Batch, mask: PackMask | None, of_rewards: RewardLoss | None = None) -> torch.Tensor:
+    """The share of a batch in the loss of its step, with gradients; rows need no `mask`, and packs with advantages
+    `of_rewards`."""
     inputs: dict[str, Any] = {name: tensor for name, tensor in batch.items() if name not in (*LOSS_KEYS, MASK_KEY)}
     if mask is not None and MASK_KEY in batch:
         inputs["attention_mask"] = masks_of(model, mask(batch[MASK_KEY]), batch[MASK_KEY])
         inputs |= inputs_of(model, mask, batch["logits_to_keep"], batch[MASK_KEY])
     logits = model(**inputs, use_cache=False).logits
+    if ADVANTAGES in batch:
+        assert of_rewards, "packs with advantages need the loss of rewards"
+        return of_rewards(logits, batch)
     return weighted_loss(logits, batch["targets"], batch["weights"])

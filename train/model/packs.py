@@ -33,13 +33,13 @@ from lookonce.train.data.packing import padded_length
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.load import base_model, is_sharded, without_ddp
-from lookonce.train.model.loss import MASK_KEY, forward_loss
+from lookonce.train.model.loss import LOG_PROBS, MASK_KEY, REWARD_KEYS, RewardLoss, forward_loss
 
 MIN_TARGETS = 64
 GRIDS = "image_grid_thw"
 FEATURES = "pixel_values"
 IMAGE_KEYS = (FEATURES, GRIDS)
-TARGET_KEYS = ("logits_to_keep", "targets", "weights")
+TARGET_KEYS = ("logits_to_keep", "targets", "weights", *REWARD_KEYS)
 NUM_LAUNCHED = 2
 """Passes that are launched before others are captured: they compile the layers, for all lengths, which a capture
 cannot."""
@@ -56,21 +56,27 @@ Capture = Callable[[Replay], Replay]
 
 @contextlib.contextmanager
 def packed_attention(
-    model: Any, *, compiled: bool = False, captured: bool = False, flex: bool = True
+    model: Any,
+    *,
+    compiled: bool = False,
+    captured: bool = False,
+    flex: bool = True,
+    of_rewards: RewardLoss | None = None,
 ) -> Iterator[PackPasses]:
     """Within the block, the model uses the attention mask of packs, and trains on them as `lookonce train` does.
 
     With `compiled` its decoder layers are compiled, which takes up to a minute, and with `captured` its passes are
     replayed as CUDA graphs; both need a GPU. Captured passes do not work with DistributedDataParallel: with
     several processes, each calls `average_gradients` after the last pack of a step. `flex`: use FlexAttention on a GPU.
-    All changes are undone on exit. The model may be in DistributedDataParallel.
+    `of_rewards` is the loss of packs with advantages. All changes are undone on exit. The model may be in
+    DistributedDataParallel.
 
     Raises:
         ModelError: a layer does not use full attention, so it would mix the questions of a pack.
     """
     with training_on_packs(without_ddp(model), compiled=compiled):
         outer = _PASSES.get(_inner(model))
-        passes = _PASSES[_inner(model)] = PackPasses(model, flex=flex, captured=captured)
+        passes = _PASSES[_inner(model)] = PackPasses(model, flex=flex, captured=captured, of_rewards=of_rewards)
         try:
             yield passes
         finally:
@@ -90,7 +96,7 @@ def pack_loss(model: Any, pack: Mapping[str, Any]) -> torch.Tensor:
 
     With several processes, the share is multiplied by their number, because DistributedDataParallel averages gradients.
     `pack` comes from `DataCollatorForPacks`; its tensors are moved to the model's device. Call it within
-    `packed_attention`.
+    `packed_attention`. Into a pack with advantages it writes the log-probabilities of the targets.
 
     Raises:
         UsageError: the model is not within `packed_attention`; several processes train, and the packs are not divided
@@ -166,7 +172,10 @@ def share_of_loss(model: Any, pack: Mapping[str, Any]) -> torch.Tensor:
             "the model is not in packed_attention, which gives it the mask of packs; write around the loop: with "
             "packed_attention(model): ..."
         )
-    return passes.loss(model, batch, pack["tokens_per_pack"])
+    loss = passes.loss(model, batch, pack["tokens_per_pack"])
+    if LOG_PROBS in batch:
+        pack[LOG_PROBS].copy_(batch[LOG_PROBS])  # the same tensor, if the pack is on the device
+    return loss
 
 
 def _tensors(pack: Mapping[str, Any]) -> Batch:
@@ -180,7 +189,10 @@ def _inner(model: Any) -> Any:
 class PackPasses:
     """Passes of a model over packs: launched, or captured and replayed."""
 
-    def __init__(self, model: Any, *, flex: bool = True, captured: bool = False) -> None:
+    def __init__(
+        self, model: Any, *, flex: bool = True, captured: bool = False, of_rewards: RewardLoss | None = None
+    ) -> None:
+        self._of_rewards = of_rewards
         self._flex, self.is_captured, self.needs_average = flex, captured, False
         self._merge_size = int(_inner(model).config.vision_config.spatial_merge_size) if captured else 0
         self._mask: PackMask | None = None
@@ -198,7 +210,7 @@ class PackPasses:
         """
         mask = self._mask_for(tokens_per_pack, batch["input_ids"].device)
         if not self.is_captured or not torch.is_grad_enabled():
-            return forward_loss(model, batch, mask)
+            return forward_loss(model, batch, mask, self._of_rewards)
         passes = self._captured_passes(model, mask)
         if self._num_launched < NUM_LAUNCHED:
             self._num_launched += 1
@@ -230,7 +242,7 @@ class PackPasses:
             trained = [weight for weight in model.parameters() if weight.requires_grad]
             new_capture = cuda_graph_capture if trained[0].is_cuda else lambda: run_again
             self._captured = CapturedPasses(
-                lambda batch: forward_loss(model, batch, mask), trained, self._merge_size, new_capture
+                lambda batch: forward_loss(model, batch, mask, self._of_rewards), trained, self._merge_size, new_capture
             )
         return self._captured
 
@@ -291,7 +303,10 @@ class CapturedPasses:
         """The loss of a pack; its backward pass, which must come before the next pack, adds the gradients."""
         replay, inputs, self._used = self.prepare(shape_of_batch(batch), batch)
         copy_into(inputs, batch)
-        return self._with_gradients(replay())
+        loss = self._with_gradients(replay())
+        if LOG_PROBS in batch:
+            batch[LOG_PROBS].copy_(inputs[LOG_PROBS][:, : batch[LOG_PROBS].shape[1]])
+        return loss
 
     def launched(self, batch: Batch) -> torch.Tensor:
         """The same without capturing.

@@ -2,6 +2,7 @@
 
 config       the run file: one YAML page, read, checked and written
 sections     the keys of the run file, each with its default
+grpo         the keys of its section for reinforcement learning
 records      a run's records, the contexts in their prompts, and its distinct images
 open         open a run: claim what a command changes, then read once what it needs
 start_adapter  the adapter of another run with which a training starts

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, get_args
 import yaml
 from pydantic import BaseModel, ValidationInfo, model_validator
 
+from lookonce.run.grpo import GrpoSection, refused
 from lookonce.run.sections import (
     RECORDED,
     VARIABLE,
@@ -66,6 +67,7 @@ class RunFile(Section):
     lora: LoraSection = LoraSection()
     batch: BatchSection = BatchSection()
     train: TrainSection = TrainSection()
+    grpo: GrpoSection = GrpoSection()
     eval: EvalSection = EvalSection()
 
     @model_validator(mode="before")
@@ -108,6 +110,12 @@ class RunFile(Section):
                 "train.best: metric needs a checkpoint wherever answers are measured: eval.every is epoch, "
                 f"without train.save_steps, or a multiple of train.save_steps (got {every}, train.save_steps={saved})"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _can_learn_from_rewards(self) -> RunFile:
+        if self.train.objective == "grpo" and (reason := refused(self.batch, self.lora.dropout, self.train.fsdp)):
+            raise ValueError(f"train.objective: grpo {reason}")
         return self
 
     @property

@@ -453,6 +453,9 @@ UNQUANTISED = "precision"
 class TrainSection(Section):
     """The training."""
 
+    objective: Same[Literal["sft", "grpo"]] = "sft"
+    """What is learned. `sft`: the answers of the records. `grpo`: to draw answers of higher rewards, as the section
+    `grpo` says."""
     start_from: ByContent[StartFrom | None] = None
     """Another run, by its output folder or its run file; training starts from its adapter. Or an adapter that `lookonce
     adapter push` uploaded: `hf://owner/name@COMMIT`. The section `lora` of both must be the same apart from `dropout`.

@@ -17,6 +17,7 @@ from lookonce.run.records import read_splits
 from lookonce.run.sections import RECORDED
 
 MINIMAL = "model: {path: m}\ndata: {train: a.jsonl}\noutput: runs/a\n"
+REWARDED = MINIMAL + "train: {objective: grpo}\n"
 VALIDATED = MINIMAL.replace("a.jsonl", "a.jsonl, val: b.jsonl")
 
 
@@ -34,6 +35,13 @@ def test_a_record_is_never_longer_than_a_pack_and_the_key_that_limits_it_is_know
     assert longest() == (900, "batch.max_tokens")
     assert longest("batch.tokens_per_pack=500") == (500, "batch.tokens_per_pack")
     assert longest("batch.tokens_per_pack=500", "batch.mode=separate") == (900, "batch.max_tokens")
+
+
+def test_one_reward_is_a_weight_of_one_and_functions_have_weights_too(tmp_path):
+    assert read(tmp_path, REWARDED, "grpo.reward=count").grpo.reward == {"count": 1}
+    weights = {"my.rewards:short": -0.5, "exact_match": 1}
+    run = read(tmp_path, REWARDED, "grpo.reward={my.rewards:short: -0.5, exact_match: 1}")
+    assert run.grpo.reward == weights and read(tmp_path, run.to_yaml()) == run
 
 
 def test_a_resolved_run_file_reads_as_the_same_run_and_compiled_code_is_beside_the_caches(tmp_path):
@@ -103,6 +111,21 @@ def test_set_replaces_a_key(tmp_path, assignment, section, key, value):
         (MINIMAL, ("output.a=3",), "output is not a section"),
         (MINIMAL, ("train.epochs=[",), "is not a YAML value"),
         (MINIMAL, ("train.epochs=0",), "nothing is trained, so `start_from` must"),
+        (
+            REWARDED,
+            ("grpo.reward=f1",),
+            r"grpo.reward.f1.*a reward is one of exact_match, .*module:function \(got 'f1'\)",
+        ),
+        (REWARDED, ("grpo.reward={exact_match: true}",), r"grpo.reward.exact_match: .*valid number \(got True\)"),
+        (REWARDED, ("grpo.reward={exact_match: .nan}",), r"grpo.reward.exact_match: .* \(got nan\)"),
+        (REWARDED, ("grpo.reward={}",), "grpo.reward: .*at least 1 item"),
+        (REWARDED, ("grpo.clip=[0.2]",), "grpo.clip: .*at least 2 items"),
+        (REWARDED, ("lora.dropout=0.1",), r"train.objective: grpo needs lora.dropout: 0 \(got 0.1\)"),
+        (REWARDED, ("train.fsdp=true",), "train.objective: grpo needs train.fsdp: false"),
+        (REWARDED, ("batch.mode=packed",), r"train.objective: grpo needs batch.mode: shared \(got packed\)"),
+        (REWARDED, ("batch.loss=sample",), r"needs batch.loss: token \(got sample\); grpo.loss says"),
+        (REWARDED, ("batch.balance=answer",), r"needs batch.balance: null \(got answer\)"),
+        (REWARDED, ("batch.order=as_given",), r"needs batch.order: random \(got as_given\)"),
     ],
 )
 def test_all_mistakes_are_refused_at_once_and_the_message_says_what_is_allowed(tmp_path, text, assignments, message):

@@ -20,7 +20,7 @@ from lookonce.train.model import attention, loss
 from lookonce.train.model.attention import PackMask, dense_mask, shared_prefix_attention
 from lookonce.train.model.compile import training_on_packs
 from lookonce.train.model.load import text_model
-from lookonce.train.model.loss import forward_loss, short_last_layer, weighted_loss
+from lookonce.train.model.loss import REWARD_KEYS, RewardLoss, forward_loss, short_last_layer, weighted_loss
 
 CPU = torch.device("cpu")
 NUM_TOKENS = 30
@@ -164,3 +164,30 @@ def test_the_model_gets_the_mask_and_no_targets():
     given = model.call_args.kwargs
     assert given.keys() == {"input_ids", "attention_mask", "logits_to_keep", "use_cache"}
     assert torch.equal(given["attention_mask"], dense_mask(seen_until)) and given["use_cache"] is False
+
+
+GARBAGE = [float("nan"), float("inf"), -float("inf"), 1e38, -1e38]
+
+
+@pytest.mark.parametrize("of_rewards", [RewardLoss(), RewardLoss(kl=0.3, temperature=0.5)])
+def test_targets_without_weight_have_no_effect_on_the_loss_of_rewards_whatever_they_have(of_rewards):
+    generator, num_targets = torch.Generator().manual_seed(0), 6
+    logits = torch.randn(1, num_targets, 7, generator=generator)
+    batch = {name: torch.randn(1, num_targets, generator=generator) for name in ("weights", *REWARD_KEYS)}
+    batch["targets"] = torch.randint(7, (1, num_targets), generator=generator)
+    stale = torch.tensor(GARBAGE)[None]
+
+    def computed(logits: torch.Tensor, batch: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        logits = logits.clone().requires_grad_()
+        loss = of_rewards(logits, batch)
+        loss.backward()
+        return [loss, logits.grad[:, :num_targets], batch["log_probs"][:, :num_targets]]
+
+    expected = computed(logits, batch)
+    padded = {name: torch.cat([tensor, stale], dim=1) for name, tensor in batch.items() if name in REWARD_KEYS}
+    padded["weights"] = torch.cat([batch["weights"], torch.zeros_like(stale)], dim=1)
+    padded["targets"] = torch.cat([batch["targets"], torch.tensor([[IGNORED, 0, 1, 2, IGNORED]])], dim=1)
+    found = computed(torch.cat([logits, torch.randn(1, len(GARBAGE), 7, generator=generator)], dim=1), padded)
+    for one, other in zip(found, expected, strict=True):
+        assert one.isfinite().all()
+        torch.testing.assert_close(one, other)

@@ -1,0 +1,119 @@
+"""What answers are worth (`grpo.reward`): a weighted sum of scores, each from 0 to 1.
+
+Design: by a metric, an answer is worth what it scores in the evaluation, with the same references in any normal form of
+Unicode and the same functions of the user's own. A question teaches only if its answers are worth different amounts, so
+there are rewards besides that tell wrong answers apart:
+
+- `count`: 1 / (1 + the difference), if a reference is a number;
+- `point_distance`: 1 / (1 + d / D) of the distance d to the nearest reference point, or to the edge of a box from
+  outside. D is a tenth of the range: 0.1 if the reference is in parts of 1, else 100, as of Qwen3-VL's range of 1000;
+- `format`: whether the answer has the form of a reference: yes or no, a number, a point, or else some text.
+
+`count`, `point_inside` and `point_distance` are 0 for all answers to other questions, so they teach nothing there. Data
+with several kinds of questions sums them with `exact_match`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from lookonce.datasets.points import NUMBER, reference_numbers
+from lookonce.eval.scores import match
+from lookonce.eval.scores.metric import MATCHED, Matched, own_function, own_score, right_answers
+from lookonce.eval.scores.prediction import Prediction
+from lookonce.run.grpo import REWARDS, GrpoSection
+from lookonce.text import nfc
+
+UNITS = (0.1, 100.0)
+"""The distance of points that is worth one half: in parts of 1, and in other units."""
+
+
+def count(answer: str, references: Sequence[str]) -> float:
+    """How near the number that an answer is comes to a reference; 0 if it is none."""
+    number, right = _number(answer), [_number(text) for text in references]
+    if number is None:
+        return 0.0
+    return max((1 / (1 + abs(number - value)) for value in right if value is not None), default=0.0)
+
+
+def _number(text: str) -> float | None:
+    """The number that a text is, apart from the spaces and the full stop around it."""
+    text = text.strip().removesuffix(".")
+    return float(text) if NUMBER.fullmatch(text) and math.isfinite(float(text)) else None
+
+
+def point_distance(answer: str, references: Sequence[str]) -> float:
+    """How near an answer's point comes to a reference point or box; 0 if one of them is none."""
+    if (point := match.answer_point(answer)) is None:
+        return 0.0
+    return max((_nearness(point, reference_numbers(text)) for text in references), default=0.0)
+
+
+def _nearness(point: match.Point, reference: tuple[float, ...]) -> float:
+    if not reference:
+        return 0.0
+    nearest = [
+        min(max(value, min(ends)), max(ends))
+        for value, ends in zip(point, (reference[::2], reference[1::2]), strict=True)
+    ]
+    unit = UNITS[0] if all(0 <= value <= 1 for value in reference) else UNITS[1]
+    return 1 / (1 + math.dist(point, nearest) / unit)
+
+
+def form(answer: str, references: Sequence[str]) -> bool:
+    """Whether an answer has the form of a reference."""
+    return any(_has_form(answer, text) for text in references)
+
+
+def _has_form(answer: str, reference: str) -> bool:
+    if reference_numbers(reference):
+        return match.answer_point(answer) is not None
+    if _number(reference) is not None:
+        return _number(answer) is not None
+    return match.is_closed(answer) if match.is_closed(reference) else bool(answer.strip())
+
+
+SCORES: Mapping[str, Matched] = {
+    **{name: MATCHED[name] for name in REWARDS if name in MATCHED},
+    "count": count,
+    "point_distance": point_distance,
+    "format": form,
+}
+"""The rewards that need no function of the user's own, by their keys."""
+
+
+class Reward:
+    """What answers are worth by the rewards of a run file."""
+
+    def __init__(self, options: GrpoSection) -> None:
+        """The sum of the rewards of a run file.
+
+        Raises:
+            UsageError: a function of the user's own cannot be imported, or has another form.
+        """
+        self.weights, self._punishes_cut = dict(options.reward), options.cut == "punished"
+        for name in self.weights.keys() - SCORES.keys():
+            own_function(name)
+
+    @property
+    def lowest(self) -> float:
+        """The lowest reward that the weights allow."""
+        return math.fsum(min(weight, 0.0) for weight in self.weights.values())
+
+    def __call__(self, row: Prediction, answer: str, is_cut: bool = False) -> float:
+        """What an answer is worth to the question of a row, whose own answer does not matter; the lowest reward if it
+        was cut off and is punished.
+
+        Raises:
+            UsageError: a function of the user's own failed, or returned no number from 0 to 1; names the record.
+        """
+        if is_cut and self._punishes_cut:
+            return self.lowest
+        row, answer = row.in_nfc, nfc(answer)
+        return math.fsum(weight * self._score(name, row, answer) for name, weight in self.weights.items())
+
+    def _score(self, name: str, row: Prediction, answer: str) -> float:
+        if name in SCORES:
+            return float(SCORES[name](answer, right_answers(row)) or 0)
+        return own_score(name, answer, row)
