@@ -172,7 +172,7 @@ average_gradients(model)
 build_cache(images, model, folder, *, revision, dtype, backend, min_pixels, max_pixels, shard_mb, augment)
 load_without_tower(model, *, revision, dtype, device, attention)
 pack_loss(model, pack)
-packed_attention(model, *, compiled, captured, flex)
+packed_attention(model, *, compiled, captured, flex, of_rewards)
 replace_tower(model)
 save_run(adapter, run)
 """
