@@ -6,12 +6,12 @@ of some of its questions as rows, which the model has computed as it was loaded:
 joined or captured. The other questions are in the pack but have no weight in its loss, so what they are must not
 matter. LoRA's matrices B are zero at first, which would hide the gradients of A, so they are drawn for the check.
 
-No difference has a fixed limit. It may be `FACTOR` times the spread, the difference between two exact computations of
-the same rows: together, and in smaller batches with layers that round their results once more. Gradients are
+No difference has a fixed limit. It may be `FACTOR` times the spread, the largest difference between exact computations
+of the same rows: together, with layers that round their results once more, and in smaller batches. Gradients are
 compared for each kind of weight, such as all A of q_proj. Faults change results much more than rounding does, so the
 factor only keeps chance from raising an alarm.
 
-The cost: about two seconds before each start, as the rows are computed twice. Left out are sharded weights;
+The cost: two or three seconds before each start, as some rows are computed three times. Left out are sharded weights;
 dropout, which draws other numbers for rows; and linear attention, whose kernels would be tuned for rows for a minute.
 `lookonce selftest` compares more, with a small model of its own.
 """
@@ -171,11 +171,13 @@ class FirstPack:
             sdpa_kernel(STOCK_KERNELS),
             self._on_drawn_weights(),
         ):
-            rows = self._as_rows()
+            rows, others = self._as_rows(), [self._as_rows(parts=2)]
             with _rounding_once_more(model, eps):
-                self._spread = self._as_rows(parts=2).distances(rows)
+                others.append(self._as_rows())
+            spreads = [other.distances(rows) for other in others]
             self._rows = rows.cpu()  # a training needs all of the GPU's memory
         model.train(was_training)
+        self._spread = {what: max(distances.get(what, 0.0) for distances in spreads) for what in spreads[0]}
 
     def check(self, model: Any) -> str:
         """Compare the pack as `model` computes it: the trainer's, as it is called in training. Says what was found.
