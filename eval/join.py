@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lookonce.differences import flatten
-from lookonce.errors import UsageError
+from lookonce.errors import RunFolderError, UsageError
 from lookonce.eval.answers.files import is_begun
 from lookonce.eval.scores.metric import EXACT, Scorer, name_of
 from lookonce.eval.scores.metrics import read_headline
@@ -85,9 +85,18 @@ def read_file(name: str, file: Path, folder: RunFolder | None) -> Run:
     """The run with the answers of a predictions file; `folder` is the run folder that it belongs to, if any."""
     if folder is None:
         return Run(name, read_predictions(file), "", None)
-    is_of_split = file.absolute() == folder.predictions(file.stem).absolute()
-    head = read_headline(folder, file.stem) if is_of_split else None
-    return Run(name, read_predictions(file), *_training_of(folder), head.metric if head else EXACT)
+    return Run(name, read_predictions(file), *_training_of(folder), _metric_of(folder, file))
+
+
+def _metric_of(folder: RunFolder, file: Path) -> str:
+    """The metric that counted when the answers of a file were evaluated, or would count now if its result is lost."""
+    if file.absolute() != folder.predictions(file.stem).absolute():
+        return EXACT
+    try:
+        head = read_headline(folder, file.stem)
+    except RunFolderError:
+        head = None
+    return head.metric if head else folder.read_run().eval.metric
 
 
 def check_splits(splits: Mapping[str, str]) -> None:

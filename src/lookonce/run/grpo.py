@@ -11,18 +11,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from lookonce.run.sections import FUNCTION, BatchSection
+from lookonce.run.sections import FUNCTION, METRICS, BatchSection
 from lookonce.settings import Same, Section
 
-REWARDS = {
-    "exact_match": "exact match",
-    "exact_match_lower": "exact match in lower case",
-    "token_f1": "F1 of words",
-    "token_recall": "recall of words",
-    "label_f1": "F1 of labels",
-    "label_set_match": "labels in any order",
+_OF_METRICS = "exact_match exact_match_lower token_f1 token_recall label_f1 label_set_match point_inside".split()
+REWARDS = {name: METRICS[name] for name in _OF_METRICS} | {
     "count": "distance of counts",
-    "point_inside": "points inside the box",
     "point_distance": "distance of points",
     "format": "form of the answer",
 }

@@ -107,7 +107,7 @@ def test_an_empty_file_of_answers_or_their_cost_is_written_again(run: RunFolder)
     for path in (run.predictions("val"), run.answering("val"), run.metrics("val")):
         written = path.read_bytes()
         path.write_text("")
-        assert invoke(("compare", "run", "other")).exit_code == (0 if path == run.answering("val") else 1)
+        assert invoke(("compare", "run", "other")).exit_code == (1 if path == run.predictions("val") else 0)
         assert invoke(("eval", "run")).exit_code == 0
         assert path == run.answering("val") or path.read_bytes() == written
 
