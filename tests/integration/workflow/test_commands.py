@@ -75,7 +75,7 @@ def test_the_readmes_quick_start_goes_from_nothing_to_an_answer(lookonce, run_fi
     startup = re.findall(r"^([a-z ]+): [\d.]+ s$", trained.stderr.partition("step ")[0], re.M)
     assert startup[0] == "load libraries"
     assert {"read records", "make tokens of train records", "load weights"} <= set(startup)
-    assert re.search(r"^first step after [\d.]+ m?s", trained.stderr, re.M)
+    assert re.search(r"^first step after \d[\d. hmin]* s", trained.stderr, re.M)
     timed = json.loads((tmp_path / "runs/sample/trained.json").read_text())["startup_seconds"]
     assert timed.keys() == {*startup} | {"other work"}, "what no piece of work accounts for is named too"
     assert "is already trained" in lookonce("train", run_file, "--resume").stderr
