@@ -245,8 +245,8 @@ def _make_examples(
             else:
                 examples[split] = opened.examples(split)
         if num_too_long := examples[split][1]:
-            kept, what = examples[split][0], "questions" if asks else "records"
-            left_out = f"left out {num_too_long:,} of {len(kept) + num_too_long:,} {split} {what}"
+            num_read = len(questions) + num_too_long if asks else len(records[split])
+            left_out = f"left out {num_too_long:,} of {num_read:,} {split} {'questions' if asks else 'records'}"
             key, limit = batch.limiting_key, batch.longest_record
             with_answer = ", with an answer of grpo.max_new_tokens" if asks else ""
             opened.notify(

@@ -61,7 +61,7 @@ def test_the_largest_shapes_have_the_most_tokens_and_the_most_targets():
 
 def trainer_of(pads_to_blocks: bool, startup: Startup, compile_cache: Any = None) -> Any:
     collator = SimpleNamespace(pads_to_blocks=pads_to_blocks)
-    return SimpleNamespace(collator=collator, startup=startup, compile_cache=compile_cache)
+    return SimpleNamespace(collator=collator, startup=startup, compile_cache=compile_cache, compiled_apart=0)
 
 
 def test_the_trial_uses_compiled_code_that_is_kept_and_is_reported(monkeypatch):
