@@ -308,10 +308,12 @@ class SharedPrefixes:
 
     def decoder_of(self, model: Any) -> Decoder:
         """The decoder of a model, which keeps its buffers and captured passes from batch to batch."""
+        if model.training:  # else compiled layers would be compiled again for it
+            model.eval()
         if self._decoder is None or self._decoder.model is not model:
             is_quick = self._on_gpu and self._num_planned >= self._min_compiled
             self._decoder = Decoder(
-                model.eval(),
+                model,
                 self._chat,
                 self._source,
                 self.room,

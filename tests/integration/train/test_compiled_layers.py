@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.batches import packs_of
 from support.models.adapted import Layer, adapted, assert_close, computed
+from support.trainings import compile_layers_by
 from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import flex_attention
 
@@ -22,11 +23,6 @@ from lookonce.train.model.loss import inputs_of
 from lookonce.train.model.packs import packed_attention
 
 CPU = torch.device("cpu")
-COMPILE = torch.nn.Module.compile
-
-
-def eager(layer: torch.nn.Module, **options: bool) -> None:
-    COMPILE(layer, backend="eager", **options)
 
 
 @pytest.mark.guarantee(
@@ -35,7 +31,7 @@ def eager(layer: torch.nn.Module, **options: bool) -> None:
 @pytest.mark.filterwarnings("default")  # the compiler warns
 def test_packs_of_all_lengths_with_any_number_of_targets_share_their_graphs(monkeypatch):
     """A capture cannot compile: a shape that needs another graph ends the training."""
-    monkeypatch.setattr(torch.nn.Module, "compile", eager)
+    compile_layers_by(monkeypatch, "eager")
     compiled = torch.compile(flex_attention, dynamic=True, backend="eager")
     monkeypatch.setattr(attention, "_compiled", lambda: compiled)
     model, mask = small_model(ModelSize(64, 5, Heads(4, 2, 16)), torch.float32, CPU), PackMask(1024, CPU)
@@ -59,7 +55,7 @@ def test_packs_of_all_lengths_with_any_number_of_targets_share_their_graphs(monk
 @pytest.mark.filterwarnings("default")  # the compiler warns
 def test_in_training_all_layers_share_one_graph(monkeypatch):
     """A second one would take as long to compile as the first: the first layer's input must have a gradient too."""
-    monkeypatch.setattr(torch.nn.Module, "compile", eager)
+    compile_layers_by(monkeypatch, "eager")
     model = small_model(ModelSize(64, 5, Heads(4, 2, 16)), torch.float32, CPU)
     passes, before = Passes(model, torch.float32, CPU), num_compiled_graphs()
     pack = packs_of(Questions(((3, 4), (2, 3)), (2, 2, 2), 256, 6), 64)[:1]
@@ -74,7 +70,7 @@ def test_in_training_all_layers_share_one_graph(monkeypatch):
 @pytest.mark.filterwarnings("default")  # the compiler warns
 def test_a_later_model_of_the_same_shape_uses_the_code_of_an_earlier_one_which_is_freed(monkeypatch):
     """A process that trains several runs compiles once, and its compiled code holds no weights."""
-    monkeypatch.setattr(torch.nn.Module, "compile", eager)
+    compile_layers_by(monkeypatch, "eager")
     pack = packs_of(Questions(((3, 4), (2, 3)), (2, 2, 2), 256, 6), 64)[:1]
 
     def compiled() -> tuple[int, list[weakref.ref]]:
@@ -99,7 +95,7 @@ def test_floats_of_modules_are_constants_of_the_graph(monkeypatch):
         return graph.forward
 
     tensors: list[object] = []
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda layer, **options: COMPILE(layer, backend=keep, **options))
+    compile_layers_by(monkeypatch, keep)
     model = small_model(ModelSize(64, 2, Heads(4, 2, 16)), torch.float32, CPU)
     passes, packs = Passes(model, torch.float32, CPU), packs_of(Questions(((3, 4), (2, 3)), (2, 2, 2), 256, 6), 64)
     with packed_attention(model, compiled=True):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.batches import BatchMaker
-from support.trainings import needs_bitsandbytes
+from support.trainings import compile_layers_by, needs_bitsandbytes
 
 from lookonce.run.config import RunFile
 from lookonce.run.open import TO_BUILD, OpenRun, open_run
@@ -52,20 +52,14 @@ class Steps:
             return [self.passes.outcome(map(batches.pack, step)) for step in batches.sampler.epoch(0)]
 
 
-COMPILE = torch.nn.Module.compile
-
-
 @ON_CPU
 @pytest.mark.filterwarnings("default")  # the compiler warns
 @pytest.mark.parametrize("frozen", ["fp8", *QUANTISED])
 def test_compiled_layers_are_one_graph_and_give_the_same(session, random_lora, frozen, monkeypatch):
-    def compile_whole(layer, **options):
-        COMPILE(layer, backend="eager", fullgraph=True, **options)
-
     steps = Steps(session, random_lora, frozen)
     steps.passes.model.eval()  # in which bitsandbytes computes int8 as on a GPU
     expected = steps.outcomes(mode="shared")
-    monkeypatch.setattr(torch.nn.Module, "compile", compile_whole)
+    compile_layers_by(monkeypatch, "eager", fullgraph=True)
     for found, launched in zip(steps.outcomes(compiled=True, mode="shared"), expected, strict=True):
         assert max(found.distance(launched)) < TOLERANCE
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.batches import BatchMaker
-from support.trainings import needs_bitsandbytes
+from support.trainings import compile_layers_by, needs_bitsandbytes
 from torch import nn
 
 from lookonce.run.open import FROM_CACHE, open_run
@@ -22,7 +22,6 @@ from lookonce.train.model.packs import packed_attention
 from lookonce.workflow import train
 
 CPU = torch.device("cpu")
-COMPILE = nn.Module.compile
 COMPILED = [(UNQUANTISED, True), pytest.param("nf4", "selective", marks=needs_bitsandbytes)]
 """Kinds of frozen weights and forms of checkpointing."""
 
@@ -32,10 +31,7 @@ COMPILED = [(UNQUANTISED, True), pytest.param("nf4", "selective", marks=needs_bi
 @pytest.mark.skipif(torch.cuda.is_available(), reason="quantised weights are loaded onto the GPU")
 @pytest.mark.parametrize(("frozen", "how"), COMPILED)
 def test_compiled_layers_stay_one_graph_and_give_the_same(make_cached_run, random_lora, frozen, how, monkeypatch):
-    def compile_whole(layer: Any, **options: Any) -> None:
-        COMPILE(layer, backend="aot_eager", fullgraph=True)  # for one length, which compiles sooner
-
-    monkeypatch.setattr(nn.Module, "compile", compile_whole)
+    compile_layers_by(monkeypatch, "aot_eager", dynamic=None, fullgraph=True)  # for one length, which compiles sooner
     session = open_run(make_cached_run(), FROM_CACHE)
     model = random_lora(session, partial(load_without_tower, frozen=frozen)).train()
     passes, options = Passes(model, torch.float32, CPU), BatchSection(samples_per_step=4, tokens_per_pack=512)

@@ -10,6 +10,7 @@ from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from lookonce.errors import ModelError
 from lookonce.families.lookup import DEFAULT, FAMILIES
+from lookonce.train.model import compile
 from lookonce.train.model.attention import NAME
 from lookonce.train.model.compile import add_features, as_loaded, training_on_packs, without_syncs
 from lookonce.train.model.load import load_without_tower, text_model
@@ -50,7 +51,7 @@ def test_layers_of_full_attention_are_accepted_whether_the_config_lists_them_or_
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_setup_within_another_is_undone_and_the_outer_one_stays(sample_model, monkeypatch, compiled):
     """As answers are given while training: without the packs' attention, or in packs that are compiled or not."""
-    monkeypatch.setattr("torch.compile", lambda function, **options: function)
+    monkeypatch.setattr(compile, "compiled_call", lambda dynamic: torch.nn.Module._call_impl)
     model = load_without_tower(sample_model, torch.float32)
     text = text_model(model)
 

@@ -1,0 +1,392 @@
+"""Measure reinforcement learning: `lookonce train` with `train.objective: grpo`, packs without sharing, and TRL.
+
+    python benchmarks/grpo.py --model 2b --tokenizer Qwen3-VL-tokenizer --tokens 8 64 --report grpo_2b.md
+    python benchmarks/grpo.py --model 8b --tokenizer Qwen3-VL-tokenizer --variants shared trl --questions 18 --rows 4
+
+shared     one pass over each image, for all questions about it and all answers to them, from the cache
+packed     the same answers and loss, but each answer is trained, and each question answered, with its own copy of the
+           image: packs from the cache without padding, the most that a trainer that shares nothing can do
+trl        TRL's GRPOTrainer with transformers' generation: a padded row per answer, the tower in each pass
+
+All have the same weights, LoRA, frames, questions and order, `--samples` answers to each question, and answers of
+`--tokens` tokens: random weights seldom end one, and TRL is not let. Rewards are made of the tokens of an answer, so
+they differ and cost nothing. The first step of all variants has the answers of the first one, so that log-probabilities
+and the norm of the gradient can be compared; it is not timed.
+
+Each variant is a process of its own. Seconds are the median of the steps after those that warm up; what is not sampling
+or rewarding is training, optimizer and logging included. The limit is what the matrix products of a step take at the
+rate of large ones: forward and backward over what is trained, and forward over what is sampled. The tower's are not
+counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import transformers
+
+from lookonce.bench.flops import matmul_flops_per_second, num_flops, synchronize
+from lookonce.bench.step import make_run
+from lookonce.datasets.records import Record
+from lookonce.environment import best_device, device_name
+from lookonce.eval.answers.policy import Policy
+from lookonce.run.open import TO_BUILD, TO_MEASURE, open_run
+from lookonce.run.startup import Startup
+from lookonce.train.data.packing import Group, group_examples, nested
+from lookonce.train.data.policy import Drawn, QuestionStream, answered
+from lookonce.train.data.sampler import Sampler
+from lookonce.train.data.tokenize import Example, to_messages
+from lookonce.train.loop.arguments import training_arguments
+from lookonce.train.loop.rewards import RewardTrainer
+from lookonce.train.loop.session import make_trainer
+from lookonce.train.model.load import PRECISIONS, add_lora, load_with_tower, load_without_tower
+
+NUM_WARMUP_STEPS = {"shared": 3, "packed": 2, "trl": 1}
+"""Steps that are not timed: ours capture the passes over packs of new shapes."""
+MIN_STEPS, MIN_SECONDS = {"shared": 10, "packed": 4, "trl": 2}, 8.0
+"""Steps that are timed at least, and until they have taken this long, unless `--seconds` are over."""
+HEADER = (
+    "variant | s/step | | sampling | rewarding | training | ms/answer | s/image | limit, s | tokens trained | sampled "
+    "| peak GB | before, s | first gradient's norm | log-probabilities differ: mean, most"
+)
+LogProbs = dict[tuple[int, ...], list[float]]
+"""The log-probabilities of the tokens of each answer."""
+
+
+def reward_of(token_ids: Sequence[int]) -> float:
+    """From 0 to 1, of all tokens of an answer."""
+    return zlib.crc32(np.array(token_ids, np.int32).tobytes()) / 2**32
+
+
+class Clock(transformers.TrainerCallback):
+    """Times the steps of a trainer, stops it, and prints what each step took."""
+
+    def __init__(self, variant: str, seconds: float) -> None:
+        self.began, self.ends, self.logs = time.perf_counter(), list[float](), list[dict[str, float]]()
+        self._first, self._most = NUM_WARMUP_STEPS[variant], MIN_STEPS[variant]
+        self._limit = self.began + seconds
+
+    @property
+    def steps(self) -> list[float]:
+        """Seconds of each step that is timed; the first one has no beginning."""
+        return np.diff(self.ends)[self._first - 1 :].tolist()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        synchronize(best_device())
+        self.ends.append(time.perf_counter())
+        is_enough = len(self.steps) >= self._most and sum(self.steps) >= MIN_SECONDS
+        control.should_training_stop = is_enough or self.ends[-1] > self._limit
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if "loss" in logs:
+            self.logs.append(dict(logs))
+            shown = {name: value for name, value in logs.items() if "seconds" in name or name in ("loss", "grad_norm")}
+            print(f"  step {state.global_step} at {self.ends[-1] - self.began:.3f} s: {shown}", file=sys.stderr)
+
+
+class HashedRewards(Policy):
+    """Draws answers as `lookonce train` does, and rewards them by `reward_of`; the first ones may be given."""
+
+    first: Sequence[Sequence[Sequence[int]]] = ()
+
+    def __call__(self, model: Any, asked: Sequence[tuple[int, Example]], seed: int) -> list[list[Drawn]]:
+        drawn, given = super().__call__(model, asked, seed), self.first
+        return [[Drawn(tuple(ids), reward_of(ids)) for ids in group] for group in given] if given else drawn
+
+    def _rewarded(self, number: int, prompt: Example, group: Any) -> list[Drawn]:
+        drawn = super()._rewarded(number, prompt, group)
+        return [answer._replace(reward=reward_of(answer.token_ids), is_cut=False) for answer in drawn]
+
+
+def alone(examples: Sequence[Example], image_token_id: int) -> list[Group]:
+    """Each example as a group of its own, as in `batch.mode: packed`."""
+    groups = [group_examples([example], image_token_id)[0] for example in examples]
+    return [replace(group, examples=(number,)) for number, group in enumerate(groups)]
+
+
+class Cell:
+    """One variant with answers of one length."""
+
+    def __init__(self, variant: str, num_tokens: int, options: argparse.Namespace) -> None:
+        self.variant, self.num_tokens, self.options = variant, num_tokens, options
+        settings = {
+            "train.objective": "grpo",
+            "train.precision": "bf16" if torch.cuda.is_available() else "fp32",
+            "train.logging_steps": 1,
+            "batch.samples_per_step": options.questions,
+            "grpo.samples": options.samples,
+            "grpo.max_new_tokens": num_tokens,
+            "grpo.filter": "false",
+        }
+        assignments = [*(f"{name}={value}" for name, value in settings.items()), *options.assignments]
+        run = self.run = make_run(options.place, options.model, options.images, options.tokenizer, assignments)
+        open_run(run, TO_BUILD).build()
+        self.opened = open_run(run, TO_MEASURE)
+        self.questions, self.prompts, _ = self.opened.questions("train")
+        self.image_token_id: int = self.opened.chat_tokenizer.image_token_id
+        plan = Sampler.of(self.prompts, self.image_token_id, run.batch, run.train.seed)
+        self.order = [number for number, _ in QuestionStream(self.prompts, plan).take(0, len(self.prompts))]
+        """The numbers of the questions as they are asked."""
+        self.path: Path = options.place / f"first-{options.model}-{options.questions}-{num_tokens}.json"
+        """The answers of the first step and their log-probabilities, by the variant that was measured first."""
+        self.first = json.loads(self.path.read_text()) if self.path.exists() else None
+        self.log_probs: LogProbs = {}
+        """Those of the first step."""
+
+    def measure(self) -> dict[str, Any]:
+        """Train, and say what it took."""
+        on_gpu, options = torch.cuda.is_available(), self.options
+        clock = Clock(self.variant, options.seconds)
+        with self.opened, tempfile.TemporaryDirectory() as folder:
+            model = (self.trl if self.variant == "trl" else self.ours)(clock, Path(folder))
+            timed, of_first = clock.logs[-len(clock.steps) :] if clock.steps else [], clock.logs[0]
+            keys = {key for number in self.order for key in self.prompts[number].image_keys}
+            return {
+                "variant": self.variant,
+                "tokens": self.num_tokens,
+                "device": device_name(),
+                "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+                "steps": clock.steps,
+                "sampling": median([log["sampling_seconds"] for log in timed] or [0.0]),
+                "rewarding": median([log.get("rewarding_seconds", 0.0) for log in timed] or [0.0]),
+                "answers": options.questions * options.samples,
+                "images": len(keys) * options.questions / len(self.order),
+                "tokens_per_answer": clock.logs[-1]["answer_tokens"],
+                "before": clock.ends[0] - clock.began,
+                "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if on_gpu else 0.0,
+                "grad_norm": float(of_first["grad_norm"]),
+                "differ": self.compared(),
+                **self.limits(model),
+            }
+
+    def limits(self, model: Any) -> dict[str, Any]:
+        """Tokens that are trained and sampled in the first step, and seconds of their products."""
+        prompts = [self.prompts[number] for number in self.order[: self.options.questions]]
+        ids = np.random.default_rng(0).integers(0, 1000, (len(prompts), self.options.samples, self.num_tokens))
+        flat = [answered(prompt, each) for prompt, group in zip(prompts, ids, strict=True) for each in group]
+        rows, groups, size = alone(flat, self.image_token_id), group_examples(flat, self.image_token_id), len(ids[0])
+        tree = [nested(group, flat) for group in groups]
+        parts = [(group, range(n, n + size)) for group in groups for n in range(0, len(group.examples), size)]
+        by_question = [nested(group.subset(part), flat) for group, part in parts]
+        trained, sampled = {"shared": (tree, tree), "packed": (rows, by_question), "trl": (rows, rows)}[self.variant]
+        rate = matmul_flops_per_second(best_device(), torch.bfloat16 if torch.cuda.is_available() else torch.float32)
+        return {
+            "trained": sum(group.num_tokens for group in trained),
+            "sampled": sum(group.num_tokens for group in sampled),
+            "limit": (num_flops(model, trained, flat) + num_flops(model, sampled, flat) / 2) / rate,
+            "tflops": rate / 1e12,
+        }
+
+    def compared(self) -> list[float] | None:
+        """The mean and the largest distance to the log-probabilities of the first variant, of answers to one question
+        alone."""
+        if not self.first:
+            return None
+        ids = [tuple(answer) for group in self.first["answers"] for answer in set(map(tuple, group))]
+        once = [each for each in ids if ids.count(each) == 1]
+        kept = dict(zip(map(tuple, self.first["ids"]), self.first["log_probs"], strict=True))
+        distances = np.concatenate([np.abs(np.subtract(self.log_probs[each], kept[each])) for each in once])
+        return [float(distances.mean()), float(distances.max())]
+
+    def ours(self, clock: Clock, folder: Path) -> Any:
+        """The training of `lookonce train`; returns the model."""
+        run, log_probs, note = self.run, self.log_probs, RewardTrainer._note_passes
+        model = load_without_tower(self.opened.model_folder, PRECISIONS[run.train.precision], run.model.attention)
+        model = add_lora(model, self.opened.model_folder, run.lora, run.train.seed)
+        settings = training_arguments(run, folder, max_steps=100_000, save_strategy="no", eval_strategy="no")
+        startup = Startup(lambda text: print(f"  {text}", file=sys.stderr, flush=True))
+        draw = HashedRewards(self.opened, self.questions)
+        draw.first = self.first["answers"] if self.first else ()
+
+        def noted(trainer: Any, computed: Any) -> None:
+            """Keep what the first step has computed."""
+            note(trainer, computed)
+            if trainer.state.global_step:
+                return
+            for indices, values in computed:
+                answers = [trainer.step.answers[number] for number in indices]
+                ends = np.cumsum([len(answer.old) for answer in answers])
+                for answer, part in zip(answers, np.split(values[0].float().cpu().numpy(), ends[:-1]), strict=True):
+                    log_probs[tuple(answer.example.token_ids[-len(part) :].tolist())] = part.tolist()
+            draw.first = ()
+            if not self.first:
+                groups = [[answer.token_ids for answer in group] for group in trainer._kept[1]]
+                kept = {"answers": groups, "ids": [*log_probs], "log_probs": [*log_probs.values()]}
+                self.path.write_text(json.dumps(kept))
+
+        with ExitStack() as within:
+            within.enter_context(mock.patch.object(RewardTrainer, "_note_passes", noted))
+            for module in ("train.data.policy", "eval.decoding.batches") if self.variant == "packed" else ():
+                within.enter_context(mock.patch(f"lookonce.{module}.group_examples", alone))
+            options: Any = {"callbacks": [clock], "startup": startup, "draw": draw}
+            make_trainer(self.opened, model, settings, self.prompts, **options).train()
+        return model
+
+    def trl(self, clock: Clock, folder: Path) -> Any:
+        """The same by TRL's `GRPOTrainer`, of a model with the same LoRA weights; returns the model."""
+        from datasets import Dataset, Image
+        from datasets import Sequence as Several
+        from trl import GRPOConfig, GRPOTrainer
+
+        run, options, log_probs = self.run, self.options, self.log_probs
+        given = [ids for group in self.first["answers"] for ids in group] if self.first else []
+
+        class Timed(GRPOTrainer):  # type: ignore[misc]
+            """Has the given answers in its first step, and keeps their log-probabilities."""
+
+            def _generate_and_score_completions(self, inputs: Any) -> Any:
+                began = time.perf_counter()
+                found = super()._generate_and_score_completions(inputs)
+                synchronize(best_device())
+                self.sampling_seconds = time.perf_counter() - began
+                return found
+
+            def _generate_single_turn(self, *args: Any, **others: Any) -> Any:
+                is_given = given and self.state.global_step == 0
+                return (given, None) if is_given else super()._generate_single_turn(*args, **others)
+
+            def _get_per_token_logps_and_entropies(self, model: Any, input_ids: Any, *args: Any, **others: Any) -> Any:
+                found = super()._get_per_token_logps_and_entropies(model, input_ids, *args, **others)
+                if self.state.global_step == 0:
+                    rows = input_ids[:, -found[0].shape[1] :].tolist(), found[0].detach().float().tolist()
+                    log_probs.update((tuple(ids), values) for ids, values in zip(*rows, strict=True))
+                return found
+
+            def log(self, logs: dict[str, float], *args: Any) -> None:
+                mean_length = self._metrics["train"]["completions/mean_length"][-1:]
+                more = {"sampling_seconds": self.sampling_seconds, "answer_tokens": sum(mean_length)}
+                super().log(logs | more if "loss" in logs else logs, *args)
+
+        on_gpu, num_answers = torch.cuda.is_available(), options.questions * options.samples
+        config = GRPOConfig(
+            output_dir=str(folder),
+            max_steps=100_000,
+            per_device_train_batch_size=options.rows,
+            gradient_accumulation_steps=num_answers // options.rows,  # whose answers are generated together
+            num_generations=options.samples,
+            max_completion_length=self.num_tokens,
+            generation_kwargs={"min_new_tokens": self.num_tokens},
+            shuffle_dataset=False,
+            learning_rate=run.train.learning_rate,
+            lr_scheduler_type=run.train.scheduler,
+            max_grad_norm=run.train.max_grad_norm,
+            optim=run.train.optimizer,
+            epsilon_high=run.grpo.clip[1],
+            bf16=on_gpu,
+            use_cpu=not on_gpu,
+            gradient_checkpointing=options.checkpointing,
+            dataloader_num_workers=8 if on_gpu else 0,
+            logging_steps=1,
+            save_strategy="no",
+            report_to="none",
+        )
+        rows = [self._row(*self.questions[number]) for number in self.order]
+        dataset = Dataset.from_list(rows).cast_column("images", Several(Image()))
+        model = load_with_tower(self.opened.model_folder, PRECISIONS[run.train.precision], run.model.attention)
+        model = add_lora(model, self.opened.model_folder, run.lora, run.train.seed)
+
+        def reward(completion_ids: Any, **others: Any) -> list[float]:
+            return [reward_of(ids) for ids in completion_ids]
+
+        trainer = Timed(model, reward, config, dataset, processing_class=self._processor(), callbacks=[clock])
+        trainer.train()
+        return model
+
+    def _row(self, record: Record, turn: int) -> dict[str, Any]:
+        question = [part["text"] for part in to_messages(record)[2 * turn]["content"] if part["type"] == "text"]
+        return {"prompt": [{"role": "user", "content": question[0]}], "images": [str(path) for path in record.images]}
+
+    def _processor(self) -> Any:
+        """transformers' own, without the part for videos, which needs files that a model of random weights lacks."""
+        transformers.ProcessorMixin.check_argument_for_proper_class = lambda self, name, value: type(value)
+        folder, cache = self.opened.model_folder.folder, self.run.cache
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, padding_side="left")
+        images = transformers.AutoImageProcessor.from_pretrained(folder)
+        limits = {"shortest_edge": cache.min_pixels, "longest_edge": cache.max_pixels}
+        images.size = {name: pixels or getattr(images.size, name) for name, pixels in limits.items()}
+        kind = json.loads((folder / "preprocessor_config.json").read_text())["processor_class"]
+        return getattr(transformers, kind)(images, tokenizer, None, chat_template=tokenizer.chat_template)
+
+
+def report(measured: Sequence[dict[str, Any]]) -> str:
+    """A table of Markdown; `measured` has at least one variant."""
+    lines = [HEADER, "|".join(["---"] * (HEADER.count("|") + 1))]
+    for found in measured:
+        first = next(each for each in measured if each["tokens"] == found["tokens"])
+        step, of_first = (median(each["steps"]) if each["steps"] else float("nan") for each in (found, first))
+        training = step - found["sampling"] - found["rewarding"]
+        differ = "" if found["differ"] is None else "{:.1e}, {:.1e}".format(*found["differ"])
+        cells = (
+            f"{found['variant']}, {found['answers']} answers of {found['tokens']} tokens",
+            f"{step:.3f}",
+            f"{step / of_first:.1f}x",
+            *(f"{seconds:.3f}" for seconds in (found["sampling"], found["rewarding"], training)),
+            f"{1e3 * step / found['answers']:.3f}",
+            f"{step / found['images']:.3f}",
+            f"{found['limit']:.3f}",
+            *(f"{found[name]:,}" for name in ("trained", "sampled")),
+            f"{found['peak_gb']:.1f}",
+            f"{found['before']:.0f}",
+            f"{found['grad_norm']:.5g}",
+            differ,
+        )
+        lines.append(" | ".join(cells))
+    last = measured[-1]
+    end = f"{last['device']}, {last['versions']}, {last['tflops']:.0f} TFLOP/s in large products"
+    return "\n".join([*(f"| {line} |" for line in lines), "", end])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="2b")
+    parser.add_argument("--tokenizer", type=Path)
+    parser.add_argument("--place", type=Path, default=Path("bench"))
+    parser.add_argument("--images", type=int, default=64)
+    parser.add_argument("--variants", nargs="+", choices=[*MIN_STEPS], default=[*MIN_STEPS])
+    parser.add_argument("--tokens", nargs="+", type=int, default=[8], help="of each answer")
+    parser.add_argument("--questions", type=int, default=72, help="of a step")
+    parser.add_argument("--samples", type=int, default=8, help="answers to each question")
+    parser.add_argument("--rows", type=int, default=8, help="of a forward and backward pass of TRL")
+    parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing in TRL")
+    parser.add_argument("--seconds", type=float, default=120, help="after which no further step of a variant begins")
+    parser.add_argument("--set", action="append", default=[], dest="assignments", help="a key of the run file")
+    parser.add_argument("--report", type=Path, help="a file for the table")
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        variant, tokens = options.worker
+        print(json.dumps(Cell(variant, int(tokens), options).measure()))
+        return
+    for path in options.place.glob(f"first-{options.model}-*.json"):
+        path.unlink()
+    measured: list[dict[str, Any]] = []
+    for variant, tokens in ((variant, tokens) for tokens in options.tokens for variant in options.variants):
+        print(f"{variant}, {tokens} tokens", file=sys.stderr, flush=True)
+        command = [sys.executable, __file__, *sys.argv[1:], "--worker", variant, str(tokens)]
+        ended = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+        if ended.returncode:
+            print(f"{variant}, {tokens} tokens: ended with {ended.returncode}", flush=True)
+            continue
+        measured.append(json.loads(ended.stdout.splitlines()[-1]))
+        print(json.dumps(measured[-1]), report(measured), sep="\n", flush=True)
+        if options.report:
+            options.report.write_text(report(measured) + "\n")
+
+
+if __name__ == "__main__":
+    main()
