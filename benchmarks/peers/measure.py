@@ -94,6 +94,8 @@ class Clock(transformers.TrainerCallback):
         """Image tokens of the first step: equal if all tools make the same pixels of the images."""
         self.num_passes: list[int] = []
         """Forward passes of each step."""
+        self.waits: list[float] = []
+        """Seconds that each step waited for its batches."""
         self.num_trained = 0
 
     @classmethod
@@ -108,7 +110,9 @@ class Clock(transformers.TrainerCallback):
         get = transformers.Trainer.get_batch_samples  # now, since Unsloth has one of its own
 
         def counted(*arguments: Any, **named: Any) -> Any:
+            start = time.perf_counter()
             found = get(*arguments, **named)
+            self.waits.append(time.perf_counter() - start)
             self.num_passes.append(len(found[0]))
             self.num_samples.append(sum(len(batch["image_grid_thw"]) for batch in found[0]))
             self.num_tokens.append(sum(int((batch["input_ids"] != pad_token).sum()) for batch in found[0]))
@@ -147,11 +151,11 @@ def report(tool: str, package: str, options: argparse.Namespace, clock: Clock, *
     steps = [*zip(seconds, clock.num_tokens[1:], strict=False)][NUM_WARMUP_STEPS - 1 :]  # the first has no beginning
     # of a sample of mean length: a tool that packs begins with the longest samples, so its steps have ever more of them
     of_token = sum(second for second, _ in steps) / sum(number for _, number in steps) if steps else None
-    of_sample = of_token and of_token * statistics.mean(tokens)
+    mean = statistics.mean(tokens)
     on_gpu = torch.cuda.is_available()
     found = {
         "tool": tool,
-        "versions": {name: _version(name) for name in (package, *PACKAGES)},
+        "versions": versions(package),
         "device": torch.cuda.get_device_name() if on_gpu else "cpu",
         "model": options.model,
         "questions_per_image": options.questions,
@@ -164,15 +168,28 @@ def report(tool: str, package: str, options: argparse.Namespace, clock: Clock, *
         "tokens_of_steps": clock.num_tokens[: len(clock.ends)],
         "passes_of_steps": clock.num_passes[: len(clock.ends)],
         "step_seconds": seconds,
-        "ms_per_sample": of_sample and 1e3 * of_sample,
+        "wait_seconds": clock.waits[: len(clock.ends)],
+        "ms_per_sample": of_token and 1e3 * of_token * mean,
+        "ms_per_sample_of_steps": [1e3 * second / number * mean for second, number in steps],
+        "wait_share": sum(clock.waits[NUM_WARMUP_STEPS : len(clock.ends)]) / sum(seconds[1:]) if steps else None,
         "tokens_per_second": of_token and 1 / of_token,
         "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if on_gpu else None,
         "reserved_gb": torch.cuda.max_memory_reserved() / 1e9 if on_gpu else None,
         "seconds_to_first_step": clock.ends[0] - psutil.Process().create_time(),
     }
+    write(options, found)
+    print(json.dumps(found), flush=True)
+
+
+def write(options: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Write the JSON."""
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found), flush=True)
+
+
+def versions(*packages: str) -> dict[str, str | None]:
+    """The versions of some packages and of those that matter for speed; None for those that are not installed."""
+    return {name: _version(name) for name in (*packages, *PACKAGES)}
 
 
 def _version(package: str) -> str | None:
