@@ -36,7 +36,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from lookonce.bench.flops import matmul_flops_per_second, synchronize
+from lookonce.bench.step import matmul_flops_per_second, synchronize
 from lookonce.cache.build.progress import planned_images
 from lookonce.cache.build.worker import BuildOptions, build_cache
 from lookonce.cache.format import BUILD_COMMAND
@@ -49,11 +49,10 @@ from lookonce.cache.store.shards import NUM_WRITERS, DirectFile, shard_path
 from lookonce.datasets.images import ImageIndex, decode, read_bytes
 from lookonce.disk_space import existing
 from lookonce.errors import FeaturesMissing, ImageError, UsageError
-from lookonce.files import scratch_folder
+from lookonce.files import NUM_THREADS, scratch_folder
 from lookonce.run.config import read_run_file
 from lookonce.run.open import TO_BUILD, open_run
 from lookonce.text import count, rows, size, table
-from lookonce.threads import NUM_THREADS
 
 BLOCK_BYTES = 1 << 24
 """Size of a write or a read of the disk alone: large enough for any disk."""

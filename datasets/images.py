@@ -45,8 +45,8 @@ from lookonce.datasets.augment import Augment, Variant
 from lookonce.datasets.parquet import MAX_IMAGE_BYTES
 from lookonce.datasets.records import Record
 from lookonce.errors import BadImage, ImageError
+from lookonce.files import threaded_map
 from lookonce.text import count, first_few, nfc, shell
-from lookonce.threads import threaded_map
 
 Stamp = tuple[int, int, int]
 """Size in bytes, and the times of the last modification and status change in nanoseconds."""

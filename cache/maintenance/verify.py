@@ -36,9 +36,8 @@ from lookonce.cache.store.metadata import (
 from lookonce.cache.store.reader import INDEX, read_index
 from lookonce.cache.store.shards import FORMAT_NAME, SHARDS, described, shard_path
 from lookonce.errors import CacheCorrupt
-from lookonce.files import parse_json
+from lookonce.files import parse_json, threaded_map
 from lookonce.text import count, duration, listed, shown, size
-from lookonce.threads import threaded_map
 
 Level = Literal["quick", "full"]
 Part = Literal["manifest", "plan", "receipt", "shard", "header", "image"]

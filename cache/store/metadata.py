@@ -45,9 +45,8 @@ from lookonce.datasets.augment import Changes, Variant
 from lookonce.datasets.images import Stamp
 from lookonce.environment import library_versions
 from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch
-from lookonce.files import create_text, parse_json, read_json, read_limited, write_text
+from lookonce.files import create_text, parse_json, read_json, read_limited, threaded_map, write_text
 from lookonce.text import located, shown
-from lookonce.threads import threaded_map
 
 RECEIPTS = "receipts"
 MAX_IMAGES = 16_384

@@ -47,9 +47,8 @@ from lookonce.cache.store.metadata import (
 )
 from lookonce.cache.store.shards import SHARDS, shard_path
 from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch, FeaturesMissing, explain_os_error
-from lookonce.files import atomic_write, hash_file, parse_json, read_json, write_text
+from lookonce.files import atomic_write, hash_file, parse_json, read_json, threaded_map, write_text
 from lookonce.text import located, shown
-from lookonce.threads import threaded_map
 
 if TYPE_CHECKING:
     import torch

@@ -21,23 +21,26 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
-from lookonce.datasets.audit.corpus import Corpus, CorpusFile, QuestionAnswer, list_questions
 from lookonce.datasets.audit.findings import (
     LEVELS,
     NUM_EXAMPLES,
     Answers,
+    Corpus,
+    CorpusFile,
     Finding,
     Item,
     Level,
+    QuestionAnswer,
     encodable,
     find_constants,
     find_image_problems,
     find_malformed,
     find_repeats,
     find_texts,
+    list_questions,
 )
+from lookonce.datasets.balance import Majority
 from lookonce.datasets.images import Size
-from lookonce.datasets.majority import Majority
 from lookonce.text import count, share, shown
 
 

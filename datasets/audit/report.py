@@ -17,14 +17,13 @@ from pathlib import Path
 
 from PIL import ImageOps
 
-from lookonce import page, plots
+from lookonce import page
 from lookonce.datasets.audit.audit import Audit, Vocabulary
-from lookonce.datasets.audit.corpus import Corpus
-from lookonce.datasets.audit.findings import LEVELS, Finding
+from lookonce.datasets.audit.findings import LEVELS, Corpus, Finding
 from lookonce.datasets.images import UNDECODABLE, distinct, open_image, read_many
 from lookonce.errors import ImageError
+from lookonce.files import threaded_map
 from lookonce.text import bars, binned, count, shown, table
-from lookonce.threads import threaded_map
 
 NUM_QUESTIONS, NUM_SIZES, MAX_BARS = 25, 8, 20
 """The text lists this many questions, image sizes and bars of a histogram."""
@@ -217,7 +216,7 @@ def to_page(audit: Audit, sections: Sequence[Section] = (), sheet: Sequence[Thum
     """Return the whole page; `sections` are shown before the answers."""
 
     def histogram(counts: Mapping[int, int], x_name: str, y_name: str) -> str:
-        return plots.to_svg(plots.histogram(counts, x_name, y_name), f"{y_name} by {x_name}")
+        return page.to_svg(page.histogram(counts, x_name, y_name), f"{y_name} by {x_name}")
 
     sizes = f"{count(len(audit.image_sizes), 'image size')}: width and height"
     names = ", ".join(file.name for file in audit.files)
@@ -232,7 +231,7 @@ def to_page(audit: Audit, sections: Sequence[Section] = (), sheet: Sequence[Thum
         repeated_questions=repeated_questions(audit)[:NUM_DRAWN],
         size_table=size_lines(audit),
         all_sizes=size_lines(audit, len(audit.image_sizes)),
-        sizes=plots.to_svg(plots.points(audit.image_sizes, "width, pixels", "height, pixels"), sizes)
+        sizes=page.to_svg(page.points(audit.image_sizes, "width, pixels", "height, pixels"), sizes)
         if audit.image_sizes
         else "",
         histogram=histogram,

@@ -38,13 +38,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from lookonce.cache.store.claims import using
 from lookonce.claim_file import EXPIRY_S, IN_USE, FolderClaim, Process, holder, is_living, read_process_file
-from lookonce.differences import Difference, differences
 from lookonce.disk_space import free_bytes
 from lookonce.environment import library_version, library_versions
 from lookonce.errors import FolderInUse, RunFolderError
 from lookonce.files import TEMPORARY_MARK, hash_file, is_full, read_json, read_object, write_json, write_text
 from lookonce.run.config import RunFile, keys, read_run_file, with_absolute_paths
 from lookonce.run.sections import RECORDED
+from lookonce.settings import Difference, differences
 from lookonce.text import listed, located, shell, shown, size
 from lookonce.version import commit
 

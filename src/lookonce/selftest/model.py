@@ -1,4 +1,10 @@
-"""A small Qwen3-VL with random weights: its loss and gradients of packs beside those of stock rows, in every variant.
+"""The self-test: a small Qwen3-VL with random weights, its loss and gradients of packs beside those of stock rows.
+
+It takes about a minute on a GPU, and with small sizes some seconds on a CPU. Most of that is compilation, so each
+kernel is compiled only in the precision in which trainings use it: bfloat16, or float16 on GPUs before Ampere. float32
+shows small faults, such as a mask that is off by one token, because its spread is a millionth; such faults are those of
+the code around the kernels, so its layers are not compiled. Heads have 64 numbers in float32, since larger ones exceed
+the shared memory of some GPUs, and 128 otherwise.
 
 Design: examples are made of token ids and features are drawn, so that no tokenizer, image, cache or vision tower is
 needed. From there on they take the path of training: sampler, packing, collator, down to CUDA graphs. The questions of
@@ -20,8 +26,9 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -32,9 +39,12 @@ from torch.nn.attention import sdpa_kernel
 
 from lookonce.cache.format import Grid
 from lookonce.datasets.sample.model import make_config, random_model
+from lookonce.environment import best_device
+from lookonce.errors import TrainingError
 from lookonce.run.sections import BatchSection, LoraSection
 from lookonce.selftest.attention import Heads, PackToMask, allowed, attention_checks, mask_checks
-from lookonce.selftest.report import Check, Variant, attempted, within_spread
+from lookonce.selftest.report import ON_CPU, ON_GPU, Check, Report, Variant, attempted, combination, within_spread
+from lookonce.text import Notify
 from lookonce.train.data.batches import CPU, Batch
 from lookonce.train.data.dataset import (
     DataCollatorForPacks,
@@ -46,7 +56,7 @@ from lookonce.train.data.dataset import (
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.first_pack import STOCK_KERNELS, Outcome
 from lookonce.train.model.compile import as_loaded
-from lookonce.train.model.load import replace_tower
+from lookonce.train.model.load import PRECISIONS, replace_tower
 from lookonce.train.model.lora import lora_config
 from lookonce.train.model.packs import packed_attention, share_of_loss
 
@@ -326,3 +336,67 @@ def _orders(number: int) -> list[int]:
     """The numbers below `number` in several random orders, one after another."""
     rng = random.Random(0)
     return [index for _ in range(EPOCHS) for index in rng.sample(range(number), number)]
+
+
+AMPERE = (8, 0)
+"""CUDA capability of the first GPUs with bfloat16."""
+Sizes = tuple[Questions, Mapping[str, ModelSize]]
+"""How much is compared: the questions, and the model in float32 and then, unless that is float32, as it is trained."""
+
+
+def gpu_sizes(precision: str = "bf16") -> Sizes:
+    """Heads as in real models, images of up to 2,000 tokens, and packs of up to 4,096.
+
+    What takes most memory is the reference of the attention in float64, for a pack of 2,560 tokens.
+    """
+    questions = Questions(((5, 6), (12, 10), (40, 50), (16, 20), (4, 4)), (9, 5, 3, 17, 4, 2), 4096, 7)
+    models = {"fp32": ModelSize(256, 4, Heads(8, 2, 64))}
+    models.setdefault(precision, ModelSize(256, 4, Heads(8, 2, 128)))
+    return questions, models
+
+
+def cpu_sizes() -> Sizes:
+    """The same with small heads, images and packs."""
+    size = ModelSize(64, 4, Heads(4, 2, 16))
+    return Questions(((3, 4), (6, 5), (12, 16), (2, 3)), (7, 4, 3, 2, 2), 512, 6), {"fp32": size, "bf16": size}
+
+
+def run_selftest(notify: Notify = print) -> Report:
+    """Run the self-test on the best device, in the best precision that it has.
+
+    Raises:
+        TrainingError: the GPU is out of memory.
+    """
+    start, on_gpu = time.perf_counter(), torch.cuda.is_available()
+    precision = default_precision()
+    try:
+        with ieee_float32():
+            checks = compared(gpu_sizes(precision) if on_gpu else cpu_sizes(), ON_GPU if on_gpu else ON_CPU, notify)
+    except torch.OutOfMemoryError:
+        raise TrainingError(
+            "the self-test is out of memory; it needs 4 GB of the GPU, which other programs may be using"
+        ) from None
+    return Report(combination(precision), tuple(checks), time.perf_counter() - start)
+
+
+def default_precision() -> str:
+    """bf16, or fp16 on a GPU without it."""
+    has_bf16 = not torch.cuda.is_available() or torch.cuda.get_device_capability() >= AMPERE
+    return "bf16" if has_bf16 else "fp16"
+
+
+def compared(sizes: Sizes, variants: Sequence[Variant], notify: Notify) -> list[Check]:
+    """The checks of masks, attention and variants; in float32, of those variants that are not compiled, as parts."""
+    checks: list[Check] = []
+    questions, models = sizes
+    for precision, size in models.items():
+        is_part = precision != [*models][-1]
+        notify(f"computing stock rows in {precision}")
+        packs = ModelChecks(size, questions, PRECISIONS[precision], precision, best_device())
+        notify("comparing masks and attention")
+        checks += packs.attention() if checks else [*packs.masks(), *packs.attention()]
+        for variant in variants:
+            if not (is_part and variant.compiled):
+                notify(f"comparing packs in {precision}: {variant.name}")
+                checks += [replace(check, is_part=is_part) for check in packs.checks(variant)]
+    return checks

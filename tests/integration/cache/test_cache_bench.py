@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import lookonce.bench.flops as flops
-from lookonce.bench.flops import matmul_flops_per_second
+import lookonce.bench.step as flops
+from lookonce.bench.step import matmul_flops_per_second
 from lookonce.cache.store.shards import DirectFile
 from lookonce.run.open import TO_BUILD, open_run
 

@@ -10,9 +10,8 @@ from support.batches import packs_of
 from support.planted import IN_ALL, IN_REPLAYS
 
 from lookonce.selftest.attention import Heads
-from lookonce.selftest.model import ModelChecks, ModelSize, Questions
+from lookonce.selftest.model import ModelChecks, ModelSize, Questions, cpu_sizes, gpu_sizes
 from lookonce.selftest.report import ON_CPU
-from lookonce.selftest.run import cpu_sizes, gpu_sizes
 from lookonce.train.model import packs
 from lookonce.train.model.packs import FEATURES, GRIDS, shape_of_batch
 

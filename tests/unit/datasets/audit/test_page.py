@@ -13,7 +13,7 @@ from support.html_page import HOSTILE, Page, assert_harmless
 from support.rows import encoded, run, write_lines
 
 from lookonce.datasets.audit.audit import audit
-from lookonce.datasets.audit.corpus import Corpus
+from lookonce.datasets.audit.findings import Corpus
 from lookonce.datasets.audit.report import SIDE, Section, draw_contact_sheet, to_page
 
 
