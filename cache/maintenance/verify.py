@@ -37,7 +37,7 @@ from lookonce.cache.store.reader import INDEX, read_index
 from lookonce.cache.store.shards import FORMAT_NAME, SHARDS, described, shard_path
 from lookonce.errors import CacheCorrupt
 from lookonce.files import parse_json, threaded_map
-from lookonce.text import count, duration, listed, shown, size
+from lookonce.text import count, duration, first_few, listed, shown, size
 
 Level = Literal["quick", "full"]
 Part = Literal["manifest", "plan", "receipt", "shard", "header", "image"]
@@ -102,9 +102,7 @@ class VerifyReport:
         checked = {"quick": "receipts, headers and sizes checked", "full": "every byte checked"}[self.level]
         rate = f", {size(self.read_bytes / self.seconds)}/s" if self.level == "full" and self.seconds else ""
         lines = [f"cache {self.folder}: {content}, {state}; {checked} in {duration(self.seconds)}{rate}"]
-        lines += [f"  {problem.text()}" for problem in self.problems[:NUM_NAMED]]
-        if len(self.problems) > NUM_NAMED:
-            lines.append(f"  and {len(self.problems) - NUM_NAMED:,} more (--json has them all)")
+        lines += first_few([problem.text() for problem in self.problems], NUM_NAMED, " (--json has them all)")
         if self.unfinished:
             lines.append(f"{count(len(self.unfinished), 'shard')} unfinished: {listed(self.unfinished)}")
         if self.index == "not used":

@@ -325,11 +325,7 @@ class VisionCache:
         return self.entry(key)[1].grid_thw
 
     def entry(self, key: str) -> tuple[str, Entry]:
-        """The shard of an image, and its entry there.
-
-        Raises:
-            FeaturesMissing: the cache does not have the image.
-        """
+        """The shard of an image, and its entry there; raises FeaturesMissing if the cache does not have the image."""
         row = self.index.find(key)
         if row is None:
             failure = self.failed.get(key)

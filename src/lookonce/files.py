@@ -186,11 +186,7 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text.
-
-    Raises:
-        ValueError: it is not JSON, or is nested too deeply for Python.
-    """
+    """The value of a JSON text; raises ValueError if it is not JSON, or is nested too deeply for Python."""
     try:
         return json.loads(text)
     except RecursionError:

@@ -195,11 +195,7 @@ class RunFolder:
         return [difference for difference in differing if difference[0] not in ignored]
 
     def claim(self, run: RunFile, identity: dict[str, Any]) -> None:
-        """Claim the folder for this run.
-
-        Raises:
-            RunFolderError: it holds another run or other files.
-        """
+        """Claim the folder for this run; raises RunFolderError if it holds another run or other files."""
         self.check(run, identity)
         run = with_absolute_paths(run)
         read = {name: value for name, value in identity.items() if value is not None}
@@ -269,11 +265,7 @@ class RunFolder:
         return read_form(self.trained, Trained, AGAIN)
 
     def read_run(self) -> RunFile:
-        """The run file that this folder belongs to.
-
-        Raises:
-            RunFolderError: this is not a run folder.
-        """
+        """The run file that this folder belongs to; raises RunFolderError if this is not a run folder."""
         if not self._record.exists():
             raise RunFolderError(_no_run(self.folder))
         recorded = read_form(self._record, Record, AGAIN).run

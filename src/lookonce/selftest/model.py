@@ -102,9 +102,9 @@ class RandomFeatures:
         return torch.randn(height * width, NUM_LEVELS, self.hidden, generator=generator).bfloat16()
 
 
-def random_examples(questions: Questions, seed: int = 0) -> list[Example]:
+def random_examples(questions: Questions) -> list[Example]:
     """The questions about each image, then those about the last two images, then those about none."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     shown: list[tuple[ImageSizes, ...]] = [(size,) for size in questions.images]
     shown += [questions.images[-2:], ()]
     numbers = (*questions.num_questions, questions.num_questions[-1])
