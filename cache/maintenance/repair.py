@@ -53,9 +53,7 @@ class RepairReport:
     rewritten: list[str] = field(default_factory=list)
     """The manifest, and plan files that the next build writes again."""
     removed: list[str] = field(default_factory=list)
-    """Damaged shards that were removed."""
     num_again: int = 0
-    """Number of images to encode again."""
     lost: list[str] = field(default_factory=list)
     """Images of removed shards that were not found again."""
     left: dict[str, str] = field(default_factory=dict)

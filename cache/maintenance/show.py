@@ -28,7 +28,6 @@ from lookonce.text import count, first_few, rows, size, table
 MIN_DIGITS = 4
 """Digits of a key that are needed to search for it."""
 NUM_NAMED = 10
-"""How many candidates a message lists."""
 SHEET_PIXELS, SHEET_GAP = 320, 4
 """The longest side of a picture in a contact sheet, and the space between two."""
 
@@ -46,10 +45,8 @@ class ShowReport:
     variants: list[str] = field(default_factory=list)
     """The variants of it that are encoded or planned."""
     reason: str = ""
-    """Why the image has no features."""
     shard: str = ""
     path: str = ""
-    """Path of the shard."""
     offset: int = 0
     size_bytes: int = 0
     dtype: str = ""

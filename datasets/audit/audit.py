@@ -188,9 +188,7 @@ class FileCounts:
     num_malformed: int
     num_questions: int
     num_several_turns: int
-    """Records with several turns."""
     num_text_only: int
-    """Records without an image."""
     num_several_images: int
     num_paths: int
     """Distinct image paths."""

@@ -50,7 +50,6 @@ class CorpusFile:
     path: Path
     records: Sequence[Record]
     malformed: Sequence[Malformed] = ()
-    """The records that cannot be read."""
     note: str = ""
     """What of the file was left out."""
 

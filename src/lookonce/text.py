@@ -170,7 +170,6 @@ def first_line(error: BaseException | None) -> str:
 
 
 MAX_SHOWN = 90
-"""Characters of a text in a message."""
 
 
 def shown(text: str, width: int = MAX_SHOWN) -> str:

@@ -154,7 +154,6 @@ class Merged:
     num_tensors: int
     num_changed: int
     size_bytes: int
-    """The size of all tensors."""
     rounding: float
     """What rounding changed, as a share of what the adapter changes: a ratio of Frobenius norms."""
     is_untied: bool

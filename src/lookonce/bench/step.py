@@ -196,11 +196,9 @@ class StepReport:
     measured: list[Measured]
     samples_per_step: int
     samples_per_epoch: int
-    """Training samples of the run."""
     tflops: float | None
     """TFLOP/s that the GPU reaches in large matrix products."""
     num_ranks: int = 1
-    """Processes that shared each step."""
     missing: tuple[str, ...] = ()
     """Variants that were not measured to the end."""
 
