@@ -144,7 +144,7 @@ def bench_cache(
     num_bytes = sum(image.num_tokens for image in wanted) * fingerprint.bytes_per_token
     options = BuildOptions(shard_bytes)
     with scratch_folder(existing(scratch_root), "bench") as folder:
-        warm_up = images.first(_num_warm_up(wanted, tower))  # allocating pinned memory is slow the first time
+        warm_up = first(images, _num_warm_up(wanted, tower))  # allocating pinned memory is slow the first time
         build_cache(folder, fingerprint, processor, warm_up, lambda: tower, options)
     with scratch_folder(existing(scratch_root), "bench") as folder:
         before = disk_alone(folder, num_bytes, shard_bytes)
@@ -194,6 +194,13 @@ def _is_sound(image: PlannedImage, images: ImageIndex, processor: ImageProcessor
         _resized(processor, images.path_of[image.key])
         return image.num_tokens > 0
     return False
+
+
+def first(images: ImageIndex, number: int) -> ImageIndex:
+    """The first `number` distinct images."""
+    path_of = dict(list(images.path_of.items())[:number])
+    key_of = {path: key for path, key in images.key_of.items() if key in path_of}
+    return ImageIndex(key_of, path_of, {key: size for key, size in images.size_of.items() if key in path_of})
 
 
 def _num_warm_up(wanted: Sequence[PlannedImage], tower: Tower) -> int:
@@ -385,7 +392,7 @@ def main() -> None:
         print(found.text(), json.dumps(asdict(found)), sep="\n")
         return
     opened = open_run(read_run_file(given.run_file, given.assignments), TO_BUILD)
-    images = opened.images.first(given.images) if given.images else opened.images
+    images = first(opened.images, given.images) if given.images else opened.images
     report = bench_cache(
         opened.run.cache.dir,
         opened.fingerprint,

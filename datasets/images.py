@@ -192,12 +192,6 @@ class ImageIndex:
         size_of = self.size_of | {key: self.size_of.get(variant.of) for key, variant in variants.items()}
         return replace(self, path_of=path_of, size_of=size_of, variants=variants)
 
-    def first(self, number: int) -> ImageIndex:
-        """The first `number` distinct images."""
-        path_of = dict(list(self.path_of.items())[:number])
-        key_of = {path: key for path, key in self.key_of.items() if key in path_of}
-        return ImageIndex(key_of, path_of, {key: size for key, size in self.size_of.items() if key in path_of})
-
 
 def image_key(path: Path) -> str:
     """The sha256 of the file's bytes, 64 hexadecimal digits; raises ImageError if it cannot be read."""
