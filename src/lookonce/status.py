@@ -115,7 +115,6 @@ class TrainingPhase:
     """Seconds of each piece of work before the first step, of a finished training."""
 
     def text(self) -> str:
-        """In full."""
         where = f" (job {self.job})" if self.job else f" on {self.host}"
         heartbeat = f"last heartbeat {duration(self.silent_s or 0)} ago{where}"
         resume = f"--resume continues from {self.checkpoint}" if self.checkpoint else "no checkpoint to resume from"

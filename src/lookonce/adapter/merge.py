@@ -162,7 +162,6 @@ class Merged:
     """Files of weights in other formats, which were not copied."""
 
     def text(self) -> str:
-        """For people."""
         untied = "; embeddings and output layer are two tensors now" if self.is_untied else ""
         left_out = [f"  left out    {listed(self.left_out)} (weights of the untuned model)"] if self.left_out else []
         return "\n".join(

@@ -234,7 +234,6 @@ class Upload:
         }
 
     def text(self) -> str:
-        """For people."""
         files = table(("file", "size"), [(name, size(number)) for name, number in self.sizes.items()])
         state = "public" if self.options.is_public else "private"
         total = f"{count(len(self.files), 'file')}, {size(sum(self.sizes.values()))}"
