@@ -85,8 +85,9 @@ def expand(path: str) -> str:
 def _expand_all(path: str, info: ValidationInfo) -> str:
     unset = [name for name in map(_name, VARIABLE.finditer(path)) if not os.environ.get(name)]
     if unset and info.context != RECORDED:
-        state = "empty" if unset[0] in os.environ else "not set"
-        raise ValueError(f"the environment variable {unset[0]} is {state}; set it, or write the path without it")
+        if unset[0] in os.environ:
+            raise ValueError(f"the environment variable {unset[0]} is empty; set it, or write the path without it")
+        raise ValueError(f"the environment variable {unset[0]} is not set; set it, or write the path without it")
     return expand(path)
 
 
