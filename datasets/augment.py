@@ -30,7 +30,8 @@ from typing import Annotated
 from PIL import Image, ImageEnhance
 from pydantic import Field, model_validator
 
-from lookonce.datasets.formats.record import Record, reference_numbers
+from lookonce.datasets.formats.record import Record
+from lookonce.datasets.points import reference_numbers
 from lookonce.errors import UsageError
 from lookonce.settings import Section
 from lookonce.text import listed, quoted

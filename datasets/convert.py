@@ -29,9 +29,10 @@ from typing import Literal, cast, get_args
 from tqdm import tqdm
 
 from lookonce.datasets.formats.image_references import suffix_of_bytes
-from lookonce.datasets.formats.record import KEYED, NUMBER, Record, reference_numbers
+from lookonce.datasets.formats.record import Record
 from lookonce.datasets.formats.registry import FormatName
 from lookonce.datasets.images import ImageInfo, Size, bytes_key, inspect_images
+from lookonce.datasets.points import KEYED, NUMBER, reference_numbers
 from lookonce.datasets.records import FILE_TYPES, RecordsFile, check_target, format_of_file, write_records
 from lookonce.datasets.text_files import folder_in_place
 from lookonce.errors import RecordsError, UsageError

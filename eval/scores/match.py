@@ -35,7 +35,7 @@ from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from lookonce.datasets.formats.record import answer_numbers, reference_numbers
+from lookonce.datasets.points import answer_numbers, reference_numbers
 from lookonce.text import nfc
 
 LENIENT = "lenient (substring or 0.7 similarity, as in earlier publications)"

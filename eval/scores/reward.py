@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from lookonce.datasets.formats.record import NUMBER, reference_numbers
+from lookonce.datasets.points import NUMBER, reference_numbers
 from lookonce.eval.scores import match
 from lookonce.eval.scores.metric import MATCHED, Matched, own_function, own_score, right_answers
 from lookonce.eval.scores.prediction import Prediction
