@@ -195,8 +195,8 @@ def convert(
       lookonce data convert clicks.jsonl train.jsonl --points pixels:1000
       lookonce data convert clicks.jsonl train.jsonl --points ratio:resized --model Qwen2.5-VL-7B-Instruct
     """
-    from lookonce.datasets.convert import Conversion
     from lookonce.datasets.convert import convert as convert_records
+    from lookonce.datasets.point_units import Conversion
 
     if (model or max_pixels) and "resized" not in (points or ""):
         raise UsageError(

@@ -16,7 +16,7 @@ from support.rows import run as run_command
 from support.rows import write_lines
 
 from lookonce.cache.model.pixels import ImageProcessor
-from lookonce.datasets.convert import Conversion
+from lookonce.datasets.point_units import Conversion
 from lookonce.datasets.points import reference_numbers
 from lookonce.datasets.records import read_records
 from lookonce.eval.scores.match import is_inside
