@@ -36,6 +36,8 @@ Chosen = tuple[torch.Tensor, torch.Tensor]
 Choose = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Chosen]
 ROWS = 256
 """Answers whose noise is in memory together."""
+ON_CPU = 1 << 18
+"""The same on a CPU in numbers, which fit into its caches: a third of the time for a vocabulary of 151,936."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,8 @@ class Chooser:
     def _in_parts(self, logits: torch.Tensor, number: torch.Tensor, noise: torch.Tensor) -> Chosen:
         if self._counter.device != logits.device or len(self._counter) != logits.shape[1]:
             self._counter = counter_of(logits.shape[1], logits.device)
-        parts = (slice(start, start + ROWS) for start in range(0, len(noise), ROWS))
+        num_rows = ROWS if logits.is_cuda else max(ON_CPU // logits.shape[1], 1)
+        parts = (slice(start, start + num_rows) for start in range(0, len(noise), num_rows))
         chosen = (self._draw(logits[part], number, noise[part], self._counter) for part in parts)
         tokens, logprobs = zip(*chosen, strict=True)
         return torch.cat(tokens), torch.cat(logprobs)

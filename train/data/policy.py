@@ -236,18 +236,21 @@ class RewardStep:
 
     def measure(self, numbers: Iterable[int], log_prob_K: LogProbs, clip: Sequence[float]) -> NDArray[np.float64]:
         """What a pass says of some answers as sums over their targets, by their weights: `MEASURES`."""
-        sums, start = np.zeros(len(MEASURES)), 0
-        for number in numbers:
-            answer = self.answers[number]
-            own = log_prob_K[start : start + len(answer.old)].astype(np.float64)
-            ratio = np.exp(own - np.where(np.isnan(answer.old), own, answer.old))
-            above = np.where(np.isnan(answer.reference), own, answer.reference) - own
-            is_clipped = ratio > 1 + clip[1] if answer.advantage > 0 else ratio < 1 - clip[0]
-            first = np.isnan(answer.old) if len(answer.drawn) else np.zeros(len(own))
-            distance = first * np.abs(own - answer.drawn) if len(answer.drawn) else first
-            each = np.stack([np.ones(len(own)), np.exp(above) - above - 1, is_clipped, first, distance])
-            sums += answer.weight * each.sum(axis=1)
-            start += len(own)
+        chosen = [self.answers[number] for number in numbers]
+        lengths = [len(answer.old) for answer in chosen]
+        old, reference = (np.concatenate([getattr(answer, name) for answer in chosen]) for name in ("old", "reference"))
+        drawn = np.concatenate([answer.drawn if len(answer.drawn) else answer.old * np.nan for answer in chosen])
+        is_better = np.repeat([answer.advantage > 0 for answer in chosen], lengths)
+        weights = np.repeat([answer.weight for answer in chosen], lengths)
+        own = log_prob_K[: len(old)].astype(np.float64)
+        ratio = np.exp(own - np.where(np.isnan(old), own, old))
+        above = np.where(np.isnan(reference), own, reference) - own
+        is_clipped = np.where(is_better, ratio > 1 + clip[1], ratio < 1 - clip[0])
+        first = np.isnan(old) & ~np.isnan(drawn)
+        distance = np.where(first, np.abs(own - drawn), 0.0)
+        sums: NDArray[np.float64] = (
+            np.stack([np.ones(len(own)), np.exp(above) - above - 1, is_clipped, first, distance]) @ weights
+        )
         return sums
 
 

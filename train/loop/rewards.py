@@ -199,7 +199,7 @@ class RewardTrainer(PackTrainer):
         step, seconds = self.state.global_step, self._seconds
         start, most = self._position, len(self._plan.examples)
         while len(groups) < self._num_questions and self._position - start < most:
-            num = min(self._num_questions, start + most - self._position)
+            num = min(self._num_to_ask(len(groups), self._position - start), start + most - self._position)
             asked = self._stream.take(self._position, num)
             num_graphs = num_compiled_graphs()
             drawn = self.draw(self.model, asked, seed_of(self.args.seed, step))
@@ -217,6 +217,14 @@ class RewardTrainer(PackTrainer):
         self._add(sampling_seconds=sampling, rewarding_seconds=rewarding)
         self._check_full(len(groups), self._position - start)
         self._take(positions, groups)
+
+    def _num_to_ask(self, num_found: int, num_asked: int) -> int:
+        """How many questions are asked at once: as many as a step has, or a half, a quarter and so on if so many will
+        do by the share of those found so far. There are few sizes, since passes are captured for each."""
+        num, num_missing = self._num_questions, self._num_questions - num_found
+        while num // 2 * num_found >= num_missing * max(num_asked, 1):
+            num //= 2
+        return num
 
     @property
     def _seconds(self) -> np.ndarray:

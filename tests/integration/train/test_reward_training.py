@@ -174,6 +174,16 @@ def test_questions_without_differences_are_replaced_until_a_step_is_full(train_w
     assert [number for step in learned for number in step][: len(chosen)] == chosen, "each is learned from once"
 
 
+def test_replacements_are_asked_for_in_few_sizes_once_it_is_known_how_many_will_do(train_with):
+    draw = Fixed(lambda calls: {*range(87)} - {*range(0, 87, 10)})
+    _, learned = train_with(draw, 10, [])
+    sizes = [len(asked) for asked in draw.asked]
+    assert {*sizes} <= {5, 2, 1} and sum(sizes) < 1.3 * 50 and [len(step) for step in learned] == [5] * 10
+    used = list(dict.fromkeys(number for asked in draw.asked for number in asked))
+    chosen = [number for number in used if number % 10]
+    assert [number for step in learned for number in step] == chosen[:50]
+
+
 def test_without_the_filter_each_step_has_the_next_questions(train_with):
     draw = Fixed(lambda calls: {*range(0, 87, 3)})
     _, learned = train_with(draw, 18, [], filter=False)
