@@ -1,6 +1,6 @@
 """Measure reinforcement learning: `lookonce train` with `train.objective: grpo`, packs without sharing, and TRL.
 
-    python benchmarks/grpo.py --model 2b --tokenizer Qwen3-VL-tokenizer --tokens 8 64 --report grpo_2b.md
+    python benchmarks/grpo.py --model 2b --tokenizer Qwen3-VL-tokenizer --tokens 8 64
     python benchmarks/grpo.py --model 8b --tokenizer Qwen3-VL-tokenizer --variants shared trl --questions 18 --rows 4
 
 shared     one pass over each image, for all questions about it and all answers to them, from the cache
@@ -13,15 +13,15 @@ All have the same weights, LoRA, frames, questions and order, `--samples` answer
 they differ and cost nothing. The first step of all variants has the answers of the first one, so that log-probabilities
 and the norm of the gradient can be compared; it is not timed.
 
-Each variant is a process of its own. Seconds are the median of the steps after those that warm up; what is not sampling
-or rewarding is training, optimizer and logging included. The limit is what the matrix products of a step take at the
-rate of large ones: forward and backward over what is trained, and forward over what is sampled. The tower's are not
-counted.
+Each variant is a process of its own. Seconds are medians of the steps that are timed; training includes the optimizer.
+The limit is what a step's matrix products, without the tower's, take at the rate of large ones: forward and backward
+over what is trained, and forward over what is sampled.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
@@ -40,8 +40,7 @@ import numpy as np
 import torch
 import transformers
 
-from lookonce.bench.flops import matmul_flops_per_second, num_flops, synchronize
-from lookonce.bench.step import make_run
+from lookonce.bench.step import make_run, matmul_flops_per_second, num_flops, synchronize
 from lookonce.datasets.records import Record
 from lookonce.environment import best_device, device_name
 from lookonce.eval.answers.policy import Policy
@@ -56,16 +55,13 @@ from lookonce.train.loop.rewards import RewardTrainer
 from lookonce.train.loop.session import make_trainer
 from lookonce.train.model.load import PRECISIONS, add_lora, load_with_tower, load_without_tower
 
-NUM_WARMUP_STEPS = {"shared": 3, "packed": 2, "trl": 1}
-"""Steps that are not timed: ours capture the passes over packs of new shapes."""
-MIN_STEPS, MIN_SECONDS = {"shared": 10, "packed": 4, "trl": 2}, 8.0
-"""Steps that are timed at least, and until they have taken this long, unless `--seconds` are over."""
+STEPS, MIN_SECONDS = {"shared": (3, 10), "packed": (2, 4), "trl": (1, 2)}, 8.0
+"""Steps that are not timed, as ours capture passes over packs of new shapes, and steps that are timed at least and
+until they have taken this long, unless `--seconds` are over."""
 HEADER = (
-    "variant | s/step | | sampling | rewarding | training | ms/answer | s/image | limit, s | tokens trained | sampled "
-    "| peak GB | before, s | first gradient's norm | log-probabilities differ: mean, most"
+    "variant | | s/step | sampling | rewarding | training | limit | s/image | ms/answer | tokens trained | sampled | "
+    "peak GB | before, s | first gradient's norm | log-probabilities differ: mean, most"
 )
-LogProbs = dict[tuple[int, ...], list[float]]
-"""The log-probabilities of the tokens of each answer."""
 
 
 def reward_of(token_ids: Sequence[int]) -> float:
@@ -78,7 +74,7 @@ class Clock(transformers.TrainerCallback):
 
     def __init__(self, variant: str, seconds: float) -> None:
         self.began, self.ends, self.logs = time.perf_counter(), list[float](), list[dict[str, float]]()
-        self._first, self._most = NUM_WARMUP_STEPS[variant], MIN_STEPS[variant]
+        self._first, self._least = STEPS[variant]
         self._limit = self.began + seconds
 
     @property
@@ -89,7 +85,7 @@ class Clock(transformers.TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         synchronize(best_device())
         self.ends.append(time.perf_counter())
-        is_enough = len(self.steps) >= self._most and sum(self.steps) >= MIN_SECONDS
+        is_enough = len(self.steps) >= self._least and sum(self.steps) >= MIN_SECONDS
         control.should_training_stop = is_enough or self.ends[-1] > self._limit
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -124,17 +120,11 @@ class Cell:
 
     def __init__(self, variant: str, num_tokens: int, options: argparse.Namespace) -> None:
         self.variant, self.num_tokens, self.options = variant, num_tokens, options
-        settings = {
-            "train.objective": "grpo",
-            "train.precision": "bf16" if torch.cuda.is_available() else "fp32",
-            "train.logging_steps": 1,
-            "batch.samples_per_step": options.questions,
-            "grpo.samples": options.samples,
-            "grpo.max_new_tokens": num_tokens,
-            "grpo.filter": "false",
-        }
-        assignments = [*(f"{name}={value}" for name, value in settings.items()), *options.assignments]
-        run = self.run = make_run(options.place, options.model, options.images, options.tokenizer, assignments)
+        precision = "bf16" if torch.cuda.is_available() else "fp32"
+        settings = ["train.objective=grpo", f"train.precision={precision}", "train.logging_steps=1"]
+        settings += [f"batch.samples_per_step={options.questions}", f"grpo.samples={options.samples}"]
+        settings += [f"grpo.max_new_tokens={num_tokens}", "grpo.filter=false", *options.assignments]
+        run = self.run = make_run(options.place, options.model, options.images, options.tokenizer, settings)
         open_run(run, TO_BUILD).build()
         self.opened = open_run(run, TO_MEASURE)
         self.questions, self.prompts, _ = self.opened.questions("train")
@@ -145,13 +135,12 @@ class Cell:
         self.path: Path = options.place / f"first-{options.model}-{options.questions}-{num_tokens}.json"
         """The answers of the first step and their log-probabilities, by the variant that was measured first."""
         self.first = json.loads(self.path.read_text()) if self.path.exists() else None
-        self.log_probs: LogProbs = {}
-        """Those of the first step."""
+        self.log_probs: dict[tuple[int, ...], list[float]] = {}
+        """Those of the tokens of each answer of the first step."""
 
     def measure(self) -> dict[str, Any]:
         """Train, and say what it took."""
-        on_gpu, options = torch.cuda.is_available(), self.options
-        clock = Clock(self.variant, options.seconds)
+        options, clock = self.options, Clock(self.variant, self.options.seconds)
         with self.opened, tempfile.TemporaryDirectory() as folder:
             model = (self.trl if self.variant == "trl" else self.ours)(clock, Path(folder))
             timed, of_first = clock.logs[-len(clock.steps) :] if clock.steps else [], clock.logs[0]
@@ -159,16 +148,14 @@ class Cell:
             return {
                 "variant": self.variant,
                 "tokens": self.num_tokens,
-                "device": device_name(),
-                "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+                "device": f"{device_name()}, torch {torch.__version__}, transformers {transformers.__version__}",
                 "steps": clock.steps,
                 "sampling": median([log["sampling_seconds"] for log in timed] or [0.0]),
                 "rewarding": median([log.get("rewarding_seconds", 0.0) for log in timed] or [0.0]),
                 "answers": options.questions * options.samples,
                 "images": len(keys) * options.questions / len(self.order),
-                "tokens_per_answer": clock.logs[-1]["answer_tokens"],
                 "before": clock.ends[0] - clock.began,
-                "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if on_gpu else 0.0,
+                "peak_gb": torch.cuda.max_memory_allocated() / 1e9,
                 "grad_norm": float(of_first["grad_norm"]),
                 "differ": self.compared(),
                 **self.limits(model),
@@ -192,15 +179,14 @@ class Cell:
             "tflops": rate / 1e12,
         }
 
-    def compared(self) -> list[float] | None:
-        """The mean and the largest distance to the log-probabilities of the first variant, of answers to one question
-        alone."""
+    def compared(self) -> list[float]:
+        """The mean and the largest distance to the log-probabilities of the first variant."""
         if not self.first:
-            return None
+            return []
         ids = [tuple(answer) for group in self.first["answers"] for answer in set(map(tuple, group))]
-        once = [each for each in ids if ids.count(each) == 1]
         kept = dict(zip(map(tuple, self.first["ids"]), self.first["log_probs"], strict=True))
-        distances = np.concatenate([np.abs(np.subtract(self.log_probs[each], kept[each])) for each in once])
+        once = [np.subtract(self.log_probs[each], kept[each]) for each in ids if ids.count(each) == 1]
+        distances = np.abs(np.concatenate(once))
         return [float(distances.mean()), float(distances.max())]
 
     def ours(self, clock: Clock, folder: Path) -> Any:
@@ -209,7 +195,6 @@ class Cell:
         model = load_without_tower(self.opened.model_folder, PRECISIONS[run.train.precision], run.model.attention)
         model = add_lora(model, self.opened.model_folder, run.lora, run.train.seed)
         settings = training_arguments(run, folder, max_steps=100_000, save_strategy="no", eval_strategy="no")
-        startup = Startup(lambda text: print(f"  {text}", file=sys.stderr, flush=True))
         draw = HashedRewards(self.opened, self.questions)
         draw.first = self.first["answers"] if self.first else ()
 
@@ -233,14 +218,17 @@ class Cell:
             within.enter_context(mock.patch.object(RewardTrainer, "_note_passes", noted))
             for module in ("train.data.policy", "eval.decoding.batches") if self.variant == "packed" else ():
                 within.enter_context(mock.patch(f"lookonce.{module}.group_examples", alone))
-            options: Any = {"callbacks": [clock], "startup": startup, "draw": draw}
+            options: Any = {
+                "callbacks": [clock],
+                "startup": Startup(lambda text: print(f"  {text}", file=sys.stderr)),
+                "draw": draw,
+            }
             make_trainer(self.opened, model, settings, self.prompts, **options).train()
         return model
 
     def trl(self, clock: Clock, folder: Path) -> Any:
         """The same by TRL's `GRPOTrainer`, of a model with the same LoRA weights; returns the model."""
-        from datasets import Dataset, Image
-        from datasets import Sequence as Several
+        import datasets
         from trl import GRPOConfig, GRPOTrainer
 
         run, options, log_probs = self.run, self.options, self.log_probs
@@ -268,35 +256,25 @@ class Cell:
                 return found
 
             def log(self, logs: dict[str, float], *args: Any) -> None:
-                mean_length = self._metrics["train"]["completions/mean_length"][-1:]
-                more = {"sampling_seconds": self.sampling_seconds, "answer_tokens": sum(mean_length)}
-                super().log(logs | more if "loss" in logs else logs, *args)
+                super().log(logs | {"sampling_seconds": self.sampling_seconds}, *args)
 
         on_gpu, num_answers = torch.cuda.is_available(), options.questions * options.samples
+        on_device: Any = {"bf16": on_gpu, "use_cpu": not on_gpu, "dataloader_num_workers": 8 if on_gpu else 0}
         config = GRPOConfig(
             output_dir=str(folder),
-            max_steps=100_000,
             per_device_train_batch_size=options.rows,
             gradient_accumulation_steps=num_answers // options.rows,  # whose answers are generated together
             num_generations=options.samples,
             max_completion_length=self.num_tokens,
             generation_kwargs={"min_new_tokens": self.num_tokens},
             shuffle_dataset=False,
-            learning_rate=run.train.learning_rate,
-            lr_scheduler_type=run.train.scheduler,
-            max_grad_norm=run.train.max_grad_norm,
-            optim=run.train.optimizer,
             epsilon_high=run.grpo.clip[1],
-            bf16=on_gpu,
-            use_cpu=not on_gpu,
-            gradient_checkpointing=options.checkpointing,
-            dataloader_num_workers=8 if on_gpu else 0,
-            logging_steps=1,
-            save_strategy="no",
-            report_to="none",
+            gradient_checkpointing=False,
+            **on_device,
+            **{"max_steps": 100_000, "logging_steps": 1, "save_strategy": "no", "report_to": "none"},
         )
         rows = [self._row(*self.questions[number]) for number in self.order]
-        dataset = Dataset.from_list(rows).cast_column("images", Several(Image()))
+        dataset = datasets.Dataset.from_list(rows).cast_column("images", datasets.Sequence(datasets.Image()))
         model = load_with_tower(self.opened.model_folder, PRECISIONS[run.train.precision], run.model.attention)
         model = add_lora(model, self.opened.model_folder, run.lora, run.train.seed)
 
@@ -314,11 +292,9 @@ class Cell:
     def _processor(self) -> Any:
         """transformers' own, without the part for videos, which needs files that a model of random weights lacks."""
         transformers.ProcessorMixin.check_argument_for_proper_class = lambda self, name, value: type(value)
-        folder, cache = self.opened.model_folder.folder, self.run.cache
+        folder = self.opened.model_folder.folder
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, padding_side="left")
         images = transformers.AutoImageProcessor.from_pretrained(folder)
-        limits = {"shortest_edge": cache.min_pixels, "longest_edge": cache.max_pixels}
-        images.size = {name: pixels or getattr(images.size, name) for name, pixels in limits.items()}
         kind = json.loads((folder / "preprocessor_config.json").read_text())["processor_class"]
         return getattr(transformers, kind)(images, tokenizer, None, chat_template=tokenizer.chat_template)
 
@@ -330,24 +306,15 @@ def report(measured: Sequence[dict[str, Any]]) -> str:
         first = next(each for each in measured if each["tokens"] == found["tokens"])
         step, of_first = (median(each["steps"]) if each["steps"] else float("nan") for each in (found, first))
         training = step - found["sampling"] - found["rewarding"]
-        differ = "" if found["differ"] is None else "{:.1e}, {:.1e}".format(*found["differ"])
+        seconds = (step, found["sampling"], found["rewarding"], training, found["limit"], step / found["images"])
         cells = (
-            f"{found['variant']}, {found['answers']} answers of {found['tokens']} tokens",
-            f"{step:.3f}",
-            f"{step / of_first:.1f}x",
-            *(f"{seconds:.3f}" for seconds in (found["sampling"], found["rewarding"], training)),
-            f"{1e3 * step / found['answers']:.3f}",
-            f"{step / found['images']:.3f}",
-            f"{found['limit']:.3f}",
-            *(f"{found[name]:,}" for name in ("trained", "sampled")),
-            f"{found['peak_gb']:.1f}",
-            f"{found['before']:.0f}",
-            f"{found['grad_norm']:.5g}",
-            differ,
+            f"{found['variant']}, {found['answers']} answers of {found['tokens']} tokens | {step / of_first:.1f}x",
+            *(f"{each:.3f}" for each in (*seconds, 1e3 * step / found["answers"])),
+            f"{found['trained']:,} | {found['sampled']:,} | {found['peak_gb']:.1f} | {found['before']:.0f}",
+            f"{found['grad_norm']:.5g} | {', '.join(f'{distance:.1e}' for distance in found['differ'])}",
         )
         lines.append(" | ".join(cells))
-    last = measured[-1]
-    end = f"{last['device']}, {last['versions']}, {last['tflops']:.0f} TFLOP/s in large products"
+    end = f"{measured[-1]['device']}, {measured[-1]['tflops']:.0f} TFLOP/s in large products"
     return "\n".join([*(f"| {line} |" for line in lines), "", end])
 
 
@@ -357,35 +324,28 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path)
     parser.add_argument("--place", type=Path, default=Path("bench"))
     parser.add_argument("--images", type=int, default=64)
-    parser.add_argument("--variants", nargs="+", choices=[*MIN_STEPS], default=[*MIN_STEPS])
+    parser.add_argument("--variants", nargs="+", choices=[*STEPS], default=[*STEPS])
     parser.add_argument("--tokens", nargs="+", type=int, default=[8], help="of each answer")
     parser.add_argument("--questions", type=int, default=72, help="of a step")
     parser.add_argument("--samples", type=int, default=8, help="answers to each question")
     parser.add_argument("--rows", type=int, default=8, help="of a forward and backward pass of TRL")
-    parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing in TRL")
     parser.add_argument("--seconds", type=float, default=120, help="after which no further step of a variant begins")
     parser.add_argument("--set", action="append", default=[], dest="assignments", help="a key of the run file")
-    parser.add_argument("--report", type=Path, help="a file for the table")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        variant, tokens = options.worker
-        print(json.dumps(Cell(variant, int(tokens), options).measure()))
-        return
-    for path in options.place.glob(f"first-{options.model}-*.json"):
-        path.unlink()
+        return print(json.dumps(Cell(options.worker[0], int(options.worker[1]), options).measure()))
     measured: list[dict[str, Any]] = []
-    for variant, tokens in ((variant, tokens) for tokens in options.tokens for variant in options.variants):
+    [path.unlink() for path in options.place.glob(f"first-{options.model}-*.json")]
+    for tokens, variant in itertools.product(options.tokens, options.variants):
         print(f"{variant}, {tokens} tokens", file=sys.stderr, flush=True)
         command = [sys.executable, __file__, *sys.argv[1:], "--worker", variant, str(tokens)]
         ended = subprocess.run(command, stdout=subprocess.PIPE, text=True)
         if ended.returncode:
             print(f"{variant}, {tokens} tokens: ended with {ended.returncode}", flush=True)
-            continue
-        measured.append(json.loads(ended.stdout.splitlines()[-1]))
-        print(json.dumps(measured[-1]), report(measured), sep="\n", flush=True)
-        if options.report:
-            options.report.write_text(report(measured) + "\n")
+        else:
+            measured.append(json.loads(ended.stdout.splitlines()[-1]))
+            print(json.dumps(measured[-1]), report(measured), sep="\n", flush=True)
 
 
 if __name__ == "__main__":
