@@ -56,8 +56,7 @@ from lookonce.train.loop.session import make_trainer
 from lookonce.train.model.load import PRECISIONS, add_lora, load_with_tower, load_without_tower
 
 STEPS, MIN_SECONDS = {"shared": (3, 10), "packed": (2, 4), "trl": (1, 2)}, 8.0
-"""Steps that are not timed, as ours capture passes over packs of new shapes, and steps that are timed at least and
-until they have taken this long, unless `--seconds` are over."""
+"""Steps that are not timed, as ours capture passes over new shapes, and the least that are, unless time is over."""
 HEADER = (
     "variant | | s/step | sampling | rewarding | training | limit | s/image | ms/answer | tokens trained | sampled | "
     "peak GB | before, s | first gradient's norm | log-probabilities differ: mean, most"
