@@ -8,10 +8,10 @@ packed     the same answers and loss, but each answer is trained, and each quest
            image: packs from the cache without padding, the most that a trainer that shares nothing can do
 trl        TRL's GRPOTrainer with transformers' generation: a padded row per answer, the tower in each pass
 
-All have the same weights, LoRA, frames, questions and order, `--samples` answers to each question, and answers of
-`--tokens` tokens: random weights seldom end one, and TRL is not let. Rewards are made of the tokens of an answer, so
-they differ and cost nothing. The first step of all variants has the answers of the first one, so that log-probabilities
-and the norm of the gradient can be compared; it is not timed.
+All have the same weights, LoRA, frames of Kvasir-VQA's sizes, nine questions about each in the same order, `--samples`
+answers to each question, and answers of `--tokens` tokens: random weights seldom end one, and TRL is not let. Rewards
+are made of the tokens of an answer, so they differ and cost nothing. The first step of all variants has the answers of
+the first one, so that log-probabilities and the gradient's norm can be compared; it is not timed.
 
 Each variant is a process of its own. Seconds are medians of the steps that are timed; training includes the optimizer.
 The limit is what a step's matrix products, without the tower's, take at the rate of large ones: forward and backward
@@ -57,6 +57,8 @@ from lookonce.train.model.load import PRECISIONS, add_lora, load_with_tower, loa
 
 STEPS, MIN_SECONDS = {"shared": (3, 10), "packed": (2, 4), "trl": (1, 2)}, 8.0
 """Steps that are not timed, as ours capture passes over new shapes, and the least that are, unless time is over."""
+PER_IMAGE = 9
+"""Questions about each image; images with fewer are left out."""
 HEADER = (
     "variant | | s/step | sampling | rewarding | training | limit | s/image | ms/answer | tokens trained | sampled | "
     "peak GB | before, s | first gradient's norm | log-probabilities differ: mean, most"
@@ -90,8 +92,9 @@ class Clock(transformers.TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if "loss" in logs:
             self.logs.append(dict(logs))
-            shown = {name: value for name, value in logs.items() if "seconds" in name or name in ("loss", "grad_norm")}
-            print(f"  step {state.global_step} at {self.ends[-1] - self.began:.3f} s: {shown}", file=sys.stderr)
+            print(
+                f"  step {state.global_step} at {self.ends[-1] - self.began:.3f} s: {logs}", file=sys.stderr, flush=True
+            )
 
 
 class HashedRewards(Policy):
@@ -104,8 +107,8 @@ class HashedRewards(Policy):
         return [[Drawn(tuple(ids), reward_of(ids)) for ids in group] for group in given] if given else drawn
 
     def _rewarded(self, number: int, prompt: Example, group: Any) -> list[Drawn]:
-        drawn = super()._rewarded(number, prompt, group)
-        return [answer._replace(reward=reward_of(answer.token_ids), is_cut=False) for answer in drawn]
+        rewarded = super()._rewarded(number, prompt, group)
+        return [one._replace(reward=reward_of(one.token_ids), is_cut=False) for one in rewarded]
 
 
 def alone(examples: Sequence[Example], image_token_id: int) -> list[Group]:
@@ -119,15 +122,18 @@ class Cell:
 
     def __init__(self, variant: str, num_tokens: int, options: argparse.Namespace) -> None:
         self.variant, self.num_tokens, self.options = variant, num_tokens, options
-        precision = "bf16" if torch.cuda.is_available() else "fp32"
-        settings = ["train.objective=grpo", f"train.precision={precision}", "train.logging_steps=1"]
+        settings = ["train.objective=grpo", "train.logging_steps=1"]
+        settings += [f"train.precision={'bf16' if torch.cuda.is_available() else 'fp32'}", "grpo.filter=false"]
         settings += [f"batch.samples_per_step={options.questions}", f"grpo.samples={options.samples}"]
-        settings += [f"grpo.max_new_tokens={num_tokens}", "grpo.filter=false", *options.assignments]
+        settings += [f"grpo.max_new_tokens={num_tokens}", *options.assignments]
         run = self.run = make_run(options.place, options.model, options.images, options.tokenizer, settings)
         open_run(run, TO_BUILD).build()
         self.opened = open_run(run, TO_MEASURE)
-        self.questions, self.prompts, _ = self.opened.questions("train")
         self.image_token_id: int = self.opened.chat_tokenizer.image_token_id
+        asked, prompts, _ = self.opened.questions("train")
+        groups = [group.examples for group in group_examples(prompts, self.image_token_id)]
+        kept = [n for group in groups for n in group[:PER_IMAGE] if len(group) >= PER_IMAGE]
+        self.questions, self.prompts = [asked[n] for n in kept], [prompts[n] for n in kept]
         plan = Sampler.of(self.prompts, self.image_token_id, run.batch, run.train.seed)
         self.order = [number for number, _ in QuestionStream(self.prompts, plan).take(0, len(self.prompts))]
         """The numbers of the questions as they are asked."""
@@ -142,8 +148,7 @@ class Cell:
         options, clock = self.options, Clock(self.variant, self.options.seconds)
         with self.opened, tempfile.TemporaryDirectory() as folder:
             model = (self.trl if self.variant == "trl" else self.ours)(clock, Path(folder))
-            timed, of_first = clock.logs[-len(clock.steps) :] if clock.steps else [], clock.logs[0]
-            keys = {key for number in self.order for key in self.prompts[number].image_keys}
+            timed = clock.logs[-len(clock.steps) :] if clock.steps else []
             return {
                 "variant": self.variant,
                 "tokens": self.num_tokens,
@@ -152,10 +157,10 @@ class Cell:
                 "sampling": median([log["sampling_seconds"] for log in timed] or [0.0]),
                 "rewarding": median([log.get("rewarding_seconds", 0.0) for log in timed] or [0.0]),
                 "answers": options.questions * options.samples,
-                "images": len(keys) * options.questions / len(self.order),
+                "images": options.questions / PER_IMAGE,
                 "before": clock.ends[0] - clock.began,
                 "peak_gb": torch.cuda.max_memory_allocated() / 1e9,
-                "grad_norm": float(of_first["grad_norm"]),
+                "grad_norm": float(clock.logs[0]["grad_norm"]),
                 "differ": self.compared(),
                 **self.limits(model),
             }
@@ -200,15 +205,13 @@ class Cell:
         def noted(trainer: Any, computed: Any) -> None:
             """Keep what the first step has computed."""
             note(trainer, computed)
-            if trainer.state.global_step:
-                return
-            for indices, values in computed:
+            for indices, values in () if trainer.state.global_step else computed:
                 answers = [trainer.step.answers[number] for number in indices]
                 ends = np.cumsum([len(answer.old) for answer in answers])
                 for answer, part in zip(answers, np.split(values[0].float().cpu().numpy(), ends[:-1]), strict=True):
                     log_probs[tuple(answer.example.token_ids[-len(part) :].tolist())] = part.tolist()
             draw.first = ()
-            if not self.first:
+            if not self.first and not trainer.state.global_step:
                 groups = [[answer.token_ids for answer in group] for group in trainer._kept[1]]
                 kept = {"answers": groups, "ids": [*log_probs], "log_probs": [*log_probs.values()]}
                 self.path.write_text(json.dumps(kept))
@@ -217,12 +220,8 @@ class Cell:
             within.enter_context(mock.patch.object(RewardTrainer, "_note_passes", noted))
             for module in ("train.data.policy", "eval.decoding.batches") if self.variant == "packed" else ():
                 within.enter_context(mock.patch(f"lookonce.{module}.group_examples", alone))
-            options: Any = {
-                "callbacks": [clock],
-                "startup": Startup(lambda text: print(f"  {text}", file=sys.stderr)),
-                "draw": draw,
-            }
-            make_trainer(self.opened, model, settings, self.prompts, **options).train()
+            more: Any = (), [clock], Startup(lambda text: print(f"  {text}", file=sys.stderr, flush=True))
+            make_trainer(self.opened, model, settings, self.prompts, *more, draw=draw).train()
         return model
 
     def trl(self, clock: Clock, folder: Path) -> Any:
@@ -272,8 +271,8 @@ class Cell:
             **on_device,
             **{"max_steps": 100_000, "logging_steps": 1, "save_strategy": "no", "report_to": "none"},
         )
-        rows = [self._row(*self.questions[number]) for number in self.order]
-        dataset = datasets.Dataset.from_list(rows).cast_column("images", datasets.Sequence(datasets.Image()))
+        dataset = datasets.Dataset.from_list([self._row(*self.questions[number]) for number in self.order])
+        dataset = dataset.cast_column("images", datasets.Sequence(datasets.Image()))
         model = load_with_tower(self.opened.model_folder, PRECISIONS[run.train.precision], run.model.attention)
         model = add_lora(model, self.opened.model_folder, run.lora, run.train.seed)
 
@@ -303,9 +302,9 @@ def report(measured: Sequence[dict[str, Any]]) -> str:
     lines = [HEADER, "|".join(["---"] * (HEADER.count("|") + 1))]
     for found in measured:
         first = next(each for each in measured if each["tokens"] == found["tokens"])
-        step, of_first = (median(each["steps"]) if each["steps"] else float("nan") for each in (found, first))
-        training = step - found["sampling"] - found["rewarding"]
-        seconds = (step, found["sampling"], found["rewarding"], training, found["limit"], step / found["images"])
+        step, of_first = (median(each["steps"] or [float("nan")]) for each in (found, first))
+        parts = found["sampling"], found["rewarding"], step - found["sampling"] - found["rewarding"]
+        seconds = (step, *parts, found["limit"], step / found["images"])
         cells = (
             f"{found['variant']}, {found['answers']} answers of {found['tokens']} tokens | {step / of_first:.1f}x",
             *(f"{each:.3f}" for each in (*seconds, 1e3 * step / found["answers"])),
@@ -313,8 +312,8 @@ def report(measured: Sequence[dict[str, Any]]) -> str:
             f"{found['grad_norm']:.5g} | {', '.join(f'{distance:.1e}' for distance in found['differ'])}",
         )
         lines.append(" | ".join(cells))
-    end = f"{measured[-1]['device']}, {measured[-1]['tflops']:.0f} TFLOP/s in large products"
-    return "\n".join([*(f"| {line} |" for line in lines), "", end])
+    device = f"{measured[-1]['device']}, {measured[-1]['tflops']:.0f} TFLOP/s in large products"
+    return "\n".join([*(f"| {line} |" for line in lines), "", device])
 
 
 def main() -> None:
@@ -330,16 +329,17 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8, help="of a forward and backward pass of TRL")
     parser.add_argument("--seconds", type=float, default=120, help="after which no further step of a variant begins")
     parser.add_argument("--set", action="append", default=[], dest="assignments", help="a key of the run file")
-    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        return print(json.dumps(Cell(options.worker[0], int(options.worker[1]), options).measure()))
+        return print(json.dumps(Cell(options.worker, options.tokens[0], options).measure()))
     measured: list[dict[str, Any]] = []
-    [path.unlink() for path in options.place.glob(f"first-{options.model}-*.json")]
+    for path in options.place.glob(f"first-{options.model}-*.json"):
+        path.unlink()
     for tokens, variant in itertools.product(options.tokens, options.variants):
         print(f"{variant}, {tokens} tokens", file=sys.stderr, flush=True)
-        command = [sys.executable, __file__, *sys.argv[1:], "--worker", variant, str(tokens)]
-        ended = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+        worker = ["--tokens", str(tokens), "--worker", variant]
+        ended = subprocess.run([sys.executable, __file__, *sys.argv[1:], *worker], stdout=subprocess.PIPE, text=True)
         if ended.returncode:
             print(f"{variant}, {tokens} tokens: ended with {ended.returncode}", flush=True)
         else:
