@@ -75,8 +75,7 @@ class Clock(transformers.TrainerCallback):
 
     def __init__(self, variant: str, seconds: float) -> None:
         self.began, self.ends, self.logs = time.perf_counter(), list[float](), list[dict[str, float]]()
-        self._first, self._least = STEPS[variant]
-        self._limit = self.began + seconds
+        (self._first, self._least), self._limit = STEPS[variant], self.began + seconds
 
     @property
     def steps(self) -> list[float]:
