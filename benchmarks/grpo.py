@@ -106,8 +106,10 @@ class HashedRewards(Policy):
         return [[Drawn(tuple(ids), reward_of(ids)) for ids in group] for group in given] if given else drawn
 
     def _rewarded(self, number: int, prompt: Example, group: Any) -> list[Drawn]:
+        image = self._opened.chat_tokenizer.image_token_id  # with it an answer would be left out, and TRL would fail
         rewarded = super()._rewarded(number, prompt, group)
-        return [one._replace(reward=reward_of(one.token_ids), is_cut=False) for one in rewarded]
+        answers = [(one, tuple(0 if token == image else token for token in one.token_ids)) for one in rewarded]
+        return [one._replace(token_ids=ids, reward=reward_of(ids), is_cut=False) for one, ids in answers]
 
 
 def alone(examples: Sequence[Example], image_token_id: int) -> list[Group]:
@@ -160,7 +162,7 @@ class Cell:
                 "before": clock.ends[0] - clock.began,
                 "peak_gb": torch.cuda.max_memory_allocated() / 1e9,
                 "grad_norm": float(clock.logs[0]["grad_norm"]),
-                "differ": self.compared(),
+                "differ": self.compared() if self.first else [],
                 **self.limits(model),
             }
 
@@ -184,8 +186,6 @@ class Cell:
 
     def compared(self) -> list[float]:
         """The mean and the largest distance to the log-probabilities of the first variant."""
-        if not self.first:
-            return []
         ids = [tuple(answer) for group in self.first["answers"] for answer in set(map(tuple, group))]
         kept = dict(zip(map(tuple, self.first["ids"]), self.first["log_probs"], strict=True))
         once = [np.subtract(self.log_probs[each], kept[each]) for each in ids if ids.count(each) == 1]
@@ -263,7 +263,7 @@ class Cell:
             gradient_accumulation_steps=num_answers // options.rows,  # whose answers are generated together
             num_generations=options.samples,
             max_completion_length=self.num_tokens,
-            generation_kwargs={"min_new_tokens": self.num_tokens},
+            generation_kwargs={"min_new_tokens": self.num_tokens, "suppress_tokens": [self.image_token_id]},
             shuffle_dataset=False,
             epsilon_high=run.grpo.clip[1],
             gradient_checkpointing=False,
