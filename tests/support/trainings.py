@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,21 @@ def compile_layers_by(monkeypatch: pytest.MonkeyPatch, backend: Any, **options: 
         return torch.compile(torch.nn.Module._call_impl, **{"dynamic": dynamic, "backend": backend, **options})
 
     monkeypatch.setattr(compile, "compiled_call", compiled_call)
+
+
+def compile_anew_by(monkeypatch: pytest.MonkeyPatch, backend: str) -> list[Any]:
+    """Compile everything anew by a backend of torch.compile; returns a list of the functions that are given to it."""
+    given, torch_compile = list[Any](), torch.compile
+
+    def compiled(function: Any, **options: Any) -> Any:
+        given.append(function)
+        return torch_compile(function, **options | {"backend": backend})
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    for cached in (compile.compiled_call, compile._compiled_apart):
+        monkeypatch.setattr(compile, cached.__name__, cache(cached.__wrapped__))
+    torch._dynamo.reset()
+    return given
 
 
 MAX_TOKENS = 1500

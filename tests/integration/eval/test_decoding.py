@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.trainings import compile_anew_by
 from transformers import GenerationConfig
 
 from lookonce.datasets.images import image_size
@@ -140,8 +141,7 @@ def test_passes_by_rows_have_the_same_answers_over_several_batches(asked):
 @pytest.mark.filterwarnings("default")  # the compiler warns
 def test_passes_are_compiled_once_for_all_sizes_of_batches(asked, monkeypatch):
     """Else a batch of another size would wait for the compiler, and an interrupted evaluation could have other bits."""
-    compiled = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function, **how: compiled(function, **how | {"backend": "eager"}))
+    compile_anew_by(monkeypatch, "eager")
     monkeypatch.setattr("lookonce.eval.decoding.decoder.BRANCHES", 2)
     before, end = num_compiled_graphs(), asked.stock[0][2]
     graphs = []

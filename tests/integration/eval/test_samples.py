@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass, replace
-from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.trainings import compile_anew_by
 
 from lookonce.datasets.records import Record, Turn, read_records, write_records
 from lookonce.datasets.sample.model import write_model
@@ -25,7 +25,6 @@ from lookonce.run.open import TO_BUILD, OpenRun, open_run
 from lookonce.train.data.batches import Pixels, RowCollator
 from lookonce.train.data.packing import group_examples
 from lookonce.train.data.tokenize import Example
-from lookonce.train.model import compile
 from lookonce.train.model.compile import num_compiled_graphs, training_on_packs
 from lookonce.train.model.load import load_with_tower, load_without_tower
 
@@ -260,15 +259,7 @@ def test_later_draws_within_a_training_compile_nothing(asked, monkeypatch):
     """Each step of a training by rewards leaves the model in training mode, and begins anew to draw."""
     if asked.session.model_folder.family is not QWEN3_VL:
         pytest.skip("one family is enough")
-    made, torch_compile = [], torch.compile
-
-    def eager(function: Any, **options: Any) -> Any:
-        made.append(function)
-        return torch_compile(function, backend="eager", **options)
-
-    monkeypatch.setattr(torch, "compile", eager)
-    for cached in (compile.compiled_call, compile._compiled_apart):
-        monkeypatch.setattr(compile, cached.__name__, cache(cached.__wrapped__))
+    compiled = compile_anew_by(monkeypatch, "eager")
     engine = SharedPrefixes(asked.session.changed(chat_tokenizer=asked.chat), WARM, min_compiled=0)
     engine._on_gpu = True
     expected, numbers = asked.samples([*range(len(asked.examples))], WARM), []
@@ -281,7 +272,7 @@ def test_later_draws_within_a_training_compile_nothing(asked, monkeypatch):
                     [one.token_ids for one in expected[number]] for number in range(len(found))
                 ]
                 assert not any(module.training for module in asked.model.modules())
-                numbers.append((len(made), num_compiled_graphs()))
+                numbers.append((len(compiled), num_compiled_graphs()))
     finally:
         asked.model.eval()
     assert numbers[0][1] > 0 and numbers[0] == numbers[1]
