@@ -2,8 +2,8 @@
 
 Design: every file that is missing and every record that cannot be read is reported, not only the first. The first
 records of each file are read, unless all are asked for, so that a check of a million records takes seconds as well.
-Which records are selected, and in which stage each is, can only be judged of all of them; so all are read if the run
-file selects or orders them.
+Which records are selected, in which stage each is, and whether answers stay true of variants of their images, can only
+be judged of all of them; so all are read if the run file selects or orders them or has `cache.augment`.
 
 The model's weights are not read. It is built without memory (on torch's meta device) and gets its adapter, so PEFT
 itself says which modules are trained, and how many weights they have. A conversation of two words is rendered as
@@ -108,11 +108,10 @@ def check_records(run: RunFile, max_records: int | None) -> tuple[CheckedRecords
     """Read the records of all splits, at most `max_records` of each file; None for all."""
     records = CheckedRecords()
     results: list[Result] = []
-    data = run.data
-    is_selective = any(
-        (data.stage_map, data.where, data.held_out, data.context, data.system, run.batch.stage_order, run.batch.balance)
-    )
-    max_records = None if is_selective else max_records
+    data, batch = run.data, run.batch
+    is_selective = any((data.stage_map, data.where, data.held_out, data.context, data.system))
+    is_selective |= bool(batch.stage_order or batch.balance)
+    max_records = None if is_selective or run.cache.augment else max_records
     for split in SPLITS:
         problems: list[Result] = []
         for path in getattr(data, split):
