@@ -44,7 +44,7 @@ from lookonce.hub import locate
 from lookonce.run.config import RunFile
 from lookonce.run.open import fingerprint_of, source_of
 from lookonce.run.records import SPLITS, for_training, with_contexts, without_fold
-from lookonce.run.sections import BatchSection
+from lookonce.run.sections import METRICS, BatchSection
 from lookonce.text import Notify, count, first_line, listed, located, shell, size
 from lookonce.train.data.token_stats import Distribution, TokenCounter
 
@@ -140,6 +140,27 @@ def _change(records: CheckedRecords, change: Callable[[Notify], dict[str, list[R
         value, _, do = str(error).partition("; ")
         return [Result("error", "records", value, do)]
     return [Result("ok", "records", note) for note in notes]
+
+
+def check_questions(run: RunFile, records: CheckedRecords) -> Iterator[Result]:
+    """Whether the metric that counts works, and applies to the questions of `eval.every` and `eval.split`."""
+    from lookonce.eval.answers.questions import row_of
+    from lookonce.eval.scores.metric import check_metric, working_scorer
+
+    metric, while_training = run.eval.metric, ["val"] if run.eval.every else []
+    try:
+        check_metric(metric)
+    except LookonceError:
+        return  # an error of the settings
+    for split in dict.fromkeys([*while_training, run.eval.split]) if records.is_complete else ():
+        pairs = [(record, turn) for record in records.by_split[split] for turn in range(len(record.turns))]
+        try:
+            if pairs:
+                working_scorer([row_of(*pair, ()) for pair in pairs], metric, f"the questions of {split}")
+        except LookonceError as error:
+            value, _, do = str(error).rpartition("; ")
+            stops = split in while_training or metric not in METRICS
+            yield Result("error" if stops else "warning", "evaluation", value, do)
 
 
 def count_records(records: CheckedRecords, keys: Mapping[Path, str]) -> Iterator[Result]:

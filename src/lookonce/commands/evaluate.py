@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--temperature",
-    type=Decimal(0, 100, min_open=True),
+    type=Decimal(0.01, 100),
     default=1.0,
     show_default=True,
     help="With --samples, what logits are divided by.",
