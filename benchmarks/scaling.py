@@ -15,7 +15,8 @@ cache   one worker a GPU builds a cache of `--images` different files from nothi
         written. Decoding alone uses the same processes, and the disk alone gets the same bytes, both on all ranks at
         once; the tower's rate follows from the time that the GPU was busy with it. The slowest limits the build.
 study   `lookonce study run` of 8 trainings of `--steps` steps; a run before it has compiled the code.
-eval    `lookonce eval` of such a run, under torchrun; the largest number of ranks comes first, as it compiles.
+eval    `lookonce eval` of such a run, under torchrun, with answers of up to 32 tokens and `eval.tokens_per_batch: 8192`, as
+        ranks take whole batches; the largest number of ranks comes first, as it compiles.
 """
 
 from __future__ import annotations
@@ -289,7 +290,9 @@ class Host:
         if not (run := self.folder / "study-first" / f"plain-{SEED}").exists():
             self.run_study("study-first", 1, 1)
         file = self.folder / f"{self.given.model}-eval.yaml"
-        seconds, _ = self.call(self.on_ranks(number, "-m", "lookonce", "eval", file), f"eval-{number}")
+        seconds, _ = self.call(
+            self.on_ranks(number, "-m", "lookonce", "eval", file, "--split", "test"), f"eval-{number}"
+        )
         cost = json.loads((run / "answering" / "test.json").read_text())
         num_questions = len((run / "predictions" / "test.jsonl").read_text().splitlines())
         row = {"ranks": number, "questions": num_questions, "of the first rank": cost["num_answered"]}
@@ -356,8 +359,9 @@ def make(
         "-many": {"data": many},
         "-study": {"data": few | {"test": test["train"]}, "train": values["train"] | {"steps": steps}},
         "-eval": {
-            "data": few | {"test": few["train"]},
+            "data": few | {"test": str(run.data.train[0])},
             "train": values["train"] | {"steps": steps},
+            "eval": {"max_new_tokens": 32, "tokens_per_batch": 8192},
             "output": str(place / "study-first" / f"plain-{SEED}"),
         },
     }.items():
