@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
+from lookonce.datasets.records import Record
 from lookonce.disk_space import full_disk_named
 from lookonce.environment import rank
 from lookonce.errors import RunFolderError, Stopped
@@ -21,14 +22,15 @@ from lookonce.files import flush_files, follow_umask, write_json
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder, Trained, adapter_hashes, step_of
 from lookonce.run.open import TO_TRAIN, OpenRun, open_run
-from lookonce.run.start_adapter import start_identity
+from lookonce.run.start_adapter import find_start, start_identity
 from lookonce.run.startup import Startup
 from lookonce.text import Notify, quiet, shell
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.arguments import training_arguments
 from lookonce.train.loop.checkpoints import CurrentIntervals, Start, StopIfTakenOver, begin, checkpoint_bytes, kept
 from lookonce.train.loop.distributed import RESUME_HINT, Ranks, StopAfterStep
-from lookonce.train.loop.log_files import Heartbeat, MetricsLog, tracker_callbacks
+from lookonce.train.loop.log_files import DrawnLog, Heartbeat, MetricsLog, tracker_callbacks
+from lookonce.train.loop.rewards import Draw, RewardTrainer
 from lookonce.train.loop.session import make_trainer, weights_fit
 from lookonce.train.loop.trainer import Answer, Evaluations, check_can_answer
 from lookonce.train.model.linear_attention import linear_layers
@@ -56,7 +58,12 @@ class Training:
     identity: dict[str, Any]
     """Hashes of what the training depends on."""
     examples: dict[str, tuple[list[Example], int]]
-    """By split: the examples, and how many records were left out as too long; empty if the adapter is trained."""
+    """By split: the examples, and how many records were left out as too long; empty if the adapter is trained.
+
+    In a training by rewards those of training are questions.
+    """
+    questions: list[tuple[Record, int]]
+    """In a training by rewards, record and turn of each question."""
 
     def begin(self, *, restart: bool) -> None:
         """Record the run in its folder; `restart` first moves the run in it away."""
@@ -68,8 +75,10 @@ class Training:
         progress, is_lost = self.opened.folder.progress, self.opened.owner.is_lost
         return Heartbeat(progress, samples_per_step, self.ranks.is_first, is_lost=is_lost)
 
-    def run(self, heartbeat: Heartbeat, answer: Answer | None = None) -> Any:
+    def run(self, heartbeat: Heartbeat, answer: Answer | None = None, draw: Draw | None = None) -> Any:
         """Train and save the adapter; `answer` lets the model answer questions while it is trained.
+
+        `draw` is for a training by rewards: it draws answers to the training questions.
 
         Returns:
             The trained model; None if it is not in this process, because the adapter was trained before or the
@@ -94,8 +103,13 @@ class Training:
             if self.ranks.is_first:
                 last, track = self.start.checkpoint, self.opened.run.train.track
                 callbacks += tracker_callbacks(track, self.opened.folder.folder, step_of(last) if last else 0)
-            trainer = make_trainer(self.opened, model, self.arguments, examples, held_out, callbacks, self.startup)
+            inputs = self.opened, model, self.arguments, examples, held_out, callbacks, self.startup
+            trainer = make_trainer(*inputs, draw=draw)
         log.attach(trainer)
+        if isinstance(trainer, RewardTrainer) and self.ranks.is_first:
+            drawn_log = DrawnLog(self.opened.folder.drawn, self.questions)
+            drawn_log.drop_after(max(step_of(self.start.checkpoint), 0) if self.start.checkpoint else 0)
+            trainer.show = drawn_log.write
         trainer.evaluations = evaluations
         with stop.recording_signals():
             result = trainer.train(resume_from_checkpoint=str(self.start.checkpoint) if self.start.checkpoint else None)
@@ -128,8 +142,11 @@ class Training:
         run, model_folder = self.opened.run, self.opened.model_folder
         model = load_without_tower(model_folder, PRECISIONS[run.train.precision], run.model.attention, run.train.frozen)
         model = add_lora(model, model_folder, run.lora, run.train.seed)
-        if self.start.other:
-            load_weights(model, self.start.other.adapter)
+        other = self.start.other
+        if self.start.checkpoint and run.train.objective == "grpo" and run.grpo.kl:
+            other = find_start(run)  # the reference; the weights of the checkpoint follow
+        if other:
+            load_weights(model, other.adapter)
         for note in (beyond_targets(text_model(model).layers), self._slow_layers(model)):
             if note:
                 self.opened.notify(note)
@@ -183,11 +200,11 @@ def open_training(
         start = ranks.first_decides(lambda: Start.of(opened, identity, resume, restart))
         if stays and not start.is_finished:
             raise RunFolderError(f"{run.output} was changed by another process just now; run the same command again")
-        examples = {} if start.is_finished else _make_examples(opened, start, ranks, startup)
+        examples, questions = ({}, []) if start.is_finished else _make_examples(opened, start, ranks, startup)
     except BaseException:
         opened.__exit__()
         raise
-    return Training(opened, arguments, ranks, start, startup, identity, examples)
+    return Training(opened, arguments, ranks, start, startup, identity, examples, questions)
 
 
 def _check_trains_here(folder: RunFolder) -> None:
@@ -207,27 +224,36 @@ def _identity(opened: OpenRun, restart: bool) -> dict[str, Any]:
 
 def _make_examples(
     opened: OpenRun, start: Start, ranks: Ranks, startup: Startup
-) -> dict[str, tuple[list[Example], int]]:
-    """The examples of training and validation records, and how many records were left out as too long."""
+) -> tuple[dict[str, tuple[list[Example], int]], list[tuple[Record, int]]]:
+    """`Training.examples` and `Training.questions`."""
     with startup.timed("open cache"):
         opened.cache  # noqa: B018  (an error names what it lacks before anything else is done)
     for note in (*_notes(opened, ranks), *start.notes(opened.run)):
         opened.notify(note)
     if start.is_trained:
-        return {}
+        return {}, []
     opened.model_folder.read_ahead()  # while records become tokens
     examples: dict[str, tuple[list[Example], int]] = {"val": ([], 0)}
     batch, records = opened.run.batch, opened.records
+    questions: list[tuple[Record, int]] = []
     for split in ("train", "val") if records["val"] else ("train",):
+        asks = split == "train" and opened.run.train.objective == "grpo"
         with startup.timed(f"make tokens of {split} records"):
-            examples[split] = opened.examples(split)
+            if asks:
+                questions, prompts, num_too_long = opened.questions(split)
+                examples[split] = prompts, num_too_long
+            else:
+                examples[split] = opened.examples(split)
         if num_too_long := examples[split][1]:
-            left_out = f"left out {num_too_long:,} of {len(records[split]):,} {split} records"
+            num_read = len(questions) + num_too_long if asks else len(records[split])
+            left_out = f"left out {num_too_long:,} of {num_read:,} {split} {'questions' if asks else 'records'}"
             key, limit = batch.limiting_key, batch.longest_record
+            with_answer = ", with an answer of grpo.max_new_tokens" if asks else ""
             opened.notify(
-                f"{left_out}, with more than {limit:,} tokens; raise `{key}` or lower `cache.max_pixels` to keep them"
+                f"{left_out}, with more than {limit:,} tokens{with_answer}; raise `{key}` or lower `cache.max_pixels` "
+                "to keep them"
             )
-    return examples
+    return examples, questions
 
 
 def _notes(opened: OpenRun, ranks: Ranks) -> Iterator[str]:

@@ -20,7 +20,7 @@ import torch
 
 from lookonce.datasets.records import Record
 from lookonce.errors import UsageError
-from lookonce.eval.answers.engines import tokens_beside_training
+from lookonce.eval.answers.engines import tokens_beside_training, with_batches
 from lookonce.eval.answers.questions import Questions, row_of
 from lookonce.eval.decoding.dialogue import Answer
 from lookonce.eval.scores.metric import EXACT, Scorer
@@ -28,7 +28,6 @@ from lookonce.eval.statistics import clusters_of
 from lookonce.run.open import OpenRun
 from lookonce.train.loop.distributed import ALONE, Ranks
 from lookonce.train.model.compile import as_loaded
-from lookonce.train.model.load import PRECISIONS
 
 
 class Accuracy:
@@ -70,7 +69,8 @@ class Accuracy:
                 del part, answered_batches
                 if model.device.type == "cuda":
                     torch.cuda.empty_cache()
-                answers |= self._gather(stage_answers)
+                for of_rank in self._ranks.gather_for_all(stage_answers):
+                    answers |= of_rank
         return self._ranks.first_decides(lambda: self._score([answers[number].text for number in sorted(answers)]))
 
     def _score(self, texts: Sequence[str]) -> dict[str, float]:
@@ -78,20 +78,9 @@ class Accuracy:
         score = {} if self._scorer.metric == EXACT else {"score": float(self._scorer(texts).mean())}
         return {"exact_match": right / len(texts), **score, "num_questions": len(self._scorer.rows)}
 
-    def _gather(self, answers: dict[int, Answer]) -> dict[int, Answer]:
-        """The answers of all ranks."""
-        gathered = self._ranks.gather(answers) or []
-        return self._ranks.first_decides(lambda: dict(pair for answers in gathered for pair in answers.items()))
-
     def _beside_training(self, model: Any) -> OpenRun:
-        """The run, on a GPU with batches as large as the memory beside the training, of the rank that has least."""
-        opened, run = self._opened, self._opened.run
-        if model.device.type != "cuda" or run.eval.tokens_per_batch:
-            return opened
-        torch.cuda.empty_cache()
-        free = tokens_beside_training(opened.model_folder, PRECISIONS[run.train.precision])
-        changed = run.eval.model_copy(update={"tokens_per_batch": int(-self._ranks.largest(-free))})
-        return opened.changed(run=run.model_copy(update={"eval": changed}))
+        opened, given = self._opened, self._opened.run.eval.tokens_per_batch
+        return with_batches(opened, given or tokens_beside_training(opened, model, self._ranks))
 
 
 def draw(records: Sequence[Record], images: Sequence[Sequence[str]], most: int, seed: int) -> list[Record]:

@@ -32,6 +32,7 @@ from lookonce.text import Notify, quiet
 from lookonce.train.data.batches import RowCollator
 from lookonce.train.data.packing import group_examples
 from lookonce.train.data.tokenize import Example
+from lookonce.train.loop.distributed import Ranks
 from lookonce.train.model.linear_attention import LINEAR
 from lookonce.train.model.load import PRECISIONS, base_model
 
@@ -56,10 +57,20 @@ def largest_batch(model_folder: ModelFolder, dtype: torch.dtype) -> int:
     return _tokens_in(total * (1 - SPARE) - weight_bytes(model_folder, dtype), model_folder, dtype)
 
 
-def tokens_beside_training(model_folder: ModelFolder, dtype: torch.dtype) -> int:
-    """The same for the memory that is free while a model is trained on the current GPU."""
+def tokens_beside_training(opened: OpenRun, model: Any, ranks: Ranks) -> int | None:
+    """The same for the memory that is free while a model is trained, on the GPU that has least; None on a CPU."""
+    if model.device.type != "cuda":
+        return None
+    torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
-    return _tokens_in(free - total * SPARE, model_folder, dtype)
+    tokens = _tokens_in(free - total * SPARE, opened.model_folder, PRECISIONS[opened.run.train.precision])
+    return -ranks.largest(-tokens)
+
+
+def with_batches(opened: OpenRun, tokens_per_batch: int | None) -> OpenRun:
+    """The run with another `eval.tokens_per_batch`."""
+    changed = opened.run.eval.model_copy(update={"tokens_per_batch": tokens_per_batch})
+    return opened.changed(run=opened.run.model_copy(update={"eval": changed}))
 
 
 def states_per_batch(model_folder: ModelFolder, num_tokens: int, sampling: Sampling | None = None) -> int | None:

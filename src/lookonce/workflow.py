@@ -15,6 +15,7 @@ import torch
 from lookonce.disk_space import full_disk_named
 from lookonce.environment import rank
 from lookonce.eval.answers.accuracy import Accuracy
+from lookonce.eval.answers.policy import Policy
 from lookonce.eval.answers.questions import Questions
 from lookonce.eval.run import evaluate
 from lookonce.eval.scores.metric import check_metric
@@ -68,7 +69,7 @@ def train(
         content, folder = f"the files of {run.output}", opened.folder
         small_files = full_disk_named(run.output, OTHER_BYTES, content, lambda: kept(folder))
         with training.heartbeat() as heartbeat, small_files:
-            model = training.run(heartbeat, _accuracy(training))
+            model = training.run(heartbeat, _accuracy(training), _policy(training))
             if not training.ranks.is_first:
                 return None
             heartbeat.enter("evaluating")
@@ -90,6 +91,12 @@ def _accuracy(training: Training) -> Accuracy | None:
         return None
     with training.startup.timed("make prompts of val questions"):
         return Accuracy(opened, training.ranks)
+
+
+def _policy(training: Training) -> Policy | None:
+    """What draws answers in a training by rewards; None in any other."""
+    is_needed = training.questions and training.opened.run.train.objective == "grpo"
+    return Policy(training.opened, training.questions, training.ranks) if is_needed else None
 
 
 def _report(opened: OpenRun, summary: Summary) -> str | None:

@@ -20,19 +20,21 @@ Q questions, G answers to each, K targets of a pack.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lookonce.datasets.augment import EpochVariants
 from lookonce.run.grpo import GrpoSection
 from lookonce.run.sections import BatchSection
 from lookonce.train.data.batches import Batch
 from lookonce.train.data.dataset import DataCollatorForPacks, PackedExamples, PackIndices
 from lookonce.train.data.packing import Pack, group_examples, nested, pack_step
-from lookonce.train.data.sampler import MicroBatch
+from lookonce.train.data.sampler import MicroBatch, Sampler
 from lookonce.train.data.tokenize import Example
 
 EPSILON = 1e-4
@@ -42,6 +44,9 @@ SAME = 1e-8
 NOT_KNOWN = np.nan
 """Stands for a log-probability that is the pass's own."""
 LogProbs = NDArray[np.float32]
+MEASURES = ("weight", "kl", "clipped", "first", "distance")
+"""The weight of targets; their KL divergence to the reference; the weight of those whose ratio is clipped; the weight
+in the first pass, and how far their log-probabilities are there from those in decoding."""
 
 
 class Drawn(NamedTuple):
@@ -52,6 +57,27 @@ class Drawn(NamedTuple):
     reward: float
     is_cut: bool = False
     """Whether it has no end token."""
+    log_probs: Sequence[float] = ()
+    """The log-probability of each token at the temperature, as it was drawn."""
+    text: str = ""
+
+
+class QuestionStream:
+    """The questions of a training one after another, epoch after epoch, in the order in which SFT would have them."""
+
+    def __init__(self, prompts: Sequence[Example], plan: Sampler, variants: EpochVariants | None = None) -> None:
+        """`plan` orders the prompts; with `variants` each epoch shows others of their images."""
+        self._prompts, self._variants, self._order = prompts, variants, cache(plan.order)
+
+    def take(self, position: int, num: int) -> list[tuple[int, Example]]:
+        """The number and the prompt of some questions from a position on."""
+        return [self._at(*divmod(place, len(self._prompts))) for place in range(position, position + num)]
+
+    def _at(self, epoch: int, place: int) -> tuple[int, Example]:
+        prompt = self._prompts[number := self._order(epoch)[place]]
+        if self._variants is None:
+            return number, prompt
+        return number, replace(prompt, image_keys=self._variants.keys(prompt.image_keys, epoch))
 
 
 def advantages(reward_QG: NDArray[np.float64], scale: str = "std") -> NDArray[np.float64]:
@@ -67,6 +93,14 @@ def differ(reward_QG: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Whether the answers to each question have different rewards, so that something can be learned: `[Q]`."""
     are_mixed: NDArray[np.bool_] = reward_QG.std(axis=1, ddof=1) > SAME
     return are_mixed
+
+
+def teaches(group: Sequence[Drawn], options: GrpoSection, image_token_id: int) -> bool:
+    """Whether something can be learned from the answers to a question: one that is not left out is better or worse than
+    the others."""
+    rewards = np.array([[answer.reward for answer in group]])
+    counts = [not _is_masked(answer, options, image_token_id) for answer in group]
+    return bool(differ(rewards)[0] and (np.abs(rewards[0] - rewards.mean())[counts] > SAME).any())
 
 
 def answered(prompt: Example, token_ids: Sequence[int]) -> Example:
@@ -88,6 +122,8 @@ class TrainedAnswer:
     """The log-probabilities of the targets when they were drawn; `NOT_KNOWN` before the first pass."""
     reference: LogProbs
     """The same of the model that it is compared with."""
+    drawn: LogProbs
+    """The same as decoding gave them; empty if they are not known."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +149,8 @@ class RewardStep:
         image_token_id: int,
     ) -> RewardStep:
         """The step of some questions, by their prompts, with equally many answers drawn to each."""
+        if not drawn:
+            return cls([], 0, 0, image_token_id, batch)
         reward_QG = np.array([[answer.reward for answer in group] for group in drawn], dtype=np.float64)
         advantage_QG, mixed_Q = advantages(reward_QG, options.scale), differ(reward_QG)
         counts_Q = mixed_Q if options.filter else np.ones_like(mixed_Q)
@@ -132,8 +170,11 @@ class RewardStep:
                     continue
                 length, key = len(answer.token_ids), (tuple(answer.token_ids), advantage)
                 if key not in distinct:
-                    unknown = np.full((2, length), NOT_KNOWN, dtype=np.float32)
-                    distinct[key] = TrainedAnswer(answered(prompts[q], answer.token_ids), advantage, 0.0, *unknown)
+                    unknown, known = np.full(length, NOT_KNOWN, np.float32), np.array(answer.log_probs, np.float32)
+                    example = answered(prompts[q], answer.token_ids)
+                    distinct[key] = TrainedAnswer(
+                        example, advantage, 0.0, old=unknown, reference=unknown.copy(), drawn=known
+                    )
                 distinct[key].weight += 1 / (total * length if by_sequence else total)
             answers += distinct.values()
         return cls(answers, int(mixed_Q.sum()), sum(map(sum, masked)), image_token_id, batch)
@@ -192,6 +233,22 @@ class RewardStep:
             np.copyto(kept, log_prob_K[start : start + len(kept)], where=np.isnan(kept))
             start += len(kept)
         assert start == len(log_prob_K), (start, len(log_prob_K))
+
+    def measure(self, numbers: Iterable[int], log_prob_K: LogProbs, clip: Sequence[float]) -> NDArray[np.float64]:
+        """What a pass says of some answers as sums over their targets, by their weights: `MEASURES`."""
+        sums, start = np.zeros(len(MEASURES)), 0
+        for number in numbers:
+            answer = self.answers[number]
+            own = log_prob_K[start : start + len(answer.old)].astype(np.float64)
+            ratio = np.exp(own - np.where(np.isnan(answer.old), own, answer.old))
+            above = np.where(np.isnan(answer.reference), own, answer.reference) - own
+            is_clipped = ratio > 1 + clip[1] if answer.advantage > 0 else ratio < 1 - clip[0]
+            first = np.isnan(answer.old) if len(answer.drawn) else np.zeros(len(own))
+            distance = first * np.abs(own - answer.drawn) if len(answer.drawn) else first
+            each = np.stack([np.ones(len(own)), np.exp(above) - above - 1, is_clipped, first, distance])
+            sums += answer.weight * each.sum(axis=1)
+            start += len(own)
+        return sums
 
 
 def _is_masked(answer: Drawn, options: GrpoSection, image_token_id: int) -> bool:

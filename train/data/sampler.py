@@ -213,26 +213,24 @@ class Sampler:
         micro_batches = (self._micro_batches(*step, rank) for step in steps for rank in range(self.num_ranks))
         return list(islice(chain.from_iterable(micro_batches), max(len(self), ENOUGH_PACKS) * self.num_ranks))
 
-    def num_targets(self, micro_batch: MicroBatch) -> int:
-        """Number of targets of a micro-batch."""
-        return sum(self.examples[index].num_targets for group in micro_batch.pack.groups for index in group.examples)
-
     def _packed(self, start: int, end: int) -> Iterator[PackedStep]:
         """The same of the steps `start` to `end` of a training."""
         first, skipped = divmod(start, len(self))
         return islice(chain.from_iterable(map(self._packed_steps, count(first))), skipped, skipped + end - start)
 
-    def _packed_steps(self, number: int) -> Iterator[PackedStep]:
+    def order(self, number: int) -> list[int]:
+        """The examples of an epoch in the order of its steps; those of a group follow one another."""
+        return [index for step in self._steps(number) for group in step for index in group.examples]
+
+    def _steps(self, number: int) -> list[list[Group]]:
         """Each step of an epoch."""
-        steps = epoch_steps(
-            self.groups,
-            self.batch.samples_per_step,
-            self.batch.questions_per_image,
-            self.seed,
-            number,
-            shuffle=self.batch.order != "as_given",
-        )
-        return ((number, step, self._pack(step)) for step in steps)
+        batch, shuffle = self.batch, self.batch.order != "as_given"
+        sizes = batch.samples_per_step, batch.questions_per_image
+        return epoch_steps(self.groups, *sizes, self.seed, number, shuffle=shuffle)
+
+    def _packed_steps(self, number: int) -> Iterator[PackedStep]:
+        """The same with their packs."""
+        return ((number, step, self._pack(step)) for step in self._steps(number))
 
     def _pack(self, step: list[Group]) -> list[list[Pack]]:
         """The packs, or batches of rows, of each rank."""

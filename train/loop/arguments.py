@@ -91,11 +91,6 @@ def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> Training
     Raises:
         UsageError: hardware or a library that the settings need is missing, or Trainer does not know a name.
     """
-    if run.train.objective == "grpo":
-        raise UsageError(
-            "train.objective: grpo cannot be trained by this version yet; set train.objective: sft, and remove the "
-            "section grpo"
-        )
     check_trackers(run.train.track)
     check_frozen(run.train.frozen, "train.frozen")
     options, on_gpu = run.train, torch.cuda.is_available()

@@ -37,6 +37,8 @@ from lookonce.text import Notify, listed, shown
 
 LOSSES = "losses"
 """Under this name in `stateful_callbacks`: the sums of losses so far, of the logged steps and of those since."""
+REWARDS = "rewards"
+"""There too: where a training by rewards is among its questions, and what it has measured since the logged steps."""
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 Steps = Annotated[int, Field(gt=0, lt=1 << 63)]
 Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -61,8 +63,17 @@ class _Losses(BaseModel):
     not_logged: float
 
 
+class _Rewards(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    position: Count
+    tokens_per_batch: Steps | None
+    sums: dict[str, float]
+
+
 class _Callbacks(BaseModel):
     losses: _Losses | None = None
+    rewards: _Rewards | None = None
 
 
 class State(BaseModel):

@@ -101,6 +101,13 @@ class Ranks:
         distributed.gather_object(mine, of_all, group=self.group)
         return of_all
 
+    def gather_for_all(self, mine: Found) -> list[Found]:
+        """What each rank passes here, on all ranks."""
+        of_all: list[Any] = [mine] * self.num_ranks
+        if self.num_ranks > 1:
+            distributed.all_gather_object(of_all, mine, group=self.group)
+        return of_all
+
     def wait(self) -> None:
         """Wait until all ranks are here."""
         if self.num_ranks > 1:

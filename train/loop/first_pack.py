@@ -36,7 +36,8 @@ from lookonce.train.data.dataset import PackIndices
 from lookonce.train.data.sampler import MicroBatch
 from lookonce.train.model.compile import checkpointed
 from lookonce.train.model.linear_attention import linear_layers
-from lookonce.train.model.load import is_sharded, text_model
+from lookonce.train.model.load import base_model, is_sharded, text_model
+from lookonce.train.model.loss import ADVANTAGES, LOG_PROBS, RewardLoss
 from lookonce.train.model.packs import is_on_packs, share_of_loss
 
 # A trainer is a `PackTrainer`, which imports this module.
@@ -136,7 +137,7 @@ def first_pack_of(trainer: Any, step: int) -> PackIndices | None:
     if is_random or linear_layers(text):
         return None
     num_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * sampler.num_steps)
-    packs: list[PackIndices] = next(sampler.steps(step, step + 1), []) if step < num_steps else []
+    packs: list[PackIndices] = trainer.first_packs(step) if step < num_steps else []
     return next((pack for pack in packs if not pack.micro_batch.pack.is_filler), None)
 
 
@@ -261,8 +262,9 @@ class FirstPack:
             share_of_loss(model, self._batch_of(replace(self._pack.micro_batch, pack=reverse, target_weights=weights)))
 
     def _batch_of(self, micro_batch: MicroBatch) -> Batch:
-        [indices] = self._trainer.train_sampler.step_of([micro_batch])
-        batch: Batch = self._trainer.batch_of(indices)
+        batch: Batch = self._trainer.batch_of(self._trainer.indices_of(micro_batch))
+        if ADVANTAGES in batch:  # then the gradient is that of the log-probabilities
+            batch[ADVANTAGES].fill_(1)
         return batch
 
     def _as_rows(self, parts: int = 1) -> Outcome:
@@ -278,14 +280,14 @@ class FirstPack:
             together = examples[start : start + rows_per_pass]
             text = rows.text_batch(together, [1 / self._num_targets()] * len(together))
             batch = text | image_inputs(dataset.features, image_keys(together), trainer.args.device)
-            with trainer.accelerator.autocast():  # as in the forward method that accelerate makes for the training
+            with trainer.accelerator.autocast(), _at_temperature(model, trainer.of_rewards):  # as in the training
                 total += self._backward(model, batch)
         return Outcome.of(model, total)
 
     @property
     def _examples(self) -> list[Any]:
-        packed = self._trainer.train_sampler.dataset.__getitems__(self._pack)
-        return [packed.examples[self._pack[position]] for position in self._positions]
+        examples = self._trainer.examples_of(self._pack)
+        return [examples[self._pack[position]] for position in self._positions]
 
     def _num_targets(self) -> int:
         return max(1, sum(int(example.num_targets) for example in self._examples))
@@ -294,7 +296,20 @@ class FirstPack:
         loss = share_of_loss(model, batch)
         with torch.autocast(loss.device.type, enabled=False):
             (self._scale * loss).backward()  # type: ignore[no-untyped-call]
+        if LOG_PROBS in batch:
+            return -(batch["weights"] * batch[LOG_PROBS]).sum()
         return loss.detach()
+
+
+@contextlib.contextmanager
+def _at_temperature(model: Any, of_rewards: RewardLoss | None) -> Iterator[None]:
+    """Divide the logits by the temperature of a loss of rewards."""
+    if of_rewards is None or of_rewards.temperature == 1:
+        yield
+        return
+    temperature, head = of_rewards.temperature, base_model(model).get_output_embeddings()
+    with head.register_forward_hook(lambda head, inputs, logits: logits.float() / temperature):
+        yield
 
 
 @contextlib.contextmanager

@@ -38,11 +38,13 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.integrations.integration_utils import TensorBoardCallback, get_reporting_integration_callbacks
 
 from lookonce.claim_file import Process
+from lookonce.datasets.records import Record
 from lookonce.errors import Stopped, TrainingError, UsageError
 from lookonce.files import write_json, write_text
 from lookonce.run.log_file import End, Progress, read_lines
 from lookonce.run.sections import METRICS
 from lookonce.text import count, duration, first_line
+from lookonce.train.data.policy import Drawn
 
 MUCH_WAITING = 0.05
 """Share of the time; the user is notified if training waits longer for data."""
@@ -163,6 +165,35 @@ class MetricsLog(TrainerCallback):
         if self.path.exists():
             lines = [line for line in read_lines(self.path) if line["step"] <= step]
             write_text(self.path, "".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+class DrawnLog:
+    """Appends some questions of each logged step of a training by rewards to `path`: a JSON object a question, with the
+    answers that were drawn and their rewards."""
+
+    def __init__(self, path: Path, questions: Sequence[tuple[Record, int]]) -> None:
+        """`questions` are those of the training, which steps name by their numbers."""
+        self._path, self._questions = path, questions
+
+    def write(self, step: int, shown: Sequence[tuple[int, Sequence[Drawn]]]) -> None:
+        """Append the questions of a step."""
+        with self._path.open("a") as file:
+            for number, group in shown:
+                record, turn = self._questions[number]
+                answers = [{"text": one.text, "reward": one.reward, "cut": one.is_cut} for one in group]
+                asked, images = record.turns[turn], [str(path) for path in record.images]
+                references = record.references or [asked.answer]
+                about = {"origin": record.origin, "images": images, "question": asked.question}
+                line = {"step": step, **about, "references": [*references], "answers": answers}
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+    def drop_after(self, step: int) -> None:
+        """Drop the lines of steps that a resumed training makes again."""
+        if self._path.exists():
+            lines = self._path.read_text().splitlines(keepends=True)
+            with contextlib.suppress(ValueError):
+                lines = [line for line in lines if json.loads(line)["step"] <= step]
+            write_text(self._path, "".join(lines))
 
 
 def _check_finite(logs: dict[str, Any], step: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from lookonce.train.data.batches import FeatureSource
 from lookonce.train.data.dataset import PackBatchSampler, VQADataset
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.log_files import STOCK_PRINTERS
+from lookonce.train.loop.rewards import Draw, RewardTrainer
 from lookonce.train.loop.trainer import PackTrainer
 from lookonce.train.model.compile import CompileCache
 from lookonce.train.model.gpu_memory import hint, measured_name
@@ -38,18 +40,21 @@ def make_trainer(
     callbacks: Sequence[Any] = (),
     startup: Startup | None = None,
     source: FeatureSource | None = None,
+    draw: Draw | None = None,
 ) -> PackTrainer:
     """A trainer of a model on examples, which validates on `held_out` and prints nothing by itself.
 
-    Features come from the run's cache, or from `source`. `startup` times this and the warm-up.
+    Features come from the run's cache, or from `source`. `startup` times this and the warm-up. With `draw` the examples
+    are questions, and it learns from the rewards of answers to them.
     """
     options, startup = opened.run, startup or Startup(quiet)
     features, ranks = source or opened.features, (arguments.process_index, arguments.world_size)
     with startup.timed("group records"):
         dataset = VQADataset.of(examples, opened.chat_tokenizer, features, opened.variants)
         sampler = PackBatchSampler.of(dataset, options.batch, options.train.seed, *ranks)
+    kind = partial(RewardTrainer, options=options.grpo, draw=draw) if draw else PackTrainer
     with startup.timed("move weights to the device"):
-        trainer = PackTrainer(
+        trainer = kind(
             model,
             arguments,
             sampler,

@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +35,8 @@ from lookonce.run.startup import Startup
 from lookonce.text import quiet
 from lookonce.train.data.batches import Batch, Prefetcher
 from lookonce.train.data.dataset import DataCollatorForPacks, PackBatchSampler, PackIndices, VQADataset
+from lookonce.train.data.sampler import MicroBatch
+from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.checkpoints import LOSSES, check_undamaged, checkpoint_bytes, delete_old, numbers_only, saving
 from lookonce.train.loop.first_pack import FirstPack, first_pack_of
 from lookonce.train.loop.warmup import WarmUp
@@ -42,6 +44,7 @@ from lookonce.train.model.compile import CompileCache, checkpointed
 from lookonce.train.model.gpu_memory import out_of_memory
 from lookonce.train.model.linear_attention import linear_layers
 from lookonce.train.model.load import broadcast_trained, is_sharded, text_model
+from lookonce.train.model.loss import RewardLoss
 from lookonce.train.model.packs import PackPasses, average_gradients, pack_loss, packed_attention, share_of_loss
 
 Answer = Callable[[Any], dict[str, float]]
@@ -70,11 +73,15 @@ class Evaluations(TrainerCallback):
         """
         self._every, self._answer, self._patience, self._measure = every, answer, patience, measure
         self._first_step = 0
+        self.ended_early = ""
+        """Why the training ends before its last step, other than by `patience`."""
         self.validates, self.answers = True, False
         """What the next evaluation measures: the validation loss, and the score of answers."""
 
     def why_over(self, state: Any) -> str:
         """Why a training ends before its last step; empty if it does not."""
+        if self.ended_early:
+            return self.ended_early
         best, best_step, num_worse = None, 0, 0
         for line in state.log_history if self._patience else ():
             if (value := line.get(f"eval_{self._measure}")) is not None:
@@ -217,6 +224,10 @@ class PackTrainer(Trainer):
         """Steps before this training resumed, whose losses it continues."""
         self.captures_all = False
         """Whether passes of all shapes are captured before the first step, and not when a pack first has a shape."""
+        self.compiled_apart = 0
+        """Graphs that were compiled within steps for other things than their passes."""
+        self.of_rewards: RewardLoss | None = None
+        """The loss of packs with advantages."""
         self.evaluations = Evaluations()
         self.seconds = 0.0
         """How long `train` took; Trainer's own figure is wrong if the clock is set meanwhile."""
@@ -293,7 +304,7 @@ class PackTrainer(Trainer):
             yield
             return
         options: dict[str, Any] = {"compiled": self.compiled, "captured": self.captured, "flex": self._flex}
-        with packed_attention(self.model, **options) as self.passes:
+        with packed_attention(self.model, of_rewards=self.of_rewards, **options) as self.passes:
             try:
                 yield
             finally:
@@ -313,11 +324,35 @@ class PackTrainer(Trainer):
             # resumed after its last step
             self.control.should_training_stop = True
             return [], None
+        next(epoch_iterator)
+        return [self._next_step()], None
+
+    def _next_step(self) -> Iterator[tuple[Batch, bool]]:
+        """The batches of the next step, each with whether it is the last."""
         if not self._ahead:
             steps = self.train_sampler.steps(self.state.global_step, self.state.max_steps)
             self._ahead = Prefetcher(self._counted(steps), self.batch_of, self.args.device, self.num_ahead)
-        next(epoch_iterator)
-        return [self._ahead.step()], None
+        return self._ahead.step()
+
+    def first_packs(self, step: int) -> list[PackIndices]:
+        """This rank's packs of the step before which packs are checked."""
+        return next(self.train_sampler.steps(step, step + 1), [])
+
+    def upcoming(self, start: int, end: int) -> tuple[list[PackIndices], Sequence[Example] | Mapping[int, Example]]:
+        """Packs of all ranks of the steps `start` to `end`, enough of them to know their lengths; and their
+        examples."""
+        plan = self.train_sampler.plan
+        return [self.indices_of(micro_batch) for micro_batch in plan.upcoming(start, end)], plan.examples
+
+    def indices_of(self, micro_batch: MicroBatch) -> PackIndices:
+        """The indices of a pack by itself."""
+        [indices] = self.train_sampler.step_of([micro_batch])
+        return indices
+
+    def examples_of(self, indices: PackIndices) -> Mapping[int, Example]:
+        """The examples of a pack by their numbers."""
+        examples: Mapping[int, Example] = self.train_sampler.dataset.__getitems__(indices).examples
+        return examples
 
     def batch_of(self, indices: PackIndices) -> Batch:
         """The batch of a pack, on the device."""

@@ -10,7 +10,7 @@ steps need 31, so training begins 12 seconds sooner.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,8 @@ from transformers import TrainerCallback
 from lookonce.errors import TrainingError
 from lookonce.run.startup import Startup
 from lookonce.text import count, duration, size
-from lookonce.train.data.sampler import MicroBatch, Sampler
+from lookonce.train.data.dataset import PackIndices
+from lookonce.train.data.tokenize import Example
 from lookonce.train.model.compile import num_compiled_graphs
 from lookonce.train.model.load import is_sharded
 from lookonce.train.model.packs import Shape, shape_of
@@ -79,10 +80,12 @@ class WarmUp(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._trainer.startup.end()
-        self._num_graphs = num_compiled_graphs()
+        self._num_graphs = num_compiled_graphs() - self._trainer.compiled_apart
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._trainer.collator.pads_to_blocks and (new := num_compiled_graphs() - self._num_graphs):
+        if self._trainer.collator.pads_to_blocks and (
+            new := num_compiled_graphs() - self._trainer.compiled_apart - self._num_graphs
+        ):
             self._trainer.startup.notify(
                 f"step {state.global_step} triggered {count(new, 'recompilation')}, which slowed it down: its inputs "
                 "differ from those of the warm-up"
@@ -98,9 +101,9 @@ def run_trial(trainer: Any, startup: Startup) -> Trial:
         TrainingError: the GPU is out of memory; says what to lower.
     """
     with startup.timed("find shapes of packs"):
-        packs = packs_by_shape(trainer.train_sampler.plan, trainer.state.global_step, trainer.state.max_steps)
+        packs = packs_by_shape(*trainer.upcoming(trainer.state.global_step, trainer.state.max_steps))
     longest, shortest = list(packs.values())[0], list(packs.values())[-1]
-    num_tokens = longest.pack.num_tokens
+    num_tokens = longest.micro_batch.pack.num_tokens
     torch.cuda.reset_peak_memory_stats()
     with torch.random.fork_rng(devices=[trainer.args.device]):
         try:
@@ -132,10 +135,9 @@ def run_trial(trainer: Any, startup: Startup) -> Trial:
     return Trial(num_tokens, seconds[COMPILE], num_shapes, seconds.get(CAPTURE, 0.0), peak, total)
 
 
-def _capture(trainer: Any, packs: dict[Shape, MicroBatch]) -> None:
+def _capture(trainer: Any, packs: dict[Shape, PackIndices]) -> None:
     """Capture passes: those of the largest shapes, or of all."""
-    with_images = next((micro_batch for shape, micro_batch in packs.items() if shape[-1]), next(iter(packs.values())))
-    [like] = trainer.train_sampler.step_of([with_images])
+    like = next((indices for shape, indices in packs.items() if shape[-1]), next(iter(packs.values())))
     shapes = list(packs) if trainer.captures_all else largest(packs)
     assert trainer.passes
     trainer.passes.prepare(trainer.model_wrapped, shapes, trainer.batch_of(like))
@@ -148,23 +150,23 @@ def largest(shapes: Iterable[Shape]) -> list[Shape]:
     return list(dict.fromkeys([shapes[0], max(shapes, key=lambda shape: shape[1])]))
 
 
-def packs_by_shape(sampler: Sampler, start: int, end: int) -> dict[Shape, MicroBatch]:
-    """One of the upcoming micro-batches for each shape; those with the most tokens first."""
-    longest_first = sorted(sampler.upcoming(start, end), key=lambda micro_batch: -micro_batch.pack.num_tokens)
-    packs: dict[Shape, MicroBatch] = {}
-    for micro_batch in longest_first:
-        has_images = any(sampler.examples[group.examples[0]].image_keys for group in micro_batch.pack.groups)
-        packs.setdefault(
-            shape_of(micro_batch.pack.num_tokens, sampler.num_targets(micro_batch), has_images), micro_batch
-        )
-    return packs
+def packs_by_shape(
+    packs: Iterable[PackIndices], examples: Sequence[Example] | Mapping[int, Example]
+) -> dict[Shape, PackIndices]:
+    """One of some packs for each shape; those with the most tokens first."""
+    longest_first = sorted(packs, key=lambda indices: -indices.micro_batch.pack.num_tokens)
+    of_shape: dict[Shape, PackIndices] = {}
+    for indices in longest_first:
+        chosen = [examples[index] for index in indices]
+        num_targets, has_images = sum(each.num_targets for each in chosen), any(each.image_keys for each in chosen)
+        of_shape.setdefault(shape_of(indices.micro_batch.pack.num_tokens, num_targets, has_images), indices)
+    return of_shape
 
 
-def _run(trainer: Any, micro_batch: MicroBatch) -> list[torch.Tensor]:
-    """Run a micro-batch forward and backward; returns the weights that got gradients, which are dropped."""
+def _run(trainer: Any, indices: PackIndices) -> list[torch.Tensor]:
+    """Run a pack forward and backward; returns the weights that got gradients, which are dropped."""
     model: Any = trainer.model_wrapped  # as in training: with autocast and on all ranks
     model.train()
-    [indices] = trainer.train_sampler.step_of([micro_batch])
     with trainer.accelerator.no_sync(model):
         trainer.forward_backward(model, trainer.batch_of(indices))
     trained = [weight for weight in model.parameters() if weight.grad is not None]

@@ -50,7 +50,7 @@ ADVANTAGES, OLD, REFERENCE, LOG_PROBS = REWARD_KEYS = (
     "log_probs",
 )
 """Keys of a batch that learns from rewards, each `[1, K]`: how much better than the others an answer is; the
-log-probability that a target had when it was drawn, or NaN if the weights are still the same; that of the reference;
+log-probability that a target had when it was drawn, and that of the reference, or NaN where they are the pass's own;
 and the tensor into which its log-probability by this pass is written."""
 LOSS_KEYS = ("targets", "weights", *REWARD_KEYS)
 """Keys of a batch that the loss takes, and not the model."""
@@ -179,7 +179,8 @@ class RewardLoss:
         clipped = ratio.clamp(1 - self.clip[0], 1 + self.clip[1])
         each = -torch.minimum(ratio * advantages, clipped * advantages)
         if self.kl:
-            above = (batch[REFERENCE][0] - log_probs).where(counts, 0)
+            reference = batch[REFERENCE][0]
+            above = (own.where(reference.isnan(), reference) - log_probs).where(counts, 0)
             each = each + self.kl * (above.exp() - above - 1)
         return (each * weights).sum()
 

@@ -4,6 +4,7 @@ run.json            the resolved run file with hashes of everything the run read
 run.yaml            the run file with absolute paths, for people
 environment.json    versions, commit and device
 log.jsonl           one line per logging step
+drawn.jsonl         of a training by rewards: some questions of each logged step, the drawn answers, and their rewards
 claim.json          the process that trains or evaluates here; removed when it ends
 progress.json       progress of the training, rewritten every few seconds while it runs
 checkpoints/        Trainer's checkpoints, each with the checksums of its files
@@ -115,6 +116,7 @@ class RunFolder:
         self.checkpoints = folder / "checkpoints"
         self.trained = folder / "trained.json"
         self.log = folder / "log.jsonl"
+        self.drawn = folder / "drawn.jsonl"
         self.progress = folder / "progress.json"
         self.report = folder / "report.html"
         self.summary = folder / "summary.json"

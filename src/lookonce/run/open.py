@@ -28,7 +28,7 @@ from lookonce.datasets.balance import record_weights
 from lookonce.datasets.images import ImageIndex
 from lookonce.datasets.records import Record
 from lookonce.environment import limit_cpu_threads
-from lookonce.errors import FeaturesMissing, ImageError, UsageError
+from lookonce.errors import FeaturesMissing, ImageError, RecordsError, UsageError
 from lookonce.files import hash_file
 from lookonce.hub import locate
 from lookonce.run.config import RunFile, read_run_file
@@ -220,6 +220,29 @@ class OpenRun:
         order, balance = (batch.stage_order, batch.balance) if split == "train" else (None, None)
         inputs = self.chat_tokenizer, self.records[split], self.key_of, self.cache.grid_thw
         return make_examples(*inputs, batch.longest_record, split, batch.limiting_key, order, balance)
+
+    def questions(self, split: str) -> tuple[list[tuple[Record, int]], list[Example], int]:
+        """The questions of a split as a training by rewards asks them: record and turn of each, its prompt, and how
+        many were left out as too long with an answer.
+
+        Raises:
+            RecordsError: none is left.
+        """
+        asked = [(record, turn) for record in self.records[split] for turn in range(len(record.turns))]
+        most = self.run.batch.longest_record - self.run.grpo.max_new_tokens
+        kept = [
+            (question, prompt)
+            for question, prompt in zip(asked, self.prompts(asked), strict=True)
+            if prompt.num_tokens <= most
+        ]
+        if not kept:
+            raise RecordsError(
+                f"none of {count(len(asked), 'question')} of {split} has at most {most:,} tokens, which leave room for "
+                f"an answer (grpo.max_new_tokens: {self.run.grpo.max_new_tokens}); raise "
+                f"`{self.run.batch.limiting_key}` or lower `cache.max_pixels`"
+            )
+        questions, prompts = zip(*kept, strict=True)
+        return [*questions], [*prompts], len(asked) - len(kept)
 
     def prompts(self, questions: Sequence[tuple[Record, int]]) -> list[Example]:
         """The prompts of some turns of records, without their answers."""

@@ -30,13 +30,6 @@ def test_fp16_without_a_gpu_is_refused(settings_of):
         settings_of(precision="fp16")
 
 
-def test_learning_from_rewards_is_refused_before_the_run_folder_is_claimed(make_run):
-    run = make_run(train={"objective": "grpo"})
-    with pytest.raises(UsageError, match="train.objective: grpo cannot be trained .* set train.objective: sft"):
-        open_training(run)
-    assert not run.output.exists()
-
-
 def test_the_best_checkpoint_is_chosen_by_what_the_run_file_says(settings_of):
     by_epoch = {"eval_steps": 2, "save_steps": None}  # which Trainer itself would refuse
     arguments = settings_of({"every": "epoch"}, best="metric", **by_epoch)

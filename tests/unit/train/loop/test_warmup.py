@@ -11,6 +11,7 @@ import torch
 
 from lookonce.run.sections import BatchSection
 from lookonce.run.startup import Startup
+from lookonce.train.data.dataset import PackIndices
 from lookonce.train.data.sampler import Sampler
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.trainer import PackTrainer
@@ -30,14 +31,16 @@ def example(key: str, number: int, num_tokens: int) -> Example:
 def test_one_micro_batch_of_each_upcoming_shape_is_captured_the_longest_first():
     examples = [example("abc "[n % 4].strip(), 100 + n, 150 * (n % 4 + 1)) for n in range(60)]
     sampler = Sampler.of(examples, IMAGE, BatchSection(samples_per_step=4, tokens_per_pack=1500), seed=0)
-    found = packs_by_shape(sampler, 0, 40)
+    packs = [PackIndices(each, True, 1, sampler.batch) for step in sampler.steps(0, 40) for each in step]
+    found = packs_by_shape(packs, examples)
 
-    def shape(micro_batch):
-        keys = [examples[group.examples[0]].image_keys for group in micro_batch.pack.groups]
-        return shape_of(micro_batch.pack.num_tokens, sampler.num_targets(micro_batch), any(keys))
+    def shape(indices):
+        keys = [examples[group.examples[0]].image_keys for group in indices.micro_batch.pack.groups]
+        num_targets = sum(examples[index].num_targets for index in indices)
+        return shape_of(indices.micro_batch.pack.num_tokens, num_targets, any(keys))
 
-    assert all(shape(micro_batch) == of for of, micro_batch in found.items()) and len(found) > 3
-    assert found.keys() == {shape(micro_batch) for step in sampler.steps(0, 40) for micro_batch in step}
+    assert all(shape(indices) == of for of, indices in found.items()) and len(found) > 3
+    assert found.keys() == {shape(indices) for indices in packs}
     assert [length for length, _, _ in found] == sorted((length for length, _, _ in found), reverse=True)
 
 
@@ -58,7 +61,7 @@ def test_the_largest_shapes_have_the_most_tokens_and_the_most_targets():
 
 def trainer_of(pads_to_blocks: bool, startup: Startup, compile_cache: Any = None) -> Any:
     collator = SimpleNamespace(pads_to_blocks=pads_to_blocks)
-    return SimpleNamespace(collator=collator, startup=startup, compile_cache=compile_cache)
+    return SimpleNamespace(collator=collator, startup=startup, compile_cache=compile_cache, compiled_apart=0)
 
 
 def test_the_trial_uses_compiled_code_that_is_kept_and_is_reported(monkeypatch):

@@ -1,0 +1,80 @@
+"""What a training by rewards learns from: answers that its model draws to questions, and what they are worth.
+
+Design: answers are drawn by the engine of an evaluation, beside the training as answers while training are: each image
+once for all its questions, each question once for all its answers. The engine stays from step to step, with its buffers
+and captured passes, because the weights change in place. A batch has the tokens of a whole draw if there is memory for
+them. Each rank draws and rewards its share of the questions, and all ranks get all answers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from lookonce.eval.answers.engines import SharedPrefixes, tokens_beside_training, with_batches
+from lookonce.eval.answers.questions import Question, row_of
+from lookonce.eval.decoding.dialogue import Sample
+from lookonce.eval.decoding.sampling import Sampling
+from lookonce.eval.scores.reward import Reward
+from lookonce.run.open import OpenRun
+from lookonce.train.data.policy import Drawn
+from lookonce.train.data.tokenize import Example
+from lookonce.train.loop.distributed import ALONE, Ranks
+from lookonce.train.model.compile import as_loaded
+
+
+class Policy:
+    """Draws answers to the training questions of a run, and rewards them."""
+
+    def __init__(self, opened: OpenRun, questions: Sequence[Question], ranks: Ranks = ALONE) -> None:
+        """Answers to `questions`, which `__call__` names by their numbers.
+
+        Raises:
+            UsageError: a reward is a function that cannot be imported, or has another form.
+        """
+        self._opened, self._questions, self._ranks = opened, questions, ranks
+        self._options = opened.run.grpo
+        self._reward = Reward(self._options)
+        self._engine: SharedPrefixes | None = None
+        self.tokens_per_batch = opened.run.eval.tokens_per_batch
+        self.sampling_seconds = self.rewarding_seconds = 0.0
+
+    def __call__(self, model: Any, asked: Sequence[tuple[int, Example]], seed: int) -> list[list[Drawn]]:
+        """The answers to each question, of all ranks.
+
+        Raises:
+            UsageError: a reward of the user's own failed; names the record.
+            TrainingError: the GPU is out of memory for one question.
+        """
+        began, (rank, num_ranks) = time.perf_counter(), (self._ranks.rank, self._ranks.num_ranks)
+        share = asked[len(asked) * rank // num_ranks : len(asked) * (rank + 1) // num_ranks]
+        engine = self._engine = self._engine or self._engine_of(model, asked)
+        with as_loaded(model, self._opened.run.model.attention):
+            samples = engine.samples(model, [prompt for _, prompt in share], seed, self._opened.notify) if share else []
+        drawn = time.perf_counter()
+        self.sampling_seconds += drawn - began
+        mine = [self._rewarded(*question, group) for question, group in zip(share, samples, strict=True)]
+        self.rewarding_seconds += time.perf_counter() - drawn
+        return [group for of_rank in self._ranks.gather_for_all(mine) for group in of_rank]
+
+    def _engine_of(self, model: Any, asked: Sequence[tuple[int, Example]]) -> SharedPrefixes:
+        options = self._options
+        sampling = Sampling(options.samples, options.temperature, options.top_p, options.max_new_tokens)
+        if self.tokens_per_batch is None and (free := tokens_beside_training(self._opened, model, self._ranks)):
+            longest = max(prompt.num_tokens for _, prompt in asked)
+            most = len(asked) * (longest + options.samples * options.max_new_tokens)
+            self.tokens_per_batch = min(free, 1 << most.bit_length())
+        return SharedPrefixes(with_batches(self._opened, self.tokens_per_batch), sampling, min_compiled=0)
+
+    def _rewarded(self, number: int, prompt: Example, group: Sequence[Sample]) -> list[Drawn]:
+        """The answers to a question with what each is worth; equal ones are rewarded once."""
+        record, turn = self._questions[number]
+        row, rewards = row_of(record, turn, prompt.image_keys), dict[tuple[str, bool], float]()
+        drawn = []
+        for answer in group:
+            key = text, is_cut = answer.text, answer.ended == "length"
+            if key not in rewards:
+                rewards[key] = self._reward(row, *key)
+            drawn.append(Drawn(answer.token_ids, rewards[key], is_cut, answer.tempered, text))
+        return drawn
