@@ -34,7 +34,6 @@ import numpy as np
 import torch
 
 from lookonce import cli
-from lookonce.environment import num_ranks
 from lookonce.errors import LookonceError
 from lookonce.run.config import read_run_file
 from lookonce.run.startup import begin_command, process_age
@@ -139,12 +138,11 @@ def run(words: Sequence[str], log: str) -> None:
 
 def _settings(words: Sequence[str]) -> tuple[Any, list[str]]:
     """What the compiled code of a command may depend on, and what of it needs a process of its own."""
-    alone = ["WORLD_SIZE"] if num_ranks() > 1 else []
     try:
         run = read_run_file(Path(words[-1]))
     except LookonceError:
-        return words, alone  # the command itself says what is wrong
-    return (words[:-1], run.model_dump(exclude=FREE)), alone + sorted(PER_PROCESS & {*run.train.track})
+        return words, []  # the command itself says what is wrong
+    return (words[:-1], run.model_dump(exclude=FREE)), sorted(PER_PROCESS & {*run.train.track})
 
 
 def _forget_compiled() -> None:

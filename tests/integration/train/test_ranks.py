@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -43,15 +42,11 @@ def command_of(folder, run, *flags, **watch):
 
 @pytest.fixture
 def run_ranks(preloaded):
-    """Runs a training to its end on the CPU, with one process a rank, started as by srun: by torchrun's variables."""
+    """Runs a training to its end on the CPU, with one process a rank."""
 
     def run_ranks(folder, run, *flags, num_ranks=2, **watch):
         arguments = command_of(folder, run, *flags, **watch)
-        common = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        ranks = []
-        for number in range(num_ranks):
-            variables = common | {"RANK": str(number), "LOCAL_RANK": str(number)} if num_ranks > 1 else {}
-            ranks.append(preloaded.start(WATCHED.read_text(), *arguments, folder=folder, name=f"{number}", **variables))
+        ranks = preloaded.start_ranks(num_ranks, WATCHED.read_text(), *arguments, folder=folder)
         codes = [rank.wait() for rank in ranks]
         return Ended(codes, "".join(rank.out for rank in ranks), "".join(rank.error for rank in ranks))
 
@@ -68,12 +63,6 @@ def trained(run_ranks):
         return ended
 
     return trained
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def torchrun(folder, run, *flags, num_ranks=2, on_gpu=False, **watch):

@@ -123,11 +123,6 @@ def test_a_tracker_with_one_run_a_process_gets_one(serve, make_run, tmp_path, tr
     assert serve(lambda: None, lambda: None, words=(words, words)) == number
 
 
-def test_a_run_of_several_processes_gets_new_ones(serve, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert serve(lambda: None, pytest.fail) == 0
-
-
 def test_compiled_code_is_kept_for_the_same_settings_only(serve, make_run, tmp_path, monkeypatch):
     """Seeds, data, lengths and learning rates may differ; another rank or another command may not."""
     forgot: list[int] = []
