@@ -190,11 +190,11 @@ class Host:
         self.has_gpus = torch.cuda.is_available()
 
     def run(self) -> None:
-        order = {name: value for name, value in vars(self.given).items() if name != "parts"}
+        order = {name: value for name, value in vars(self.given).items() if name not in ("parts", "scratch")}
         self.call([sys.executable, __file__], "make", **{ORDER: json.dumps(["make", order], default=str)})
         for part in self.given.parts.split(","):
             rows = self.rows[part] = []
-            for number in sorted(self.given.ranks, reverse=part == "eval"):
+            for number in sorted(self.given.ranks, reverse=True) if part == "eval" else self.given.ranks:
                 rows += getattr(self, part)(number)
                 rows.sort(key=lambda row: row["ranks"])
                 write_text(self.folder / f"{self.model}.json", json.dumps(self.rows, indent=1))
@@ -227,10 +227,11 @@ class Host:
         )
 
     def cache(self, number: int) -> list[Row]:
+        scratch = (self.given.scratch or self.folder) / f"{self.model}-scratch"
         try:
-            return self.ordered("cache", number, f"{self.model}-many", self.folder / "scratch")
+            return self.ordered("cache", number, f"{self.model}-many", scratch)
         finally:
-            shutil.rmtree(self.folder / "scratch", ignore_errors=True)
+            shutil.rmtree(scratch, ignore_errors=True)
 
     def study(self, number: int) -> list[Row]:
         self.trained()
@@ -338,6 +339,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", default="", help="folder of a tokenizer; by default the sample's")
     parser.add_argument("--parts", default="step,cache,study,eval")
     parser.add_argument("--ranks", help="by default 1, 2, 4 and 8, as far as there are GPUs; 1 and 2 on a CPU")
+    parser.add_argument("--scratch", type=Path, help="where the cache is built; by default in the folder")
     parser.add_argument("--samples", type=int, default=96, help="samples of a rank in a step")
     parser.add_argument("--images", type=int, default=1600, help="images of the cache")
     parser.add_argument("--steps", type=int, default=60, help="of a training of the study")
