@@ -36,7 +36,6 @@ import numpy as np
 import torch
 
 from lookonce import cli
-from lookonce.environment import num_ranks
 from lookonce.errors import LookonceError
 from lookonce.run.config import read_run_file
 from lookonce.run.startup import begin_command, process_age
@@ -137,14 +136,12 @@ def run(words: Sequence[str], log: str) -> None:
 
 def _settings(words: Sequence[str]) -> tuple[Any, list[str]]:
     """What the compiled code of a command may depend on, and what of it needs a process of its own."""
-    alone = ["WORLD_SIZE"] if num_ranks() > 1 else []
     try:
         run = read_run_file(Path(words[-1]))
     except LookonceError:
-        return words, alone  # the command itself says what is wrong
-    alone += sorted(PER_PROCESS & {*run.train.track})
-    alone += [name for name in (run.eval.metric, *run.grpo.reward) if ":" in name]  # a function of the user's own
-    return (words[:-1], run.model_dump(exclude=FREE)), alone
+        return words, []  # the command itself says what is wrong
+    of_own = [name for name in (run.eval.metric, *run.grpo.reward) if ":" in name]  # a function of the user's own
+    return (words[:-1], run.model_dump(exclude=FREE)), [*sorted(PER_PROCESS & {*run.train.track}), *of_own]
 
 
 def _forget_compiled() -> None:

@@ -133,11 +133,6 @@ def test_what_keeps_state_in_its_process_gets_one_of_its_own(serve, make_run, tm
     assert serve(lambda: None, lambda: None, words=(words, words)) == number
 
 
-def test_a_run_of_several_processes_gets_new_ones(serve, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert serve(lambda: None, pytest.fail) == 0
-
-
 def test_compiled_code_is_kept_for_the_same_settings_only(serve, make_run, tmp_path, monkeypatch):
     """Seeds, data, lengths and learning rates may differ; another rank or another command may not."""
     forgot: list[int] = []
