@@ -79,9 +79,9 @@ def points(value: float | None) -> str:
     return "" if value is None else f"{100 * value:+.1f}"
 
 
-def words(text: str) -> str:
+def words(text: str, width: int = MAX_TEXT) -> str:
     """A text of a record, or an answer, as it is shown: on one line, cut if long, named if there is nothing to see."""
-    return shown(text, MAX_TEXT) if text.strip() else "(empty)"
+    return shown(text, width) if text.strip() else "(empty)"
 
 
 def setting(value: Any) -> str:

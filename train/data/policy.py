@@ -141,7 +141,8 @@ class RewardStep:
         image_token_id: int,
     ) -> RewardStep:
         """The step of some questions, by their prompts, with equally many answers drawn to each."""
-        reward_QG = np.array([[answer.reward for answer in group] for group in drawn], dtype=np.float64)
+        shape = len(drawn), len(drawn[0]) if drawn else 0
+        reward_QG = np.array([[answer.reward for answer in group] for group in drawn], np.float64).reshape(shape)
         advantage_QG, mixed_Q = advantages(reward_QG, options.scale), differ(reward_QG)
         counts_Q = mixed_Q if options.filter else np.ones_like(mixed_Q)
         masked = [[_is_masked(answer, options, image_token_id) for answer in group] for group in drawn]
