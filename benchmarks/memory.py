@@ -2,6 +2,7 @@
 
     python benchmarks/memory.py --model 8b --tokenizer Qwen3-VL-tokenizer
     python benchmarks/memory.py --model 8b --tokenizer Qwen3-VL-tokenizer --frozen nf4 --checkpointing selective
+    python benchmarks/memory.py --model 8b --tokenizer Qwen3-VL-tokenizer --documented 80 --checkpointing selective
 
 Trains two steps with packs of several lengths, for each `train.gradient_checkpointing`, with the settings of users:
 LoRA of rank 16 on all linear layers, bf16, AdamW, compiled, CUDA graphs where possible. Memory grows linearly with
@@ -9,8 +10,10 @@ the tokens, so two lengths determine a line and a third shows whether it is one.
 training reports before its first step. A tenth of a card is left free for memory outside PyTorch (CUDA itself, the
 graphs), for what PyTorch reserves without using it, and for prefetched packs.
 
-With `--check` it then trains with the lengths that it found, and limits PyTorch to the memory of the card. Packs are
-balanced, so the longest is somewhat shorter than the limit; both lengths are printed.
+With `--check` it then trains with the lengths that it found, and limits PyTorch to the memory of the card. With
+`--documented` it trains the lengths of docs/training.md for a card of that memory, on all of this card, and prints
+what the table counts on beside what was needed. A step has as many samples as fill a pack. Packs are balanced, so the
+longest is somewhat shorter than the limit; both lengths are printed.
 """
 
 from __future__ import annotations
@@ -28,16 +31,19 @@ import torch
 from lookonce.bench.step import VARIANTS, make_run, set_up
 from lookonce.errors import TrainingError
 from lookonce.run.open import TO_BUILD, open_run
-from lookonce.run.sections import UNQUANTISED
+from lookonce.run.sections import UNQUANTISED, Checkpointing
 from lookonce.text import table
-from lookonce.train.data.packing import padded_length
+from lookonce.train.data.packing import group_examples, padded_length
 from lookonce.train.loop.warmup import WarmUp
-from lookonce.train.model.gpu_memory import CARDS_GB, SPARE
+from lookonce.train.model.gpu_memory import CARDS_GB, SPARE, longest_pack, peak_gb, usable_gb
 
 LENGTHS = (2048, 8192, 4096)
 """Lengths of packs in tokens; the line goes through the first two."""
 LEAST, MOST = 1024, 16384
 """The range of pack lengths in tokens; the least holds about two of Kvasir-VQA's images."""
+FILLED = 0.96
+"""Share of a pack that a step's samples should fill: lengths of images differ."""
+CHECKPOINTING: dict[str, Checkpointing] = {"false": False, "selective": "selective", "true": True}
 
 
 def peak_of(options: Any, length: int, checkpointing: str, card_gb: float | None = None) -> tuple[int, float]:
@@ -50,14 +56,17 @@ def peak_of(options: Any, length: int, checkpointing: str, card_gb: float | None
     """
     changes = [
         f"batch.tokens_per_pack={length}",
-        "batch.samples_per_step=256",
         f"train.gradient_checkpointing={checkpointing}",
         f"train.frozen={options.frozen}",
     ]
-    inputs = open_run(make_run(options.place, options.model, options.images, options.tokenizer, changes), TO_BUILD)
-    inputs.build()
-    session = inputs
+    run = make_run(options.place, options.model, options.images, options.tokenizer, changes)
+    session = open_run(run, TO_BUILD)
+    session.build()
     examples, _ = session.examples("train")
+    groups = group_examples(examples, session.chat_tokenizer.image_token_id)
+    samples = int(FILLED * length * len(examples) / sum(group.num_tokens for group in groups))
+    batch = run.batch.model_copy(update={"samples_per_step": samples})
+    session = session.changed(run=run.model_copy(update={"batch": batch}))
     limit_memory(card_gb)
     with tempfile.TemporaryDirectory() as folder:
         model, trainer = set_up(VARIANTS["shared"], session, examples, 2, Path(folder), lambda note: None)
@@ -93,6 +102,24 @@ def check(options: Any, length: int, checkpointing: str, card_gb: float) -> str:
     return f"{peak:.1f} GB with packs of up to {num_tokens:,} tokens"
 
 
+def documented(options: Any, checkpointing: str) -> tuple[str, ...]:
+    """Train the documented length for a card; return a row of what the table counts on and of what was needed.
+
+    Memory beside PyTorch's is what the card has in use after the training, so nothing else may run on it.
+    """
+    name, chosen, card = f"Qwen3-VL-{options.model.upper()}", CHECKPOINTING[checkpointing], options.documented
+    length = longest_pack(name, card, chosen, options.frozen)
+    tokens, peak = peak_of(options, length, checkpointing)
+    reserved = used = 0
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        reserved, used = torch.cuda.max_memory_reserved(), total - free
+    expected = peak_gb(name, tokens, chosen, options.frozen)
+    memory = (usable_gb(card), expected, peak, reserved / 1e9, used / 1e9)
+    setting = f"{options.model} {options.frozen}, checkpointing: {checkpointing}"
+    return setting, f"{length:,}", f"{tokens:,}", *(f"{number:.1f}" for number in memory)
+
+
 def log(*values: Any) -> None:
     print(json.dumps(values), file=sys.stderr, flush=True)
 
@@ -104,10 +131,15 @@ def main() -> None:
     parser.add_argument("--place", type=Path, default=Path("bench"))
     parser.add_argument("--images", type=int, default=64)
     parser.add_argument("--frozen", default=UNQUANTISED, help="train.frozen")
-    parser.add_argument("--checkpointing", nargs="+", default=["false", "selective", "true"])
+    parser.add_argument("--checkpointing", nargs="+", choices=CHECKPOINTING, default=[*CHECKPOINTING])
     parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS)
     parser.add_argument("--check", action="store_true", help="train with the lengths that were found")
+    parser.add_argument("--documented", type=float, metavar="GB", help="train the documented lengths for such a card")
     options = parser.parse_args()
+    if options.documented:
+        header = ("", "tokens", "trained", "may need GB", "table", "peak", "reserved", "on the card")
+        print(table(header, [documented(options, one) for one in options.checkpointing]), flush=True)
+        return
     lines, found = [], []
     for checkpointing in options.checkpointing:
         points = []

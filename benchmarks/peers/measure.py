@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
-from itertools import cycle, islice
+from itertools import cycle, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ WHOLE_EPOCH = 100_000
 """Forward passes that a step accumulates at most, which are all of an epoch."""
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "triton", "liger-kernel", "flash-attn", "flash-attn-4")
 SEED = 42
+SETTINGS = ("attention", "checkpointing", "workers", "tokens", "packs", "turns")
 
 
 def arguments(description: str | None, numbers: dict[str, int] | None = None, **flags: bool) -> argparse.Namespace:
@@ -46,6 +47,7 @@ def arguments(description: str | None, numbers: dict[str, int] | None = None, **
     parser.add_argument("--attention", default="sdpa", help="as transformers names it")
     parser.add_argument("--checkpointing", action="store_true", help="recompute activations in the backward pass")
     parser.add_argument("--first", action="store_true", help="one step on the first samples alone, for its loss")
+    parser.add_argument("--turns", action="store_true", help="all questions about an image as one conversation")
     parser.add_argument("--out", type=Path, required=True, help="the JSON to write")
     for name, default in flags.items():
         parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=default)
@@ -69,13 +71,20 @@ def read(options: argparse.Namespace, num_steps: int | None = None) -> list[dict
     return [*islice(cycle(records), (num_steps or options.steps) * options.samples)]
 
 
-def messages(record: dict[str, str]) -> dict[str, object]:
-    """A record as ms-swift and LLaMA-Factory read it."""
-    turns = {"user": f"<image>{record['question']}", "assistant": record["answer"]}
-    return {
-        "messages": [{"role": role, "content": content} for role, content in turns.items()],
-        "images": [record["image"]],
-    }
+def conversations(options: argparse.Namespace) -> list[dict[str, object]]:
+    """The records as ms-swift and LLaMA-Factory read them: each alone, or with `--turns` all about an image as one."""
+    records = read(options)
+    by_image = groupby(records, lambda record: record["image"]) if options.turns else ((None, [one]) for one in records)
+    return [_conversation([*some]) for _, some in by_image]
+
+
+def _conversation(records: list[dict[str, str]]) -> dict[str, object]:
+    turns = [
+        {"role": role, "content": "<image>" * (number == 0 and role == "user") + record[key]}
+        for number, record in enumerate(records)
+        for role, key in (("user", "question"), ("assistant", "answer"))
+    ]
+    return {"messages": turns, "images": [records[0]["image"]]}
 
 
 class Clock(transformers.TrainerCallback):
@@ -94,6 +103,8 @@ class Clock(transformers.TrainerCallback):
         """Image tokens of the first step: equal if all tools make the same pixels of the images."""
         self.num_passes: list[int] = []
         """Forward passes of each step."""
+        self.waits: list[float] = []
+        """Seconds that each step waited for its batches."""
         self.num_trained = 0
 
     @classmethod
@@ -108,7 +119,9 @@ class Clock(transformers.TrainerCallback):
         get = transformers.Trainer.get_batch_samples  # now, since Unsloth has one of its own
 
         def counted(*arguments: Any, **named: Any) -> Any:
+            start = time.perf_counter()
             found = get(*arguments, **named)
+            self.waits.append(time.perf_counter() - start)
             self.num_passes.append(len(found[0]))
             self.num_samples.append(sum(len(batch["image_grid_thw"]) for batch in found[0]))
             self.num_tokens.append(sum(int((batch["input_ids"] != pad_token).sum()) for batch in found[0]))
@@ -147,15 +160,18 @@ def report(tool: str, package: str, options: argparse.Namespace, clock: Clock, *
     steps = [*zip(seconds, clock.num_tokens[1:], strict=False)][NUM_WARMUP_STEPS - 1 :]  # the first has no beginning
     # of a sample of mean length: a tool that packs begins with the longest samples, so its steps have ever more of them
     of_token = sum(second for second, _ in steps) / sum(number for _, number in steps) if steps else None
-    of_sample = of_token and of_token * statistics.mean(tokens)
+    mean = statistics.mean(tokens)
+    if options.turns and steps:  # a question's share of its conversation
+        num_questions = options.questions * sum(clock.num_samples[NUM_WARMUP_STEPS : len(clock.ends)])
+        mean = sum(number for _, number in steps) / num_questions
     on_gpu = torch.cuda.is_available()
     found = {
         "tool": tool,
-        "versions": {name: _version(name) for name in (package, *PACKAGES)},
+        "versions": versions(package),
         "device": torch.cuda.get_device_name() if on_gpu else "cpu",
         "model": options.model,
         "questions_per_image": options.questions,
-        "settings": settings | {name: getattr(options, name) for name in ("attention", "checkpointing", "workers")},
+        "settings": settings | {name: getattr(options, name) for name in SETTINGS},
         "trained_weights": clock.num_trained,
         "first_loss": clock.losses[0],
         "first_targets": clock.num_targets,
@@ -164,15 +180,28 @@ def report(tool: str, package: str, options: argparse.Namespace, clock: Clock, *
         "tokens_of_steps": clock.num_tokens[: len(clock.ends)],
         "passes_of_steps": clock.num_passes[: len(clock.ends)],
         "step_seconds": seconds,
-        "ms_per_sample": of_sample and 1e3 * of_sample,
+        "wait_seconds": clock.waits[: len(clock.ends)],
+        "ms_per_sample": of_token and 1e3 * of_token * mean,
+        "ms_per_sample_of_steps": [1e3 * second / number * mean for second, number in steps],
+        "wait_share": sum(clock.waits[NUM_WARMUP_STEPS : len(clock.ends)]) / sum(seconds[1:]) if steps else None,
         "tokens_per_second": of_token and 1 / of_token,
         "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if on_gpu else None,
         "reserved_gb": torch.cuda.max_memory_reserved() / 1e9 if on_gpu else None,
         "seconds_to_first_step": clock.ends[0] - psutil.Process().create_time(),
     }
+    write(options, found)
+    print(json.dumps(found), flush=True)
+
+
+def write(options: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Write the JSON."""
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found), flush=True)
+
+
+def versions(*packages: str) -> dict[str, str | None]:
+    """The versions of some packages and of those that matter for speed; None for those that are not installed."""
+    return {name: _version(name) for name in (*packages, *PACKAGES)}
 
 
 def _version(package: str) -> str | None:

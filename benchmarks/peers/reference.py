@@ -12,7 +12,7 @@ import json
 import statistics
 
 import torch
-from measure import PATCHES_PER_TOKEN, arguments, read
+from measure import PATCHES_PER_TOKEN, arguments, read, write
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
@@ -49,8 +49,7 @@ def main() -> None:
             "mean_of_targets": statistics.mean(sum(losses_of, [])),
             f"mean_of_passes_of_{given.rows}": statistics.mean(map(statistics.mean, rows)),
         }
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps(found, indent=1) + "\n")
+    write(given, found)
     print(json.dumps(found))
 
 

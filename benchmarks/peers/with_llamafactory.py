@@ -1,6 +1,6 @@
 """Measure a LoRA training by LLaMA-Factory on the records of make_data.py.
 
-    python benchmarks/peers/with_llamafactory.py --model 2b --out llamafactory-2b.json
+    python benchmarks/peers/with_llamafactory.py --model 2b --attention flash_attention_2 --out llamafactory-2b.json
     python benchmarks/peers/with_llamafactory.py --model 2b --no-packing --out llamafactory-padded-2b.json
 
 `neat_packing` packs images too. A pack is padded to 8,192 tokens and one. Where flash-attn 2 is not installed, a dense
@@ -24,8 +24,7 @@ from measure import (
     WHOLE_EPOCH,
     Clock,
     arguments,
-    messages,
-    read,
+    conversations,
     report,
 )
 from torch.cuda import is_available
@@ -36,7 +35,7 @@ def main() -> None:
     clock = Clock.of_all_trainers()
     with TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "train.json").write_text(json.dumps([messages(record) for record in read(given)]))
+        (folder / "train.json").write_text(json.dumps(conversations(given)))
         columns = {"messages": "messages", "images": "images"}
         tags = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
         entry = {"file_name": "train.json", "formatting": "sharegpt", "columns": columns, "tags": tags}

@@ -1,9 +1,11 @@
 """Measure a LoRA training by ms-swift on the records of make_data.py.
 
-    python benchmarks/peers/with_swift.py --model 2b --attention flash_attention_4 --out swift-2b.json
+    python benchmarks/peers/with_swift.py --model 2b --attention flash_attention_2 --out swift-2b.json
     python benchmarks/peers/with_swift.py --model 2b --no-packing --out swift-padded-2b.json
+    python benchmarks/peers/with_swift.py --model 2b --attention flash_attention_2 --turns --out swift-turns-2b.json
 
-ms-swift packs images too, but only with flash-attn 2, 3 or 4. Packs have at most 8,192 tokens.
+ms-swift packs images too, but only with flash-attn 2, 3 or 4. Packs have at most 8,192 tokens. With `--turns` all
+questions about an image are one conversation, which trains something else: each question sees those before it.
 """
 
 from __future__ import annotations
@@ -23,8 +25,7 @@ from measure import (
     WHOLE_EPOCH,
     Clock,
     arguments,
-    messages,
-    read,
+    conversations,
     report,
 )
 from swift import SftArguments, sft_main
@@ -51,7 +52,7 @@ def main() -> None:
     clock = Clock.of_all_trainers()
     with TemporaryDirectory() as folder:
         path = Path(folder) / "train.jsonl"
-        path.write_text("".join(f"{json.dumps(messages(record))}\n" for record in read(given)))
+        path.write_text("".join(f"{json.dumps(one)}\n" for one in conversations(given)))
         rows = 1 if given.packing else given.rows
         passes = given.packs if given.packing else given.samples // rows
         sft_main(

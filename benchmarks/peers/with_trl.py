@@ -1,9 +1,10 @@
 """Measure a LoRA training by TRL's `SFTTrainer` on the records of make_data.py.
 
-    python benchmarks/peers/with_trl.py --model 2b --out trl-2b.json
+    python benchmarks/peers/with_trl.py --model 2b --rows 16 --out trl-2b.json
 
 TRL refuses to pack records with images, so each is a padded row. Its loss never computes all logits. Liger's kernels
-are on; `--attention flash_attention_4` needs flash-attn-4.
+are on; their successors in TRL 2.0, kernels of the Hub (`use_kernels`), need the Hub. `--attention` takes
+`flash_attention_2` and others.
 """
 
 from __future__ import annotations

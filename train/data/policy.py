@@ -44,9 +44,9 @@ SAME = 1e-8
 NOT_KNOWN = np.nan
 """Stands for a log-probability that is the pass's own."""
 LogProbs = NDArray[np.float32]
-MEASURES = ("weight", "kl", "clipped", "distance")
-"""The weight of targets; their KL divergence to the reference; the share whose ratio is clipped; and how far their
-log-probabilities are from those in decoding."""
+MEASURES = ("weight", "kl", "clipped", "first", "distance")
+"""The weight of targets; their KL divergence to the reference; the weight of those whose ratio is clipped; the weight
+in the first pass, and how far their log-probabilities are there from those in decoding."""
 
 
 class Drawn(NamedTuple):
@@ -95,6 +95,14 @@ def differ(reward_QG: NDArray[np.float64]) -> NDArray[np.bool_]:
     return are_mixed
 
 
+def teaches(group: Sequence[Drawn], options: GrpoSection, image_token_id: int) -> bool:
+    """Whether something can be learned from the answers to a question: one that is not left out is better or worse than
+    the others."""
+    rewards = np.array([[answer.reward for answer in group]])
+    counts = [not _is_masked(answer, options, image_token_id) for answer in group]
+    return bool(differ(rewards)[0] and (np.abs(rewards[0] - rewards.mean())[counts] > SAME).any())
+
+
 def answered(prompt: Example, token_ids: Sequence[int]) -> Example:
     """The example of an answer to the question of a prompt."""
     tokens = np.concatenate([prompt.token_ids, np.asarray(token_ids, dtype=prompt.token_ids.dtype)])
@@ -141,8 +149,9 @@ class RewardStep:
         image_token_id: int,
     ) -> RewardStep:
         """The step of some questions, by their prompts, with equally many answers drawn to each."""
-        shape = len(drawn), len(drawn[0]) if drawn else 0
-        reward_QG = np.array([[answer.reward for answer in group] for group in drawn], np.float64).reshape(shape)
+        if not drawn:
+            return cls([], 0, 0, image_token_id, batch)
+        reward_QG = np.array([[answer.reward for answer in group] for group in drawn], dtype=np.float64)
         advantage_QG, mixed_Q = advantages(reward_QG, options.scale), differ(reward_QG)
         counts_Q = mixed_Q if options.filter else np.ones_like(mixed_Q)
         masked = [[_is_masked(answer, options, image_token_id) for answer in group] for group in drawn]
@@ -234,8 +243,9 @@ class RewardStep:
             ratio = np.exp(own - np.where(np.isnan(answer.old), own, answer.old))
             above = np.where(np.isnan(answer.reference), own, answer.reference) - own
             is_clipped = ratio > 1 + clip[1] if answer.advantage > 0 else ratio < 1 - clip[0]
-            distance = np.abs(own - answer.drawn) if len(answer.drawn) else np.zeros(len(own))
-            each = np.stack([np.ones(len(own)), np.exp(above) - above - 1, is_clipped, distance])
+            first = np.isnan(answer.old) if len(answer.drawn) else np.zeros(len(own))
+            distance = first * np.abs(own - answer.drawn) if len(answer.drawn) else first
+            each = np.stack([np.ones(len(own)), np.exp(above) - above - 1, is_clipped, first, distance])
             sums += answer.weight * each.sum(axis=1)
             start += len(own)
         return sums

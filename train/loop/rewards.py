@@ -5,8 +5,8 @@ Trainer's. How answers are drawn and what they are worth is handed in (`Draw`), 
 training. Answers depend on the weights, the seed, the step and the question alone, and all ranks know all of them, so
 each takes its packs of the same step.
 
-Questions come from a stream, epoch after epoch. With `grpo.filter` those whose answers have equal rewards are replaced
-by the next ones of the stream until the step is full; a step asks no question twice, and the next step goes on behind
+Questions come from a stream, epoch after epoch. With `grpo.filter` those whose answers teach nothing are replaced by
+the next ones of the stream until the step is full; a step asks no question twice, and the next step goes on behind
 the last one that was needed. So the place in the stream depends on the answers, and checkpoints have it. If no question
 is left from which anything can be learned, the training ends with that step.
 
@@ -41,7 +41,7 @@ from lookonce.run.grpo import GrpoSection
 from lookonce.text import count
 from lookonce.train.data.batches import Batch, Prefetcher
 from lookonce.train.data.dataset import PackIndices
-from lookonce.train.data.policy import MEASURES, Drawn, QuestionStream, RewardStep, differ
+from lookonce.train.data.policy import MEASURES, Drawn, QuestionStream, RewardStep, teaches
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.checkpoints import REWARDS
 from lookonce.train.loop.trainer import PackTrainer
@@ -97,10 +97,8 @@ class RewardTrainer(PackTrainer):
         self._stream = QuestionStream(self._plan.examples, self._plan, dataset.variants)
         self.step: RewardStep | None = None
         """What is trained on; in front of a training, invented answers."""
-        self.shown: list[Shown] = []
-        """Some questions of the last step and the answers to them."""
         self.show: Callable[[int, Sequence[Shown]], None] | None = None
-        """Is called with the number of a logged step and what it shows."""
+        """Is called with the number of a logged step, and some of its questions."""
         self._kept: tuple[list[int], list[Sequence[Drawn]]] = [], []
         """The positions of the questions of the step in the stream, and the answers to them."""
         self._position = 0
@@ -196,7 +194,7 @@ class RewardTrainer(PackTrainer):
         """Draw answers to questions until the step is full."""
         positions: list[int] = []
         groups: list[Sequence[Drawn]] = []
-        self.shown, step, seconds = [], self.state.global_step, self._seconds
+        step, seconds = self.state.global_step, self._seconds
         start, most = self._position, len(self._plan.examples)
         while len(groups) < self._num_questions and self._position - start < most:
             num = min(self._num_questions, start + most - self._position)
@@ -204,9 +202,8 @@ class RewardTrainer(PackTrainer):
             num_graphs = num_compiled_graphs()
             drawn = self.draw(self.model, asked, seed_of(self.args.seed, step))
             self.compiled_apart += num_compiled_graphs() - num_graphs
-            self.shown = [*self.shown, *zip([number for number, _ in asked], drawn, strict=True)][:SHOWN]
             for group in drawn:
-                is_mixed = bool(differ(np.array([[answer.reward for answer in group]]))[0])
+                is_mixed = teaches(group, self.options, self._image_token_id)
                 self._note_answers(group, is_mixed)
                 if is_mixed or not self.options.filter:
                     positions.append(self._position)
@@ -238,7 +235,7 @@ class RewardTrainer(PackTrainer):
         step = self.state.global_step
         if num == self._num_questions:
             return
-        found = f"of {count(num_asked, 'question')} {num or 'none'} got answers of different rewards"
+        found = f"of {count(num_asked, 'question')} {num or 'none'} got answers that differ in reward"
         if num:
             if not self._has_notified:
                 self._has_notified = True
@@ -309,14 +306,17 @@ class RewardTrainer(PackTrainer):
         """Log as Trainer does, with what the steps since the line before have drawn and learned."""
         if "loss" in logs and self._sums["steps"]:
             logs.update(self._means())
-            if self.show and self.shown:
-                self.show(self.state.global_step, self.shown)
+            if self.show:
+                some = zip(*(column[:SHOWN] for column in self._kept), strict=True)
+                self.show(self.state.global_step, [(self._stream.take(p, 1)[0][0], group) for p, group in some])
         super().log(logs, *args, **others)
 
     def _means(self) -> dict[str, float]:
         sums, self._sums = self._sums, defaultdict(float)
         of_ranks = torch.tensor([sums[name] for name in MEASURES], dtype=torch.float64)
-        weight, kl, clipped, distance = (self._add_up(of_ranks) if self.args.world_size > 1 else of_ranks).tolist()
+        weight, kl, clipped, first, distance = (
+            self._add_up(of_ranks) if self.args.world_size > 1 else of_ranks
+        ).tolist()
         each = {
             "reward": _mean(sums["reward"], sums["questions"]),
             "reward_spread": _mean(sums["spread"], sums["questions"]),
@@ -326,13 +326,13 @@ class RewardTrainer(PackTrainer):
             "answer_tokens": _mean(sums["tokens"], sums["answers"]),
             "cut_share": _mean(sums["cut"], sums["answers"]),
             "clipped_share": _mean(clipped, weight),
-            "log_prob_distance": _mean(distance, weight),
+            "log_prob_distance": _mean(distance, first),
         }
         if self.options.kl:
             each["kl"] = _mean(kl, weight)
         for name in ("sampling_seconds", "rewarding_seconds", "training_seconds"):
             each[name] = sums[name]
-        return {name: round(float(value), 6) for name, value in each.items()}
+        return {name: float(f"{value:.6g}") for name, value in each.items()}
 
     # Checkpoints.
 

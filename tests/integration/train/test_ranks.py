@@ -176,6 +176,31 @@ def test_two_ranks_give_the_results_of_one(make, trained, tmp_path, batch, val, 
     assert held == of_all if not fsdp else held < 0.6 * of_all
 
 
+@pytest.mark.guarantee("Two processes together compute the same gradient of a step as one process.")
+def test_two_ranks_draw_the_answers_of_one_and_learn_the_same(make, trainings, trained, tmp_path):
+    """Of a training by rewards, with several steps for the same answers; what is logged is of both."""
+    rewards = {"reward": {"format": 1.0, "token_f1": 2.0}, "samples": 4, "max_new_tokens": 4}
+    grpo = rewards | {"iterations": 2, "kl": 0.1, "clip": [0.01, 0.01]}
+    begun = trainings.uninterrupted("shared", steps=60, save_steps=60, eval_steps=60, learning_rate=0.01)
+    start = {"objective": "grpo", "start_from": str(begun.output), "learning_rate": 0.003}
+    options = start | {"logging_steps": 1, "eval_steps": None, "best": None}
+    one, two = (make(name, train=options, samples_per_step=7, tokens_per_pack=400) for name in ("one", "two"))
+    one, two = (run.model_copy(update={"grpo": run.grpo.model_copy(update=grpo)}) for run in (one, two))
+    trained(tmp_path / "alone", one, num_ranks=1)
+    trained(tmp_path / "together", two)
+    names = ("adapter_model.safetensors", "adapter")
+    assert_close(*(run.output / names[1] / names[0] for run in (two, one)))
+    drawn = [(run.output / "drawn.jsonl").read_text() for run in (two, one)]
+    assert drawn[0] == drawn[1] and drawn[0].count("\n") == 8
+    seconds = ("time", "second", "seconds", "share")
+    for lines in zip(*((run.output / "log.jsonl").read_text().splitlines() for run in (two, one)), strict=True):
+        of_two, of_one = (
+            {name: value for name, value in json.loads(line).items() if name.rpartition("_")[2] not in seconds}
+            for line in lines
+        )
+        assert of_two == pytest.approx(of_one, rel=1e-3, abs=2e-6) and of_one.get("kl", 0) >= 0
+
+
 @pytest.mark.skipif(
     'device.type != "cpu"' not in inspect.getsource(Trainer._load_optimizer_and_scheduler),
     reason="this transformers cannot resume on a CPU with several ranks (it asks torch for the device cpu:0)",

@@ -20,6 +20,7 @@ from support.sample import load_stock_processor
 from support.trainings import COMPILED_ON_GPU, SIZES, Step, assert_same, gradients
 
 from lookonce.datasets.records import Record, read_records, write_records
+from lookonce.errors import TrainingError
 from lookonce.run.config import RunFile
 from lookonce.run.grpo import GrpoSection
 from lookonce.run.open import FROM_CACHE, TO_BUILD, OpenRun, open_run
@@ -27,6 +28,10 @@ from lookonce.run.sections import BatchSection
 from lookonce.train.data.dataset import DataCollatorForPacks, VQADataset
 from lookonce.train.data.policy import Drawn, RewardStep
 from lookonce.train.data.tokenize import Example, to_messages
+from lookonce.train.loop.arguments import training_arguments
+from lookonce.train.loop.first_pack import VARIABLE, FirstPack, first_pack_of
+from lookonce.train.loop.rewards import Asked, RewardTrainer
+from lookonce.train.loop.session import make_trainer
 from lookonce.train.model.load import load_with_tower, without_adapter
 from lookonce.train.model.loss import LOG_PROBS, REWARD_KEYS, RewardLoss
 from lookonce.train.model.packs import packed_attention, share_of_loss
@@ -379,3 +384,85 @@ def test_captured_passes_give_the_same_whatever_an_earlier_pack_has_left(bench, 
                 torch.testing.assert_close(batch[LOG_PROBS].cpu(), kept, rtol=0, atol=1e-5)
             assert_same((total, gradients(bench.ours)), expected)
     assert passes._captured._captured
+
+
+@dataclass
+class Given:
+    """Draws the answers of the bench; prompts are asked in any order."""
+
+    drawn: list[list[Drawn]]
+    tokens_per_batch: int | None = None
+    sampling_seconds: float = 0.0
+    rewarding_seconds: float = 0.0
+
+    def __call__(self, model: Any, asked: Asked, seed: int) -> list[list[Drawn]]:
+        assert sorted(number for number, _ in asked) == [*range(len(self.drawn))]
+        return [self.drawn[number] for number, _ in asked]
+
+
+def trainer_of(bench: Bench, folder: Path, options: GrpoSection, **arguments: Any) -> RewardTrainer:
+    """A trainer that takes steps of plain gradient descent with the answers of the bench."""
+    run = bench.session.run
+    changes = {
+        "grpo": options,
+        "batch": BatchSection(samples_per_step=len(bench.drawn), tokens_per_pack=PACK),
+        "train": run.train.model_copy(
+            update={"objective": "grpo", "optimizer": "sgd", "learning_rate": RATE, "max_grad_norm": 0.0}
+            | {"scheduler": "constant", "warmup": 0.0}
+            | arguments
+        ),
+    }
+    opened = bench.session.changed(run=run.model_copy(update=changes))
+    settings = training_arguments(opened.run, folder, save_strategy="no", use_cpu=True)
+    model = copy.deepcopy(bench.ours)
+    trainer = make_trainer(opened, model, settings, prompts_of(bench.session), draw=Given(bench.drawn))
+    assert isinstance(trainer, RewardTrainer)
+    return trainer
+
+
+RATE = 0.05
+
+
+@pytest.mark.parametrize("case", ["defaults", "all questions count, by sequence", "kl, punished", "temperature"])
+def test_a_training_takes_the_steps_of_the_formula(bench, tmp_path, case):
+    """Three steps with the same answers and one with answers drawn again, compared with rows of the stock model on
+    which the formula is descended; the reference are the weights that the training begins with."""
+    options = GrpoSection(**CASES[case] | {"iterations": 3, "clip": [0.01, 0.02]})
+    trainer = trainer_of(bench, tmp_path, options, steps=4)
+    trainer.train()
+    stock = copy.deepcopy(bench.rows.model)
+    changed = replace(bench, rows=replace(bench.rows, model=stock), unadapted=replace(bench.rows))
+    old, is_clipped = None, False
+    for step in range(4):
+        changed = replace(changed, rows=replace(changed.rows, model=stock))
+        now = changed.rows.log_probs(options.temperature).detach()
+        old = now if step % 3 == 0 else old
+        is_clipped |= bool(((now - old).exp() - 1).abs().max() > 0.02)
+        _, descent = expected_step(changed, options, None if step % 3 == 0 else old)
+        with torch.no_grad():
+            for name, weight in stock.named_parameters():
+                if name in descent:
+                    weight -= RATE * descent[name]
+    assert is_clipped, "so that clipping matters"
+    begun = dict(bench.ours.named_parameters())
+    for name, weight in trainer.model.named_parameters():
+        if weight.requires_grad:
+            moved, expected = weight - begun[name], dict(stock.named_parameters())[name] - begun[name]
+            assert expected.norm() > 0 and (moved - expected).norm() < 1e-4 * expected.norm(), name
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_first_pack_of_rewards_is_checked_with_invented_answers(bench, tmp_path, monkeypatch, temperature):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    trainer = trainer_of(bench, tmp_path, GrpoSection(samples=4, max_new_tokens=6, temperature=temperature), steps=1)
+    trainer.collator.pads_to_blocks = True
+    trainer.first_pack = FirstPack(trainer, first_pack_of(trainer, 0))
+    with trainer._on_packs():
+        note = trainer.first_pack.check(trainer.model)
+        assert note.startswith("the first pack agrees with its questions as separate rows")
+        assert sum(answer.example.num_targets for answer in trainer.step.answers) == 7 * 4 * 6
+        loss_of = trainer.of_rewards
+        for wrong in (replace(loss_of, temperature=0.9), replace(loss_of, kl=0.5, temperature=0.8)):
+            monkeypatch.setattr(trainer.passes, "_of_rewards", wrong)
+            with pytest.raises(TrainingError, match="packs are not exact on this machine"):
+                trainer.first_pack.check(trainer.model)
