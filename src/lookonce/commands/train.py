@@ -272,6 +272,8 @@ def bench_step(
         run = make_run(place, model, num_images, tokenizer, assignments, family)
         open_run(run, TO_BUILD).build()
     assert run is not None
+    if run.train.objective == "grpo":
+        raise UsageError("bench step measures training on the answers of the records: --set train.objective=sft")
     opened = click.get_current_context().with_resource(open_run(run, TO_MEASURE))
     is_first = environment.rank() == 0
     notes = notify if is_first else lambda note: None
