@@ -227,7 +227,7 @@ def answered_line(logs: dict[str, float], metric: str) -> str:
 
 def step_line(logs: dict[str, Any], measured: dict[str, float]) -> str:
     """The figures of the last steps on one line; of a training by rewards those of its answers, not its loss."""
-    is_rewarded = "reward" in logs
+    is_rewarded = "sampling_seconds" in logs
     parts = _of_rewards(logs) if is_rewarded else [f"loss {logs['loss']:.4f}"]
     if logs.get("grad_norm") is not None:
         parts.append(f"grad {float(logs['grad_norm']):.2f}")
@@ -244,14 +244,13 @@ def step_line(logs: dict[str, Any], measured: dict[str, float]) -> str:
 
 
 def _of_rewards(logs: dict[str, Any]) -> list[str]:
+    """The answers drawn since the line before, unless all steps had those of earlier ones."""
     seconds = sum(logs[f"{phase}_seconds"] for phase in PHASES) or 1.0
-    parts = [
-        f"reward {logs['reward']:.3f}",
-        f"mixed {logs['mixed_share']:.0%}",
-        f"entropy {logs['entropy']:.2f}",
-        f"length {logs['answer_tokens']:.1f}",
-    ]
-    parts += [f"cut {logs['cut_share']:.0%}"] if logs["cut_share"] else []
+    parts = ["no new answers"]
+    if "reward" in logs:
+        parts = [f"reward {logs['reward']:.3f}", f"mixed {logs['mixed_share']:.0%}", f"entropy {logs['entropy']:.2f}"]
+        parts += [f"length {logs['answer_tokens']:.1f}"]
+        parts += [f"cut {logs['cut_share']:.0%}"] if logs["cut_share"] else []
     parts += [f"kl {logs['kl']:.4f}"] if "kl" in logs else []
     return [*parts, f"sampling {logs['sampling_seconds'] / seconds:.0%}"]
 

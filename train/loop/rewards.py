@@ -317,17 +317,18 @@ class RewardTrainer(PackTrainer):
         weight, kl, clipped, first, distance = (
             self._add_up(of_ranks) if self.args.world_size > 1 else of_ranks
         ).tolist()
-        each = {
-            "reward": _mean(sums["reward"], sums["questions"]),
-            "reward_spread": _mean(sums["spread"], sums["questions"]),
-            "mixed_share": _mean(sums["mixed"], sums["questions"]),
-            "questions_drawn": sums["questions"],
-            "entropy": -_mean(sums["log_prob"], sums["tokens"]),
-            "answer_tokens": _mean(sums["tokens"], sums["answers"]),
-            "cut_share": _mean(sums["cut"], sums["answers"]),
-            "clipped_share": _mean(clipped, weight),
-            "log_prob_distance": _mean(distance, first),
-        }
+        each = {"clipped_share": _mean(clipped, weight), "log_prob_distance": _mean(distance, weight)}
+        if sums["questions"]:  # else all steps had the answers of earlier ones
+            drawn = {
+                "reward": _mean(sums["reward"], sums["questions"]),
+                "reward_spread": _mean(sums["spread"], sums["questions"]),
+                "mixed_share": _mean(sums["mixed"], sums["questions"]),
+                "questions_drawn": sums["questions"],
+                "entropy": -_mean(sums["log_prob"], sums["tokens"]),
+                "answer_tokens": _mean(sums["tokens"], sums["answers"]),
+                "cut_share": _mean(sums["cut"], sums["answers"]),
+            }
+            each = drawn | each
         if self.options.kl:
             each["kl"] = _mean(kl, weight)
         for name in ("sampling_seconds", "rewarding_seconds", "training_seconds"):

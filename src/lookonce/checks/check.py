@@ -144,6 +144,7 @@ def _training(run: RunFile) -> Iterator[Result]:
     from transformers import Trainer
 
     from lookonce.eval.scores.metric import check_metric
+    from lookonce.eval.scores.reward import Reward
     from lookonce.train.loop.arguments import check_scheduler, training_arguments
     from lookonce.train.loop.log_files import check_trackers
     from lookonce.train.model.frozen import check_frozen
@@ -152,6 +153,7 @@ def _training(run: RunFile) -> Iterator[Result]:
     plain = run.model_copy(update={"train": run.train.model_copy(update=PLAIN_TRAINING)})
     checks: tuple[Callable[[], Any], ...] = (
         lambda: check_metric(run.eval.metric),
+        lambda: run.train.objective == "grpo" and Reward(run.grpo),
         lambda: check_scheduler(run.train),
         lambda: check_trackers(run.train.track),
         lambda: check_frozen(run.train.frozen, "train.frozen"),

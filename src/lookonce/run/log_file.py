@@ -153,20 +153,19 @@ class Rewards:
 
 def read_rewards(path: Path) -> Rewards | None:
     """The figures of a training by rewards, by its log; None of another one."""
-    keys = ("reward", "mixed_share", "questions_drawn", *(f"{phase}_seconds" for phase in PHASES))
-    lines = [line for line in read_lines(path) if all(line.get(key) is not None for key in keys)]
-    lines = [line for line in lines if line["questions_drawn"] > 0]
-    if not lines:
+    lines = list(read_lines(path))
+    drawn = [line for line in lines if line.get("questions_drawn", 0) > 0 and {"reward", "mixed_share"} <= line.keys()]
+    if not drawn:
         return None
-    last_step = max(line["step"] for line in lines)
-    first = [line for line in lines if line["step"] <= AT_ENDS * last_step] or lines[:1]
-    last = [line for line in lines if line["step"] > (1 - AT_ENDS) * last_step] or lines[-1:]
+    last_step = drawn[-1]["step"]
+    first = [line for line in drawn if line["step"] <= AT_ENDS * last_step] or drawn[:1]
+    last = [line for line in drawn if line["step"] > (1 - AT_ENDS) * last_step] or drawn[-1:]
     return Rewards(
-        num_questions=int(sum(line["questions_drawn"] for line in lines)),
+        num_questions=int(sum(line["questions_drawn"] for line in drawn)),
         first=_mean(first, "reward"),
         last=_mean(last, "reward"),
-        mixed_share=_mean(lines, "mixed_share"),
-        seconds={phase: sum(line[f"{phase}_seconds"] for line in lines) for phase in PHASES},
+        mixed_share=_mean(drawn, "mixed_share"),
+        seconds={phase: sum(line.get(f"{phase}_seconds", 0.0) for line in lines) for phase in PHASES},
     )
 
 

@@ -61,6 +61,24 @@ def test_a_rate_is_scaled_by_the_tokens_of_a_sample(write_study, built):
     assert ratio > 1.1 and apart.seconds / plain.seconds == pytest.approx(ratio)
 
 
+def test_a_variant_that_draws_its_answers_is_counted_by_questions_and_has_no_time_but_its_own(
+    write_study, built, look_trained
+):
+    drawing = {"train.objective": "grpo", "grpo.samples": 3, "grpo.max_new_tokens": 12}
+    variants = {"plain": None, "drawing": drawing, "long": drawing | {"grpo.max_new_tokens": 100_000}}
+    path = write_study(variants, {"cache": {"dir": str(built.folder.parent)}})
+    plan = plan_study(path, 100)
+    plain, drawn, long = plan.variants
+    workload = drawn.workload
+    assert (workload.num_steps, workload.num_samples) == (plain.workload.num_steps, plain.workload.num_samples)
+    assert (workload.num_answers, workload.num_tokens) == (3 * workload.num_samples, None)
+    assert plain.seconds and drawn.seconds is None and plan.seconds is None
+    assert plan.errors == ["long: no record can be trained on"] and long.workload.num_steps == 0
+    look_trained(expand(read_study(path))["drawing-42"])
+    plain, drawn, _ = plan_study(path).variants
+    assert drawn.seconds and plain.seconds is None
+
+
 def test_what_would_stop_a_variant_is_an_error(write_study):
     stages = {"batch.order": {"by": "stage", "stages": [1, 2]}}
     variants = {"a": None, "b": {"lora.targets": ["none"]}, "c": {"batch.max_tokens": 3}, "d": stages}
