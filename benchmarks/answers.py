@@ -26,8 +26,7 @@ from typing import Any
 
 import torch
 
-from lookonce.bench.flops import synchronize
-from lookonce.bench.step import make_run
+from lookonce.bench.step import make_run, synchronize
 from lookonce.datasets.records import Record
 from lookonce.environment import best_device, device_name
 from lookonce.eval.answers.engines import Engine, Generate, SharedPrefixes

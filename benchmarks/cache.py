@@ -36,7 +36,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from lookonce.bench.flops import matmul_flops_per_second, synchronize
+from lookonce.bench.step import matmul_flops_per_second, synchronize
 from lookonce.cache.build.progress import planned_images
 from lookonce.cache.build.worker import BuildOptions, build_cache
 from lookonce.cache.format import BUILD_COMMAND
@@ -49,11 +49,10 @@ from lookonce.cache.store.shards import NUM_WRITERS, DirectFile, shard_path
 from lookonce.datasets.images import ImageIndex, decode, read_bytes
 from lookonce.disk_space import existing
 from lookonce.errors import FeaturesMissing, ImageError, UsageError
-from lookonce.files import scratch_folder
+from lookonce.files import NUM_THREADS, scratch_folder
 from lookonce.run.config import read_run_file
 from lookonce.run.open import TO_BUILD, open_run
 from lookonce.text import count, rows, size, table
-from lookonce.threads import NUM_THREADS
 
 BLOCK_BYTES = 1 << 24
 """Size of a write or a read of the disk alone: large enough for any disk."""
@@ -145,7 +144,7 @@ def bench_cache(
     num_bytes = sum(image.num_tokens for image in wanted) * fingerprint.bytes_per_token
     options = BuildOptions(shard_bytes)
     with scratch_folder(existing(scratch_root), "bench") as folder:
-        warm_up = images.first(_num_warm_up(wanted, tower))  # allocating pinned memory is slow the first time
+        warm_up = first(images, _num_warm_up(wanted, tower))  # allocating pinned memory is slow the first time
         build_cache(folder, fingerprint, processor, warm_up, lambda: tower, options)
     with scratch_folder(existing(scratch_root), "bench") as folder:
         before = disk_alone(folder, num_bytes, shard_bytes)
@@ -195,6 +194,13 @@ def _is_sound(image: PlannedImage, images: ImageIndex, processor: ImageProcessor
         _resized(processor, images.path_of[image.key])
         return image.num_tokens > 0
     return False
+
+
+def first(images: ImageIndex, number: int) -> ImageIndex:
+    """The first `number` distinct images."""
+    path_of = dict(list(images.path_of.items())[:number])
+    key_of = {path: key for path, key in images.key_of.items() if key in path_of}
+    return ImageIndex(key_of, path_of, {key: size for key, size in images.size_of.items() if key in path_of})
 
 
 def _num_warm_up(wanted: Sequence[PlannedImage], tower: Tower) -> int:
@@ -386,7 +392,7 @@ def main() -> None:
         print(found.text(), json.dumps(asdict(found)), sep="\n")
         return
     opened = open_run(read_run_file(given.run_file, given.assignments), TO_BUILD)
-    images = opened.images.first(given.images) if given.images else opened.images
+    images = first(opened.images, given.images) if given.images else opened.images
     report = bench_cache(
         opened.run.cache.dir,
         opened.fingerprint,

@@ -18,12 +18,12 @@ from functools import cached_property
 from pathlib import Path
 from statistics import mean, stdev
 
-from lookonce import plots, read_run_file
-from lookonce.datasets.majority import Majority
+from lookonce import page, read_run_file
+from lookonce.datasets.balance import Majority
 from lookonce.datasets.records import Record, read_records
 from lookonce.datasets.sample.write import write_sample
 from lookonce.eval.answerer import Answerer
-from lookonce.plots import Line, Panel
+from lookonce.page import Line, Panel
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
 from lookonce.run.log_file import Curve, Curves, read_curves
@@ -169,8 +169,8 @@ def draw(found: list[Trained], report: Path) -> None:
         lines = [Line("unrounded, each seed", one.validation_loss, "faint") for one in whole.curves]
         lines.append(Line("unrounded, mean", whole.mean_validation_loss, "line"))
         lines.append(Line("rounded, mean", each.mean_validation_loss, "marked", 1))
-        figure = plots.curves(Panel(f"validation loss, {each.frozen}", lines, (0.0, high)), "step")
-        plots.write_pdf(figure, report.with_name(f"{report.stem}-{each.frozen}.pdf"))
+        figure = page.curves(Panel(f"validation loss, {each.frozen}", lines, (0.0, high)), "step")
+        page.write_pdf(figure, report.with_name(f"{report.stem}-{each.frozen}.pdf"))
 
 
 def points_of(curve: Curve) -> list[tuple[float, float]]:

@@ -32,8 +32,7 @@ import torch
 from torch.profiler import profile
 from transformers import TrainerCallback
 
-from lookonce.bench.flops import matmul_flops_per_second
-from lookonce.bench.step import VARIANTS, data_folder, flops_of_epoch, make_run, set_up
+from lookonce.bench.step import VARIANTS, data_folder, flops_of_epoch, make_run, matmul_flops_per_second, set_up
 from lookonce.errors import LookonceError
 from lookonce.families.lookup import DEFAULT
 from lookonce.run.open import TO_BUILD, OpenRun, open_run

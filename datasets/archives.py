@@ -53,7 +53,6 @@ HEADER_BUFFER_BYTES = 1 << 12
 MAX_HEADER_BYTES = 1 << 20
 """The longest extended header; it has a long name, or PAX records."""
 EXTENDED = (*(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK), tarfile.XHDTYPE, tarfile.XGLTYPE, b"X")
-"""The types of extended headers."""
 HARMFUL = re.compile(rb"[0-9]{256}|GNU\.sparse")
 """What PAX records of image archives do not have: sparse members, and numbers on which Python's search for a character
 set takes the square of their length (CVE-2024-6232)."""
@@ -138,7 +137,6 @@ ARCHIVE = re.compile(r"[^/]\.(?:tar|tar\.gz|tgz|parquet)(?=/)", re.IGNORECASE)
 """Ends where a folder of a path has the name of an archive."""
 NO_BYTES = "its row has no image bytes; write the archive with the images embedded"
 ROW = re.compile(r"0|[1-9][0-9]{0,17}")
-"""A row number."""
 
 
 def find_archive(path: Path, is_file: Callable[[str], bool] = os.path.isfile) -> Path | None:

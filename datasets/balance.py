@@ -1,9 +1,11 @@
-"""What each training record weighs, so that answers or categories have equal shares of the loss: `batch.balance`.
+"""How answers are distributed: the majority baseline, and weights that balance them in the loss (`batch.balance`).
 
-Design: weights and not resampling. Every record is trained on once an epoch, so the questions of an image stay together
-and share its tokens. Copies of rare records would be computed again, and a record that is left out of an epoch saves
-nothing while the others need its image. A weight multiplies all targets of a record, and the loss of a step is divided
-by the weights in it, as in `torch.nn.functional.cross_entropy(weight=...)` (train/data/sampler.py).
+The majority baseline always gives the most frequent training answer of a question, without looking at any image.
+
+Design of balance: weights and not resampling. Every record is trained on once an epoch, so the questions of an image
+stay together and share its tokens. Copies of rare records would be computed again, and a record that is left out of an
+epoch saves nothing while the others need its image. A weight multiplies all targets of a record, and the loss of a step
+is divided by the weights in it, as in `torch.nn.functional.cross_entropy(weight=...)` (train/data/sampler.py).
 
 The classes of `answer` are the answers to one question text, since only these are alternatives to each other. So each
 answer of a question has the same total weight, and each question keeps the total weight that it has without. The
@@ -12,14 +14,42 @@ classes of `category` are the values of the records' metadata. All weights are 1
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Literal
 
 from lookonce.datasets.curriculum import texts_of
 from lookonce.datasets.formats.record import Record
 from lookonce.errors import RecordsError
-from lookonce.text import Notify, count, quiet, quoted
+from lookonce.text import Notify, count, nfc, quiet, quoted
+
+
+class Majority:
+    """The most frequent answer of each question, in NFC; for other questions, the most frequent answer of all."""
+
+    def __init__(self, questions: Iterable[tuple[str, str]], min_asked: int = 1) -> None:
+        """Learn from questions with their answers; a question asked less than `min_asked` times counts as unknown."""
+        by_question: dict[str, Counter[str]] = defaultdict(Counter)
+        of_all: Counter[str] = Counter()
+        for question, answer in questions:
+            by_question[nfc(question)][nfc(answer)] += 1
+            of_all[nfc(answer)] += 1
+        self._best = {text: _most(answers) for text, answers in by_question.items() if answers.total() >= min_asked}
+        self._fallback = _most(of_all)
+
+    @classmethod
+    def of_records(cls, records: Iterable[Record]) -> Majority:
+        """Learn from all turns of some records."""
+        return cls((turn.question, turn.answer) for record in records for turn in record.turns)
+
+    def answer(self, question: str) -> str:
+        return self._best.get(nfc(question), self._fallback)
+
+
+def _most(answers: Counter[str]) -> str:
+    """Return the most frequent answer, the first of equals; empty if there is none."""
+    return answers.most_common(1)[0][0] if answers else ""
+
 
 By = Literal["answer", "category"]
 Class = tuple[Hashable, Hashable]

@@ -44,7 +44,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, ConfigDict, Field, model_validator
 
-from lookonce.datasets.formats.record import Record
+from lookonce.datasets.formats.record import Record, as_list
 from lookonce.errors import RecordsError
 from lookonce.settings import MAX_COUNT, Section, read_settings
 from lookonce.text import Notify, count, listed, nfc, quiet, quoted, shown, value_of
@@ -63,11 +63,6 @@ def _is_scalar(value: Any) -> Any:
     if not isinstance(value, str) and not abs(value) <= MAX_NUMBER:  # also not a number
         raise ValueError(f"must be a number from -{MAX_NUMBER:,} to {MAX_NUMBER:,}, or a text in quotes")
     return value
-
-
-def as_list(value: Any) -> Any:
-    """One value as a list of one."""
-    return value if isinstance(value, list) else [value]
 
 
 Value = Annotated[Any, AfterValidator(_is_scalar)]

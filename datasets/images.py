@@ -45,8 +45,8 @@ from lookonce.datasets.augment import Augment, Variant
 from lookonce.datasets.parquet import MAX_IMAGE_BYTES
 from lookonce.datasets.records import Record
 from lookonce.errors import BadImage, ImageError
+from lookonce.files import threaded_map
 from lookonce.text import count, first_few, nfc, shell
-from lookonce.threads import threaded_map
 
 Stamp = tuple[int, int, int]
 """Size in bytes, and the times of the last modification and status change in nanoseconds."""
@@ -191,12 +191,6 @@ class ImageIndex:
         path_of = self.path_of | {key: self.path_of[variant.of] for key, variant in variants.items()}
         size_of = self.size_of | {key: self.size_of.get(variant.of) for key, variant in variants.items()}
         return replace(self, path_of=path_of, size_of=size_of, variants=variants)
-
-    def first(self, number: int) -> ImageIndex:
-        """The first `number` distinct images."""
-        path_of = dict(list(self.path_of.items())[:number])
-        key_of = {path: key for path, key in self.key_of.items() if key in path_of}
-        return ImageIndex(key_of, path_of, {key: size for key, size in self.size_of.items() if key in path_of})
 
 
 def image_key(path: Path) -> str:

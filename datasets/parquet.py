@@ -146,13 +146,12 @@ def open_parquet(path: Path) -> Any:
 def read_rows(
     file: Any,
     columns: Sequence[str] | None = None,
-    groups: Sequence[int] | None = None,
     image: ImageColumn | None = None,
-    num_rows: int | None = None,
+    num_rows: int = IMAGE_ROWS,
 ) -> Iterator[ParquetRow]:
-    """The rows of some row groups, `num_rows` decoded at a time; `image` is the column to read as bytes."""
+    """The rows, `num_rows` decoded at a time; `image` is the column to read as bytes."""
     recent: deque[tuple[Any, bytes]] = deque(maxlen=NUM_RECENT)
-    for batch in _batches(file, columns, groups, num_rows or IMAGE_ROWS):
+    for batch in _batches(file, columns, None, num_rows):
         plain = [name for name in batch.schema.names if image is None or name != image.name]
         images = _images_of(batch.column(image.name), image, recent) if image else [(None, None)] * batch.num_rows
         for values, (data, path) in zip(batch.select(plain).to_pylist(), images, strict=True):

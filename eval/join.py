@@ -30,7 +30,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lookonce.differences import flatten
 from lookonce.errors import RunFolderError, UsageError
 from lookonce.eval.answers.files import is_begun
 from lookonce.eval.scores.metric import EXACT, Scorer, name_of
@@ -41,6 +40,7 @@ from lookonce.files import hash_file
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RECORD, RunFolder
 from lookonce.run.start_adapter import adapter_hash, folder_of
+from lookonce.settings import flatten
 from lookonce.text import count, listed, nfc, quoted, shell, short_ends
 
 SEED = "train.seed"

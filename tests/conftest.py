@@ -28,9 +28,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def limit_threads() -> None:
     """Two threads instead of eight read small files, since starting a thread takes longer than reading one."""
-    from lookonce import threads
+    from lookonce import files
 
-    threads.NUM_THREADS = 2  # before any module imports the number
+    files.NUM_THREADS = 2  # before any module imports the number
 
 
 def limit_examples() -> None:

@@ -21,13 +21,12 @@ from pathlib import Path
 import yaml
 
 from lookonce.datasets.records import Record, Turn, write_records
-from lookonce.datasets.sample.draw import draw
 from lookonce.datasets.sample.model import write_model
-from lookonce.datasets.sample.scene import KINDS, KVASIR_SIZES, NUM_QUESTIONS, ask, make_scenes, stratify_sizes
+from lookonce.datasets.sample.scene import KINDS, KVASIR_SIZES, NUM_QUESTIONS, ask, draw, make_scenes, stratify_sizes
 from lookonce.datasets.sample.write import SIZED_JPEG_QUALITY
+from lookonce.files import threaded_map
 from lookonce.run.config import read_run_file
 from lookonce.run.open import TO_BUILD, open_run
-from lookonce.threads import threaded_map
 
 SAMPLES_PER_STEP = 96
 QUESTIONS = (1, 2, 4, 10)

@@ -71,7 +71,6 @@ class Estimate:
     """Bytes of those that are variants."""
     bytes_by_dtype: dict[str, int]
     missing_bytes: int
-    """Bytes that are still to be written."""
     num_new_shards: int
     """Number of shards that are still to be built."""
     free_bytes: int

@@ -190,7 +190,6 @@ class _Build:
         self.folder, self.fingerprint, self.options, self._load = folder, fingerprint, options, load
         self._stopwatch, self._started = Stopwatch(), time.perf_counter()
         self._built: list[Shard] = []
-        """The shards that this worker has finished."""
         number, total = options.worker or (0, 1)
         first = number % total * len(shards) // total  # a different one for each worker
         self._shards = shards[first:] + shards[:first]

@@ -57,11 +57,9 @@ KNOWN = re.compile(
 )
 """Matches the files of a cache by their path in it."""
 NUM_FOREIGN = 10
-"""How many foreign files a report names."""
 MIN_DIGITS = 8
 """Digits of a cache's name that are needed to delete it."""
 COMMAND = "lookonce cache gc"
-"""What a claim of this module names."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +95,10 @@ class CacheInfo:
     num_workers: int
     """Number of workers that are alive."""
     used_by: list[str]
-    """Run folders that use the cache."""
     leftovers: list[Leftover]
     foreign: list[str]
     """Files that lookonce did not write, by their path in the folder."""
     problem: str = ""
-    """Why the cache cannot be read."""
 
     def lines(self) -> list[str]:
         images = "? images" if self.num_images is None else count(self.num_images, "image")

@@ -23,12 +23,11 @@ from lookonce.cache.store.shards import shard_path
 from lookonce.datasets.augment import Augment
 from lookonce.datasets.images import bytes_key, decode, image_key, read_bytes
 from lookonce.errors import CacheCorrupt, ImageError, UsageError
-from lookonce.text import count, rows, size, table
+from lookonce.text import count, first_few, rows, size, table
 
 MIN_DIGITS = 4
 """Digits of a key that are needed to search for it."""
 NUM_NAMED = 10
-"""How many candidates a message lists."""
 SHEET_PIXELS, SHEET_GAP = 320, 4
 """The longest side of a picture in a contact sheet, and the space between two."""
 
@@ -46,10 +45,8 @@ class ShowReport:
     variants: list[str] = field(default_factory=list)
     """The variants of it that are encoded or planned."""
     reason: str = ""
-    """Why the image has no features."""
     shard: str = ""
     path: str = ""
-    """Path of the shard."""
     offset: int = 0
     size_bytes: int = 0
     dtype: str = ""
@@ -128,8 +125,7 @@ def find(cache: VisionCache, plan: Plan, name: str) -> str:
     if not keys:
         raise UsageError(f"{cache.folder} has {problem}; name a file or at least {MIN_DIGITS} digits of an image key")
     if len(keys) > 1:
-        lines = [f"  {key}  {file_of.get(key, '')}".rstrip() for key in sorted(keys)[:NUM_NAMED]]
-        lines += [f"  and {len(keys) - NUM_NAMED:,} more"] if len(keys) > NUM_NAMED else []
+        lines = first_few([f"{key}  {file_of.get(key, '')}".rstrip() for key in sorted(keys)], NUM_NAMED)
         head = f"{name} matches {count(len(keys), 'image')}; give more of the name or key:"
         raise UsageError("\n".join([head, *lines]))
     return keys.pop()

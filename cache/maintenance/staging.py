@@ -35,7 +35,6 @@ from lookonce.files import atomic_write, create_text, is_full, write_text
 from lookonce.text import Notify, count, duration, first_line, quiet, size
 
 COMMAND = "lookonce cache stage"
-"""What a claim of this module names."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,6 @@ class StagingReport:
     source: Path
     folder: Path
     num_shards: int
-    """Number of shards to stage."""
     num_copied: int
     num_reused: int
     """Number of shards that were staged before."""

@@ -1,4 +1,4 @@
-"""Compare a cache with its checksums: the report behind `cache verify`, and the checks of shards for repair and stage.
+"""Compare a cache with its checksums (`cache verify`), and remove what is damaged (`cache repair`).
 
 Design: everything in a cache folder that features depend on has a checksum (../FORMAT.md): a shard is a header followed
 by images without gaps, each with its checksum, so a flipped bit is traced to its image. `quick` reads receipts, headers
@@ -6,39 +6,58 @@ and file sizes: it finds lost, truncated and swapped files, in seconds for 10,00
 fast as the disk allows. All problems are reported, not only the first. Files are read with `pread` in blocks, on
 several threads: memory is bounded whatever the size of an image, and network filesystems are fastest with large
 requests. A broken index is not damage: readers use the receipts instead.
+
+One rule repairs all damage: what is damaged is removed, and the next build writes it again. A broken manifest is
+written again from the run's fingerprint; a broken plan file is removed with those after it, and a damaged shard with
+its receipt. A shard is removed only after each of its images was found again, with the right bytes, in the files of the
+run or in those that the plan names, or in other shards. A repair owns the cache: it is refused while another process
+uses it. The receipt is removed last, so an interrupted repair leaves a receipt without its shard, which the next one
+finds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO, Literal, TypeVar
+from typing import Any, BinaryIO, Literal, TypeVar
 
 import xxhash
 from tqdm import tqdm
 
-from lookonce.cache.format import PARSE_ERRORS, REPAIR_COMMAND, read_header
+from lookonce.cache.format import BUILD_COMMAND, PARSE_ERRORS, REPAIR_COMMAND, read_header
+from lookonce.cache.store.claims import owning
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.metadata import (
+    MANIFEST,
+    PLAN,
     Entry,
     Plan,
     Receipt,
+    Shard,
+    ensure_manifest,
     finished_shards,
+    plan_files,
     plan_path,
     read_manifest,
     read_plan,
+    read_plan_file,
     read_receipt,
+    receipt_path,
 )
 from lookonce.cache.store.reader import INDEX, read_index
 from lookonce.cache.store.shards import FORMAT_NAME, SHARDS, described, shard_path
-from lookonce.errors import CacheCorrupt
-from lookonce.files import parse_json
-from lookonce.text import count, duration, listed, shown, size
-from lookonce.threads import threaded_map
+from lookonce.claim_file import EXPIRY_S
+from lookonce.datasets.augment import Variant
+from lookonce.datasets.images import ImageIndex, Size, bytes_key, image_size, read_many
+from lookonce.errors import CacheCorrupt, CacheError, ImageError
+from lookonce.files import parse_json, threaded_map
+from lookonce.text import count, duration, first_few, listed, shown, size
 
 Level = Literal["quick", "full"]
 Part = Literal["manifest", "plan", "receipt", "shard", "header", "image"]
@@ -103,9 +122,7 @@ class VerifyReport:
         checked = {"quick": "receipts, headers and sizes checked", "full": "every byte checked"}[self.level]
         rate = f", {size(self.read_bytes / self.seconds)}/s" if self.level == "full" and self.seconds else ""
         lines = [f"cache {self.folder}: {content}, {state}; {checked} in {duration(self.seconds)}{rate}"]
-        lines += [f"  {problem.text()}" for problem in self.problems[:NUM_NAMED]]
-        if len(self.problems) > NUM_NAMED:
-            lines.append(f"  and {len(self.problems) - NUM_NAMED:,} more (--json has them all)")
+        lines += first_few([problem.text() for problem in self.problems], NUM_NAMED, " (--json has them all)")
         if self.unfinished:
             lines.append(f"{count(len(self.unfinished), 'shard')} unfinished: {listed(self.unfinished)}")
         if self.index == "not used":
@@ -305,3 +322,164 @@ def check_header(path: Path, receipt: Receipt, fingerprint: Fingerprint) -> Iter
             yield Problem(receipt.shard, shown(name.partition(".")[0]), message, "header")
     if grids != {key: list(entry.grid_thw) for key, entry in receipt.images.items()}:
         yield Problem(receipt.shard, "", "the header and the receipt have different patch grids", "header")
+
+
+ImageFiles = dict[str, tuple[Path, Size | None]]
+"""A file and the image size for each image key."""
+
+
+@dataclass
+class RepairReport:
+    """What was damaged, and what was done about it."""
+
+    folder: Path
+    level: Level
+    num_problems: int = 0
+    rewritten: list[str] = field(default_factory=list)
+    """The manifest, and plan files that the next build writes again."""
+    removed: list[str] = field(default_factory=list)
+    num_again: int = 0
+    lost: list[str] = field(default_factory=list)
+    """Images of removed shards that were not found again."""
+    left: dict[str, str] = field(default_factory=dict)
+    """Shards that stay damaged, and why."""
+
+    def text(self) -> str:
+        problems = f"{count(self.num_problems, 'problem')} found" if self.num_problems else "nothing to repair"
+        lines = [f"cache {self.folder}: {problems}"]
+        if self.rewritten:
+            lines.append(f"  written again: {listed(self.rewritten)}")
+        if self.removed:
+            again = f"{count(self.num_again, 'image')} to encode again"
+            lines.append(f"  removed {count(len(self.removed), 'damaged shard')} ({listed(self.removed)}): {again}")
+        if self.lost:
+            lines.append(f"  lost {count(len(self.lost), 'image')}, whose files were not found: {listed(self.lost)}")
+        lines += [f"  did not repair {name}: {reason}" for name, reason in self.left.items()]
+        return "\n".join(lines)
+
+
+def repair(
+    folder: Path,
+    fingerprint: Fingerprint,
+    images: ImageIndex,
+    *,
+    level: Level = "full",
+    drop: bool = False,
+    provenance: Mapping[str, Any] | None = None,
+    expiry_s: float = EXPIRY_S,
+) -> tuple[RepairReport, ImageIndex]:
+    """Remove the damage in the cache of a run; also returns the images to build: the run's, and others of its shards.
+
+    `images` are the run's. `level` says how to look for damage. `drop` removes damaged shards even if some of their
+    images are not found again. `provenance` is for a manifest that must be written again.
+
+    Raises:
+        CacheError: the folder has no shards, or another process uses it.
+        CacheMismatch: the folder holds another cache.
+    """
+    if not (folder / SHARDS).exists():
+        raise CacheError(f"{folder} holds no shards to repair; make them with: {BUILD_COMMAND}")
+    report = RepairReport(folder, level)
+    to_encode: ImageFiles = {}
+    with owning(folder, "lookonce cache repair", expiry_s) as check_owned:
+        manifest = folder / MANIFEST
+        if not manifest.exists() or check_manifest(folder)[1]:
+            manifest.unlink(missing_ok=True)
+            report.num_problems += 1
+            report.rewritten.append(MANIFEST)
+        ensure_manifest(folder, fingerprint, provenance or {})
+        verification = verify(folder, level)
+        report.num_problems += len(verification.problems)
+        plan, broken = remove_broken_plan(folder)
+        is_lost = any(problem.part == "plan" for problem in verification.problems) and not broken
+        report.rewritten += [PLAN] if is_lost else broken
+        planned = {shard.name: shard for shard in plan.shards}
+        intact = [name for name in finished_shards(folder) if name not in verification.damaged]
+        for name in verification.damaged:
+            shard = planned.get(name, Shard(name, ()))
+            needed = images_of_shard(folder, shard)
+            files = find_files({*(needed or ()), *shard.keys}, plan, images)
+            lost = set(needed or ()) - files.keys()
+            for intact_name in intact if lost else ():
+                lost -= read_receipt(folder, intact_name).images.keys()
+            if not drop and (reason := reason_to_keep(needed, lost)):
+                report.left[name] = reason
+                continue
+            check_owned()
+            shard_path(folder, name).unlink(missing_ok=True)
+            receipt_path(folder, name).unlink(missing_ok=True)
+            report.removed.append(name)
+            report.lost += sorted(lost)
+            to_encode |= files
+    report.num_again = len(to_encode)
+    return report, with_files(images, to_encode, plan.variants)
+
+
+def remove_broken_plan(folder: Path) -> tuple[Plan, list[str]]:
+    """Remove the first broken plan file and all after it; returns the intact plan and the names of those files."""
+    plan, files = Plan(), plan_files(folder)
+    with contextlib.suppress(CacheCorrupt):
+        for path in files:
+            plan = plan.extended(*read_plan_file(path))
+    broken = files[plan.num_files :]
+    for path in reversed(broken):  # the last first, so that an interruption leaves no gap
+        path.unlink()
+    return plan, [path.name for path in broken]
+
+
+def images_of_shard(folder: Path, planned: Shard) -> set[str] | None:
+    """The images of a shard by its receipt, or all that it may have by the plan, or by its header; None if unknown."""
+    with contextlib.suppress(CacheCorrupt, OSError):
+        return set(read_receipt(folder, planned.name).images)
+    if planned.images:
+        return set(planned.keys)
+    with contextlib.suppress(ValueError, OSError):
+        header, _ = read_header(shard_path(folder, planned.name))
+        return {name.partition(".")[0] for name in header} - {"__metadata__"}
+    return None
+
+
+def find_files(keys: set[str], plan: Plan, images: ImageIndex) -> ImageFiles:
+    """Files that still have the bytes of these images: those of the run first, then those of the plan.
+
+    The file of a variant is that of its image.
+    """
+    file_of: ImageFiles = {}
+    variants = images.variants | plan.variants
+    made_from: dict[str, list[str]] = defaultdict(list)
+    for key in keys:
+        made_from[variants[key].of if key in variants else key].append(key)
+    of_run = {images.path_of[key] for key in made_from if key in images.path_of}
+    of_plan = {Path(file) for image in plan.images if image.key in made_from for file in image.files}
+    for paths in (of_run, of_plan - of_run):
+        if keys <= file_of.keys():
+            break
+        for path, data in read_many(sorted(paths)):
+            if not isinstance(data, ImageError):
+                for key in made_from.get(bytes_key(data), ()):
+                    file_of.setdefault(key, (path, image_size(data)))
+    return file_of
+
+
+def reason_to_keep(needed: set[str] | None, lost: set[str]) -> str:
+    """Why a damaged shard with the images `needed` is not removed; empty if it can be."""
+    if needed is None:
+        return "which images it holds is unknown; remove it with --drop"
+    if lost:
+        return (
+            f"the files of {len(lost):,} of its {count(len(needed), 'image')} were not found: {listed(sorted(lost))}; "
+            "restore them, or remove the shard and lose these images with --drop"
+        )
+    return ""
+
+
+def with_files(images: ImageIndex, file_of: ImageFiles, variants: Mapping[str, Variant]) -> ImageIndex:
+    """The images of the run, and the other images of these files, some of which are variants."""
+    added = {key: file for key, file in file_of.items() if key not in images.path_of}
+    return replace(
+        images,
+        key_of=images.key_of | {path: key for key, (path, _) in added.items() if key not in variants},
+        variants=images.variants | {key: variants[key] for key in added if key in variants},
+        path_of=images.path_of | {key: path for key, (path, _) in added.items()},
+        size_of=images.size_of | {key: size for key, (_, size) in added.items()},
+    )

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+from transformers import CONFIG_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig, PreTrainedConfig
 
 from lookonce.errors import ModelError, explain_os_error
 from lookonce.families.family import Family
@@ -74,16 +74,16 @@ class ModelFolder:
 
     def absent_files(self) -> list[str]:
         """The names of missing files that should hold tensors."""
-        return sorted({file.name for file in _tensor_files(self.folder).values() if not file.is_file()})
+        return [file.name for file in weight_files(self.folder) if not file.is_file()]
 
     @property
     def num_weight_bytes(self) -> int:
         """The size of all files that hold tensors."""
-        return sum(file.stat().st_size for file in {*_tensor_files(self.folder).values()})
+        return sum(file.stat().st_size for file in weight_files(self.folder))
 
     def read_ahead(self) -> None:
         """Have the system read all weights into memory in the background, to be loaded soon; does not wait."""
-        files = sorted({*_tensor_files(self.folder).values()})
+        files = weight_files(self.folder)
 
         def read() -> None:
             for file in files:
@@ -99,7 +99,7 @@ class ModelFolder:
             ModelError: a file of the model folder is missing or broken.
         """
         shapes: dict[str, tuple[int, ...]] = {}
-        for path in sorted({*_tensor_files(self.folder).values()}):
+        for path in weight_files(self.folder):
             with open_tensors(path) as file:
                 shapes |= {name: (*file.get_slice(name).get_shape(),) for name in file.keys()}  # noqa: SIM118
         return shapes
@@ -141,6 +141,18 @@ def _read_config(folder: Path, family: Family) -> PreTrainedConfig:
     except (OSError, ValueError) as error:
         raise ModelError(f"{folder} is not a model folder: {first_line(error)}") from None
     return config
+
+
+def empty_model(config: Any) -> Any:
+    """transformers' stock model of a configuration, on the meta device: names and shapes without values."""
+    stock_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
+    with torch.device("meta"):
+        return stock_class(config)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files of a model that should hold tensors; raises ModelError if its index is broken."""
+    return sorted({*_tensor_files(folder).values()})
 
 
 def _tensor_files(folder: Path) -> dict[str, Path]:

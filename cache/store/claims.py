@@ -98,7 +98,6 @@ class Claims:
     def __init__(self, folder: Path, worker: Process, expiry_s: float = EXPIRY_S) -> None:
         self.folder, self.worker, self.expiry_s = folder / CLAIMS, worker, expiry_s
         self.held: dict[str, Claim] = {}
-        """The claims by their shards."""
 
     def __enter__(self) -> Claims:
         return self
@@ -109,15 +108,10 @@ class Claims:
 
     def take(self, shard: str, num_images: int) -> Claim | None:
         """Claim a shard, taking over a dead claim; None if another worker holds it."""
-        path = self.folder / f"{shard}.json"
-        if path.exists() and not remove_if_dead(path, self.expiry_s):
-            return None
-        try:
-            work = Work(shard, self.worker, num_images=num_images, started=time.time())
-            claim = Claim(path, work, self.expiry_s)
-        except FileExistsError:  # another worker was faster
-            return None
-        self.held[shard] = claim
+        work = Work(shard, self.worker, num_images=num_images, started=time.time())
+        claim = Claim.take(self.folder / f"{shard}.json", work, self.expiry_s)
+        if claim:
+            self.held[shard] = claim
         return claim
 
     def release(self, claim: Claim) -> None:

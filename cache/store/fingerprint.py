@@ -33,12 +33,11 @@ import xxhash
 import lookonce.families
 from lookonce.cache.format import FORMAT_VERSION, PARSE_ERRORS, STORAGE, DtypeName, Storage, StoredTensor
 from lookonce.datasets.images import Stamp, stamp
-from lookonce.differences import Difference, differences
 from lookonce.environment import library_versions
 from lookonce.families.lookup import family_in, family_of_tower
-from lookonce.files import hash_file, read_json, write_json
+from lookonce.files import hash_file, read_json, threaded_map, write_json
 from lookonce.hub import FILES
-from lookonce.threads import threaded_map
+from lookonce.settings import Difference, differences
 
 if TYPE_CHECKING:
     import torch

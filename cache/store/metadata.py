@@ -45,9 +45,8 @@ from lookonce.datasets.augment import Changes, Variant
 from lookonce.datasets.images import Stamp
 from lookonce.environment import library_versions
 from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch
-from lookonce.files import create_text, parse_json, read_json, read_limited, write_text
-from lookonce.text import located, shown
-from lookonce.threads import threaded_map
+from lookonce.files import create_text, parse_json, read_json, read_limited, threaded_map, write_text
+from lookonce.text import first_few, located, shown
 
 RECEIPTS = "receipts"
 MAX_IMAGES = 16_384
@@ -509,8 +508,7 @@ def mismatch_message(stored: list[Fingerprint], required: Fingerprint, problem: 
     """A message that begins with `problem` and names the fields in which the most similar of `stored` differs."""
     closest = min(stored, key=lambda fingerprint: len(required.differences(fingerprint)))
     differing = required.differences(closest)
-    lines = [f"  {key}: this run {mine!r}, that cache {theirs!r}" for key, mine, theirs in differing[:NUM_DIFFERENCES]]
-    more = [f"  and {len(differing) - NUM_DIFFERENCES} more"] if len(differing) > NUM_DIFFERENCES else []
+    lines = [f"{key}: this run {mine!r}, that cache {theirs!r}" for key, mine, theirs in differing]
     head = f"{problem}; cache {closest.folder_name} differs in"
     advice = f"Change the run file back, or build a cache for this run with: {BUILD_COMMAND}"
-    return "\n".join([head, *lines, *more, advice])
+    return "\n".join([head, *first_few(lines, NUM_DIFFERENCES), advice])

@@ -47,9 +47,8 @@ from lookonce.cache.store.metadata import (
 )
 from lookonce.cache.store.shards import SHARDS, shard_path
 from lookonce.errors import CacheCorrupt, CacheError, CacheMismatch, FeaturesMissing, explain_os_error
-from lookonce.files import atomic_write, hash_file, parse_json, read_json, write_text
+from lookonce.files import atomic_write, hash_file, parse_json, read_json, threaded_map, write_text
 from lookonce.text import located, shown
-from lookonce.threads import threaded_map
 
 if TYPE_CHECKING:
     import torch
@@ -326,11 +325,7 @@ class VisionCache:
         return self.entry(key)[1].grid_thw
 
     def entry(self, key: str) -> tuple[str, Entry]:
-        """The shard of an image, and its entry there.
-
-        Raises:
-            FeaturesMissing: the cache does not have the image.
-        """
+        """The shard of an image, and its entry there; raises FeaturesMissing if the cache does not have the image."""
         row = self.index.find(key)
         if row is None:
             failure = self.failed.get(key)

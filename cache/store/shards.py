@@ -57,11 +57,7 @@ class DirectFile:
     """A new file that any number of threads may write at any offset."""
 
     def __init__(self, path: Path, *, direct: bool = True) -> None:
-        """Create `path`.
-
-        Raises:
-            OSError: the file exists, or cannot be created.
-        """
+        """Create `path`; raises OSError if the file exists, or cannot be created."""
         self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         self._direct: int | None = None
         if direct and hasattr(os, "O_DIRECT"):

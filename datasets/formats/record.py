@@ -229,6 +229,11 @@ def items(value: Any, key: str, origin: str) -> list[Any]:
     return value
 
 
+def as_list(value: Any) -> list[Any]:
+    """A list as it is, and any other value as a list of one."""
+    return value if isinstance(value, list) else [value]
+
+
 def need(row: Row, key: str, origin: str) -> Any:
     """The value of a key; raises RecordsError if it is missing."""
     if key not in row:

@@ -51,6 +51,7 @@ from lookonce.datasets.formats.record import (
     Record,
     Row,
     Turn,
+    as_list,
     check_record,
     is_number,
     items,
@@ -99,10 +100,10 @@ def read_flat(row: Row, finder: Finder, origin: str) -> Record:
     answer_key = first_of(row, ANSWER_NAMES) or ANSWER_NAMES[0]
     is_open = finder.is_open(row.get(answer_key))
     value = None if is_open else need(row, answer_key, origin)
-    named = [(isinstance(_listed(row[key])[0], str), RANKS[key], key) for key in row if key in RANKS and row[key]]
+    named = [(isinstance(as_list(row[key])[0], str), RANKS[key], key) for key in row if key in RANKS and row[key]]
     key = min(named)[2] if named else None
     images = (
-        [finder.find(reference, origin) for reference in _listed(row[key])] if key else [_by_id(row, finder, origin)]
+        [finder.find(reference, origin) for reference in as_list(row[key])] if key else [_by_id(row, finder, origin)]
     )
     question = text(row[question_key], question_key, origin)
     answer, references = ("", {}) if is_open else _answers(value, answer_key, finder, origin)
@@ -114,11 +115,6 @@ def read_flat(row: Row, finder: Finder, origin: str) -> Record:
 def first_of(row: Row, names: Sequence[str]) -> str | None:
     """The first of some keys that a row has."""
     return next((name for name in names if name in row), None)
-
-
-def _listed(value: Any) -> list[Any]:
-    """The images under one key, of which most rows have one and some have a list."""
-    return value if isinstance(value, list) else [value]
 
 
 def _by_id(row: Row, finder: Finder, origin: str) -> Path:

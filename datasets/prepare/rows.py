@@ -284,7 +284,6 @@ def join_duplicates(rows: Iterable[Row], policy: Policy) -> tuple[list[RecordRow
 
 
 PARTS = ("train", "val", "test")
-"""The parts of a split."""
 SYNONYMS = dict.fromkeys(("validation", "validate", "valid", "dev"), "val") | {"training": "train", "testing": "test"}
 
 

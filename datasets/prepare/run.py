@@ -48,10 +48,10 @@ from lookonce.datasets.prepare.rows import (
 )
 from lookonce.datasets.prepare.sources import Source, download_source, extract, find_source
 from lookonce.datasets.records import Record, Turn, write_records
-from lookonce.differences import differences
 from lookonce.errors import ImageError, SourceError, UsageError
 from lookonce.files import read_object, write_json
 from lookonce.hub import is_hub_name
+from lookonce.settings import differences
 from lookonce.text import Notify, count, first_line, in_yaml, listed, nfc, quiet, rows, shell, table
 
 REPORT = "report.json"

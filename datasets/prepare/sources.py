@@ -39,10 +39,9 @@ from lookonce.datasets.prepare.definition import FIELD, Definition, HubSection
 from lookonce.datasets.prepare.rows import Row, part_of, text_of
 from lookonce.datasets.text_files import Rows, kind_of_file, read_array, read_csv, read_jsonl
 from lookonce.errors import ImageError, RecordsError, SourceError, UsageError
-from lookonce.files import files_below, flush, naming_full_disk
+from lookonce.files import NUM_THREADS, files_below, flush, naming_full_disk
 from lookonce.hub import download_dataset
 from lookonce.text import first_line, nfc, value_of
-from lookonce.threads import NUM_THREADS
 
 NUM_RECENT = 4
 """How many images the next one is compared with before its key is computed."""

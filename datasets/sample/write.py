@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Literal
 
 from lookonce.datasets.records import Record, Turn, write_records
-from lookonce.datasets.sample.draw import draw
 from lookonce.datasets.sample.scene import (
     DEFAULT_SEED,
     KVASIR_SIZES,
@@ -35,15 +34,23 @@ from lookonce.datasets.sample.scene import (
     Scene,
     ask,
     ask_in_stages,
+    draw,
     make_scenes,
     stratify_sizes,
     with_three_polyps,
 )
 from lookonce.errors import UsageError
 from lookonce.families.lookup import DEFAULT, FAMILIES
-from lookonce.files import TEMPORARY_MARK, follow_umask, naming_full_disk, read_object, write_json, write_text
+from lookonce.files import (
+    TEMPORARY_MARK,
+    follow_umask,
+    naming_full_disk,
+    read_object,
+    threaded_map,
+    write_json,
+    write_text,
+)
 from lookonce.text import in_yaml
-from lookonce.threads import threaded_map
 
 RUN_FILE = "run.yaml"
 HEADER = "# The sample in this folder, for a tiny model on any CPU. Every key: docs/run-file.md\n"

@@ -23,9 +23,9 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
+from lookonce.datasets.balance import Majority
 from lookonce.datasets.context import NOT_ANSWERED, as_shown, with_context
 from lookonce.datasets.images import ImageIndex
-from lookonce.datasets.majority import Majority
 from lookonce.datasets.records import Context, Record, Turn
 from lookonce.errors import RecordsError, RunFolderError, UsageError
 from lookonce.eval.answers.engines import Engine, engine_of

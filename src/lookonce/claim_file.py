@@ -104,6 +104,15 @@ class ClaimFile:
         self._heart = threading.Thread(target=self._run, args=(expiry_s,), name="claim", daemon=True)
         self._heart.start()
 
+    @classmethod
+    def take(cls, path: Path, content: Any, expiry_s: float) -> Self | None:
+        """Create it, in place of a dead one; None if a living process holds it."""
+        if path.exists() and not remove_if_dead(path, expiry_s):
+            return None
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            return cls(path, content, expiry_s)
+        return None
+
     def _run(self, expiry_s: float) -> None:
         while not self._ended.wait(expiry_s / HEARTBEATS_PER_EXPIRY):
             with contextlib.suppress(OSError):  # a disk that is full now may have room at the next heartbeat
@@ -155,13 +164,8 @@ class FolderClaim:
         Raises:
             OSError: the folder cannot be written to.
         """
-        if self.path.exists() and not remove_if_dead(self.path, self.expiry_s):
-            return holder(self.path, self.expiry_s)
-        try:
-            self._file = ClaimFile(self.path, self._content, self.expiry_s)
-        except FileExistsError:
-            return holder(self.path, self.expiry_s)
-        return ""
+        self._file = ClaimFile.take(self.path, self._content, self.expiry_s)
+        return "" if self._file else holder(self.path, self.expiry_s)
 
     def is_lost(self) -> bool:
         """Whether another process has taken over what this one had taken."""

@@ -22,14 +22,13 @@ from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.datasets.archives import by_archive
 from lookonce.errors import LookonceError, ModelError, UsageError
-from lookonce.files import write_text
+from lookonce.files import threaded_map, write_text
 from lookonce.hub import download_model, find_adapter, is_commit, is_hub_name
 from lookonce.run.config import RunFile
 from lookonce.run.records import SPLITS, read_split
 from lookonce.run.sections import HubAdapter, hub_adapter
 from lookonce.run.start_adapter import find_start
 from lookonce.text import count, rows, shell, size
-from lookonce.threads import threaded_map
 from lookonce.train.data.tokenize import ChatTokenizer
 
 PREPARE = "lookonce data prepare -h"

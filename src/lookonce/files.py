@@ -6,7 +6,8 @@ safetensors 0.8 writes 0600, which colleagues on a cluster cannot read
 (https://github.com/safetensors/safetensors/issues/782). The cost is two fsyncs per file, a few milliseconds.
 
 What others may have written is read whole only if it is a file, not a device or a FIFO, and has a bounded size, so a
-hostile folder cannot make a command wait or fill the memory.
+hostile folder cannot make a command wait or fill the memory. Many files are read on a few threads (`threaded_map`),
+which hides the latency of disks and networks.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ import os
 import socket
 import stat
 import tempfile
+import threading
 import uuid
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from os import open as open_descriptor
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import xxhash
 
@@ -182,11 +186,7 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text.
-
-    Raises:
-        ValueError: it is not JSON, or is nested too deeply for Python.
-    """
+    """The value of a JSON text; raises ValueError if it is not JSON, or is nested too deeply for Python."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -247,3 +247,34 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+NUM_THREADS = 8
+"""For reading, hashing and checksums, which release Python's lock."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def threaded_map(
+    function: Callable[[Item], Result], items: Iterable[Item], stop: threading.Event | None = None
+) -> Iterator[Result]:
+    """The result of `function` for each item, in order; at most about 2 * `NUM_THREADS` are computed ahead.
+
+    `stop` is set after a failure or Ctrl-C, before running calls are waited for, so that `function` can end them early.
+    """
+    waiting: deque[Future[Result]] = deque()
+    threads = ThreadPoolExecutor(NUM_THREADS)
+    try:
+        for item in items:
+            waiting.append(threads.submit(function, item))
+            if len(waiting) > 2 * NUM_THREADS:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BaseException:
+        if stop:
+            stop.set()
+        raise
+    finally:
+        threads.shutdown(cancel_futures=True)

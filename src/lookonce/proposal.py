@@ -242,11 +242,7 @@ def init(path: Path, chosen: Mapping[str, Any], gpu_memory_gb: float | None = No
 
 
 def refuse_existing(path: Path, force: bool) -> None:
-    """Check that a file may be written.
-
-    Raises:
-        UsageError: it exists, and `force` is not set.
-    """
+    """Check that a file may be written; raises UsageError if it exists, and `force` is not set."""
     if path.exists() and not force:
         raise UsageError(f"{path} exists; name another file, or replace it with --force")
 

@@ -26,6 +26,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -59,10 +60,6 @@ def _set_environment(values: dict[str, str]) -> None:
     os.environ.update(values)
 
 
-def _set_float32(precision: str) -> None:
-    BACKENDS.fp32_precision = precision
-
-
 def _flags() -> list[Any]:
     """Settings of PyTorch that no command changes, as far as is known."""
     cuda, cudnn, mkldnn = BACKENDS.cuda, BACKENDS.cudnn, BACKENDS.mkldnn
@@ -83,7 +80,7 @@ STATE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "the environment": (lambda: dict(os.environ), _set_environment),
     "the handlers of signals": (lambda: [signal.getsignal(number) for number in (*SIGNALS, signal.SIGINT)], _keep),
     "the number of threads": (torch.get_num_threads, torch.set_num_threads),
-    "the precision of float32": (lambda: BACKENDS.fp32_precision, _set_float32),
+    "the precision of float32": (lambda: BACKENDS.fp32_precision, partial(setattr, BACKENDS, "fp32_precision")),
     "flags of PyTorch": (_flags, _keep),
 }
 """What a command may change of its process: how to read it, and how to put it back."""

@@ -1,11 +1,12 @@
-"""Read YAML settings files, checked by pydantic; all mistakes are reported at once, each with what is allowed."""
+"""YAML settings files, checked by pydantic: all mistakes are reported at once, each with what is allowed; and how two
+nested settings differ, which messages about caches and run folders list."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
@@ -276,3 +277,22 @@ def _keys(kind: Any, location: Sequence[str]) -> list[str]:
         field = getattr(kind, "model_fields", {}).get(part)
         kind = field.annotation if field else None
     return list(getattr(kind, "model_fields", []))
+
+
+Difference = tuple[str, Any, Any]
+"""Dotted name, the first value, the second value; None where the key is missing."""
+
+
+def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[Difference]:
+    """The keys whose values differ, sorted by name."""
+    mine, theirs = flatten(mine), flatten(theirs)
+    names = sorted(mine.keys() | theirs.keys())
+    return [(name, mine.get(name), theirs.get(name)) for name in names if mine.get(name) != theirs.get(name)]
+
+
+def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one level with dotted names."""
+    flat: dict[str, Any] = {}
+    for name, item in value.items():
+        flat |= flatten(item, f"{prefix}{name}.") if isinstance(item, Mapping) else {f"{prefix}{name}": item}
+    return flat

@@ -36,7 +36,7 @@ from lookonce.eval.answers.files import unfinished
 from lookonce.eval.scores.metric import Headline
 from lookonce.eval.scores.metrics import read_headline
 from lookonce.run.config import RunFile
-from lookonce.run.folder import RunFolder, TrainedElsewhere, find_trainer
+from lookonce.run.folder import RunFolder, TrainedElsewhere, find_trainer, step_of
 from lookonce.run.log_file import read_progress
 from lookonce.run.open import Needs, OpenRun, open_run, records_identity
 from lookonce.run.records import UNUSABLE_ADVICE, without_fold
@@ -119,7 +119,6 @@ class TrainingPhase:
     """Seconds of each piece of work before the first step, of a finished training."""
 
     def text(self) -> str:
-        """In full."""
         where = f" (job {self.job})" if self.job else f" on {self.host}"
         heartbeat = f"last heartbeat {duration(self.silent_s or 0)} ago{where}"
         resume = f"--resume continues from {self.checkpoint}" if self.checkpoint else "no checkpoint to resume from"
@@ -317,7 +316,7 @@ def find_training(folder: RunFolder, expiry_s: float) -> TrainingPhase:
         return TrainingPhase("running", phase="loading", job=trainer.job, host=trainer.host, checkpoint=checkpoint)
     if progress is None:
         state: TrainingState = "trained" if num_steps else "stopped" if last else "not begun"
-        step = int(last.name.rpartition("-")[2]) if last else 0
+        step = step_of(last) if last else 0
         state = "finished" if folder.is_finished else state
         return TrainingPhase(
             state, step=step, checkpoint=checkpoint, startup_seconds=startup_seconds, reason=ended_early

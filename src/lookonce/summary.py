@@ -66,11 +66,7 @@ class Summary:
 
     @classmethod
     def read(cls, folder: RunFolder) -> Summary:
-        """The summary of a finished run.
-
-        Raises:
-            RunFolderError: the file is broken.
-        """
+        """The summary of a finished run; raises RunFolderError if the file is broken."""
         return read_form(folder.summary, cls, "remove it, and write it again with: lookonce train RUN.yaml --resume")
 
     def text(self) -> str:

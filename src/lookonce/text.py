@@ -158,9 +158,9 @@ def listed(items: Sequence[str], most: int = 5) -> str:
     return ", ".join(items[:most]) + rest
 
 
-def first_few(lines: Sequence[str], most: int) -> list[str]:
-    """The first few of many lines, indented, and one that counts the others."""
-    more = [f"  and {len(lines) - most:,} more"] if len(lines) > most else []
+def first_few(lines: Sequence[str], most: int, elsewhere: str = "") -> list[str]:
+    """The first few of many lines, indented, and one that counts the others and may say where they are."""
+    more = [f"  and {len(lines) - most:,} more{elsewhere}"] if len(lines) > most else []
     return [*(f"  {line}" for line in lines[:most]), *more]
 
 
@@ -170,7 +170,6 @@ def first_line(error: BaseException | None) -> str:
 
 
 MAX_SHOWN = 90
-"""Characters of a text in a message."""
 
 
 def shown(text: str, width: int = MAX_SHOWN) -> str:

@@ -21,9 +21,8 @@ from transformers import CONFIG_MAPPING, AutoConfig
 
 from lookonce.cache.build.progress import planned_tokens
 from lookonce.cache.model.pixels import ImageProcessor
-from lookonce.datasets.audit.corpus import Corpus, CorpusFile
-from lookonce.datasets.audit.findings import Finding, Item, encodable, findings_from
-from lookonce.datasets.audit.report import Section
+from lookonce.datasets.audit.audit import Section
+from lookonce.datasets.audit.findings import Corpus, CorpusFile, Finding, Item, encodable, findings_from
 from lookonce.datasets.records import Record
 from lookonce.errors import ModelError, RecordsError
 from lookonce.families.lookup import DEFAULT, family_in

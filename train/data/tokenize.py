@@ -186,12 +186,19 @@ class ChatTokenizer:
         return self.with_images(self.prompt(record, turn), record, image_keys, grids)
 
     def prompt(self, record: Record, turn: int) -> Tokens:
-        """The tokens of the prompt of a turn; raises RecordsError if a text contains special tokens."""
-        turn, record = turn + record.num_given, record.shown
-        self._check_texts(record)
-        messages = to_messages(record)
-        text = self.render(messages[: answer_ends(messages)[turn] - 1], True, record.origin)
-        return self._tokenize(text, [], record)
+        """The tokens of the prompt of a turn, the same arrays for all with these texts and as many images.
+
+        Raises RecordsError if a text contains special tokens.
+        """
+        asked = record.turns[:turn], record.turns[turn].question
+        texts = (*asked, record.system, record.context, len(record.images))
+        if texts not in self._shared:
+            turn, record = turn + record.num_given, record.shown
+            self._check_texts(record)
+            messages = to_messages(record)
+            text = self.render(messages[: answer_ends(messages)[turn] - 1], True, record.origin)
+            self._shared[texts] = self._tokenize(text, [], record)
+        return self._shared[texts]
 
     def tokens(self, record: Record) -> Tokens:
         """The tokens of a whole conversation, which depend on its texts and the number of its images.

@@ -126,12 +126,14 @@ class RewardTrainer(PackTrainer):
         return packs, {number: answer.example for number, answer in enumerate(self.step.answers)}
 
     def _invented(self) -> RewardStep:
-        """The largest step that there can be: different answers of the largest length."""
-        longest = sorted(self._plan.examples, key=lambda prompt: -prompt.num_tokens)
-        tokens = np.random.default_rng(0)
-        prompts = longest[: self._num_questions]
+        """Different answers of the largest length, to the longest questions: those of a step, or enough for two packs a
+        rank."""
+        longest = sorted(self._plan.examples, key=lambda prompt: -prompt.num_tokens)[: self._num_questions]
         words = [token for token in {*longest[0].token_ids.tolist()} if token != self._image_token_id]
-        size = self.options.samples, self.options.max_new_tokens
+        length, tokens = self.options.max_new_tokens, np.random.default_rng(0)
+        enough = 2 * self._plan.num_ranks * self.train_sampler.batch.tokens_per_pack
+        size = max(2, min(self.options.samples, enough // length)), length
+        prompts = longest[: max(1, enough // (size[0] * length))]
         answers = [tokens.choice(words, size).tolist() for _ in prompts]
         drawn = [[Drawn(ids, float(n % 2)) for n, ids in enumerate(group)] for group in answers]
         return self._step_of(prompts, drawn)

@@ -138,9 +138,7 @@ class CardFacts:
     systems: list[str] | None
     """The system texts of the training records; None if they cannot be read any more."""
     trained: Mapping[str, Any]
-    """The figures of the training."""
     libraries: Mapping[str, str]
-    """Versions by name."""
     commit: str | None
     """The git commit of lookonce that trained the run, with `-dirty` if there were changes; None if it is unknown."""
     gpus: list[str]

@@ -23,6 +23,7 @@ import torch
 from tqdm import tqdm
 
 from lookonce.adapter.weights import WEIGHTS, Cost, Plan, plan_merge, write_file
+from lookonce.cache.model.model_folder import weight_files
 from lookonce.cache.store.claims import scratch_folders
 from lookonce.disk_space import check_room
 from lookonce.environment import limit_cpu_threads
@@ -70,11 +71,7 @@ def check_frozen(run: RunFile, command: str, *, allows_unquantised: bool) -> Non
 
 
 def check_target(target: Path) -> None:
-    """Check that nothing is there.
-
-    Raises:
-        UsageError: something is.
-    """
+    """Check that nothing is there; raises UsageError if something is."""
     if target.exists() or target.is_symlink():
         raise UsageError(f"{target} exists, and a merge does not write into an existing folder; choose another DIR")
 
@@ -82,23 +79,9 @@ def check_target(target: Path) -> None:
 # The folder.
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The files of a model's weights, as the index names them.
-
-    Raises:
-        ModelError: the index is broken, or a file is missing.
-    """
-    names = [SINGLE]
-    if (folder / INDEX).exists():
-        names = sorted({*_read_json(folder / INDEX)["weight_map"].values()})
-    if absent := [name for name in names if not (folder / name).is_file()]:
-        raise ModelError(f"{folder} has no {absent[0]}; copy or download the model again")
-    return [folder / name for name in names]
-
-
 def other_files(folder: Path) -> tuple[list[Path], list[Path]]:
     """The files of a model beside its weights, and those that are left out; paths relative to the folder."""
-    weights = {INDEX, *(path.name for path in weight_files(folder))}
+    weights = {INDEX, *_read_json(folder / INDEX)["weight_map"].values()} if (folder / INDEX).exists() else {SINGLE}
     copied, left_out = [], []
     for path in sorted(file.relative_to(folder) for file in folder.rglob("*") if file.is_file()):
         if NOT_OF_MODEL & {*path.parts}:
@@ -171,7 +154,6 @@ class Merged:
     num_tensors: int
     num_changed: int
     size_bytes: int
-    """The size of all tensors."""
     rounding: float
     """What rounding changed, as a share of what the adapter changes: a ratio of Frobenius norms."""
     is_untied: bool
@@ -180,7 +162,6 @@ class Merged:
     """Files of weights in other formats, which were not copied."""
 
     def text(self) -> str:
-        """For people."""
         untied = "; embeddings and output layer are two tensors now" if self.is_untied else ""
         left_out = [f"  left out    {listed(self.left_out)} (weights of the untuned model)"] if self.left_out else []
         return "\n".join(

@@ -37,7 +37,6 @@ from lookonce.text import count, first_line, rows, shell, size, table
 ABSOLUTE = re.compile(r"(~|/|[A-Za-z]:[\\/])[^\s{}<>|]*[\\/][^\n]*|/[\w.-]+")
 """A text that is an absolute path."""
 TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{30,}\b")
-"""An access token of the Hub."""
 
 
 def reduced_run(run: RunFile, base: BaseModel) -> RunFile:
@@ -76,7 +75,6 @@ RUN_FILE = "run.yaml"
 MERGED = "lookonce-merge.json"
 """The file of a merged model that says what it was made from."""
 OF_MODEL = ("*.safetensors", "*.json", "*.jinja", "*.txt", "LICENSE*", "NOTICE*")
-"""The files of a merged model."""
 VERBATIM = ("tokenizer.json", "vocab.json", "added_tokens.json", "special_tokens_map.json")
 """Files whose texts are tokens, of which some look like paths."""
 MAX_JSON_BYTES = 1 << 28
@@ -236,7 +234,6 @@ class Upload:
         }
 
     def text(self) -> str:
-        """For people."""
         files = table(("file", "size"), [(name, size(number)) for name, number in self.sizes.items()])
         state = "public" if self.options.is_public else "private"
         total = f"{count(len(self.files), 'file')}, {size(sum(self.sizes.values()))}"

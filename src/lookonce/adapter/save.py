@@ -24,8 +24,8 @@ from typing import Any
 
 from peft import LoraConfig, PeftConfig, get_peft_model, get_peft_model_state_dict
 
-from lookonce.adapter.weights import WEIGHTS, Shape, TensorFile, empty_model
-from lookonce.cache.model.model_folder import ModelFolder
+from lookonce.adapter.weights import WEIGHTS, Shape, TensorFile
+from lookonce.cache.model.model_folder import ModelFolder, empty_model
 from lookonce.cache.store.claims import note_use
 from lookonce.cache.store.fingerprint import Source
 from lookonce.disk_space import full_disk_named

@@ -64,7 +64,6 @@ class Check:
         return {"for": "vllm", "passed": self.passed} | asdict(self)
 
     def text(self) -> str:
-        """For people."""
         width = max(len(rule.name) for rule in self.rules)
         lines = [f"vLLM's rules for {self.adapter}, each with the code of the release or commit that it was read in:"]
         for rule in self.rules:

@@ -33,11 +33,11 @@ from peft.tuners.lora import layer as lora
 from peft.utils.other import ModulesToSaveWrapper
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
 from lookonce.cache.format import PARSE_ERRORS, read_header
+from lookonce.cache.model.model_folder import empty_model
 from lookonce.cache.store.fingerprint import raw_bytes
 from lookonce.errors import ModelError, explain_os_error
 from lookonce.files import atomic_write
@@ -83,11 +83,7 @@ class TensorFile:
     """A safetensors file, of which parts are read."""
 
     def __init__(self, path: Path) -> None:
-        """Read the header.
-
-        Raises:
-            ModelError: the file cannot be read, or is not whole.
-        """
+        """Read the header; raises ModelError if the file cannot be read, or is not whole."""
         self.path = path
         try:
             header, start = read_header(path)
@@ -296,13 +292,6 @@ class Plan:
     def num_bytes(self) -> int:
         """The bytes of all tensors."""
         return sum(tensor.stored.num_bytes for tensors in self.files.values() for tensor in tensors)
-
-
-def empty_model(config: Any) -> Any:
-    """transformers' stock model of a configuration, on the meta device: names and shapes without values."""
-    stock_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
-    with torch.device("meta"):
-        return stock_class(config)
 
 
 def plan_merge(config: Any, files: Sequence[Path], adapter: Path, dtype: torch.dtype) -> Plan:

@@ -1,5 +1,4 @@
 """Measurements: each phase beside the stock implementation and beside what the hardware allows.
 
-step       how fast training variants are, side by side
-flops      FLOPs of a step, and FLOP/s that the device reaches in large matrix products
+step       how fast training variants are, side by side, and the share of what the device reaches in large products
 """

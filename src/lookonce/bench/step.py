@@ -13,6 +13,13 @@ timed, so that every variant runs the same samples. Waiting for data is included
 not. The measurement adds no host-device sync between its first and last step. Under torchrun the processes share each
 step as they do in training, and times are of all of them together. Synthetic data have the sizes and questions of
 Kvasir-VQA's frames.
+
+FLOPs are those of the products of matrices that cannot be left out; a multiplication and an addition are two. A frozen
+weight is used in the forward and in the backward pass (4 FLOPs a token), an adapter's weight also has a gradient (6).
+`lm_head` and what follows the keys and values of the last layer run on targets only. Attention multiplies queries, keys
+and values for every pair of tokens of which one attends to the other: two products in the forward and five in the
+backward pass (https://arxiv.org/abs/2205.14135); that of the last layer is not counted. Of layers of linear attention
+only the products with weights are counted: their state is no product of all pairs.
 """
 
 from __future__ import annotations
@@ -21,19 +28,21 @@ import gc
 import importlib.util
 import math
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from torch.nn import Linear
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from lookonce import environment
-from lookonce.bench.flops import matmul_flops_per_second, num_flops
 from lookonce.datasets.sample.write import write_sample
 from lookonce.errors import UsageError
 from lookonce.families.family import Family
@@ -46,6 +55,7 @@ from lookonce.run.startup import Startup
 from lookonce.text import Notify, count, duration, quiet, table
 from lookonce.train.data.batches import CachedFeatures, FeatureSource, Pixels
 from lookonce.train.data.dataset import DataCollatorForRows, VQADataset
+from lookonce.train.data.packing import Group
 from lookonce.train.data.sampler import Sampler
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.arguments import training_arguments
@@ -53,7 +63,79 @@ from lookonce.train.loop.log_files import STOCK_PRINTERS
 from lookonce.train.loop.session import make_trainer
 from lookonce.train.loop.trainer import PackTrainer
 from lookonce.train.model.frozen import check_frozen
-from lookonce.train.model.load import PRECISIONS, add_lora, load_with_tower, load_without_tower
+from lookonce.train.model.linear_attention import linear_layers
+from lookonce.train.model.load import PRECISIONS, add_lora, head_size, load_with_tower, load_without_tower, text_model
+
+KEYS_AND_VALUES = ("k_proj", "v_proj")
+"""The products of the last layer that all its tokens need."""
+
+
+def num_flops(model: Any, groups: Iterable[Group], examples: Sequence[Example]) -> int:
+    """FLOPs of one forward and backward pass over the prefixes and branches of `groups`."""
+    config, layers = text_model(model).config, text_model(model).layers
+    of_target: int = 4 * config.hidden_size * config.vocab_size
+    of_token = 0
+    for name, module in layers.named_modules():
+        if flops := _of_token(module, config):
+            number, *parts = name.split(".")
+            if number == str(len(layers) - 1) and not set(KEYS_AND_VALUES) & set(parts):
+                of_target += flops
+            else:
+                of_token += flops
+    tokens = targets = pairs = 0
+    for group in groups:
+        tokens += group.num_tokens
+        targets += sum(int(examples[number].supervised.sum()) for number in group.examples)
+        pairs += num_pairs(group)
+    num_layers = len(layers) - len(linear_layers(text_model(model)))
+    of_pair: int = 14 * (num_layers - 1) * config.num_attention_heads * head_size(config)
+    return of_token * tokens + of_target * targets + of_pair * pairs
+
+
+def _of_token(module: Any, config: Any) -> int:
+    """FLOPs of a layer for one token, 0 for what is no product. A token goes through a few of the experts only."""
+    if isinstance(module, Linear):
+        return int(module.in_features * module.out_features * (6 if module.weight.requires_grad else 4))
+    num_experts = getattr(config, "num_experts", 0)
+    weights = [weight for weight in module.parameters(recurse=False) if weight.ndim == 3 and len(weight) == num_experts]
+    return 4 * sum(map(torch.numel, weights)) // num_experts * int(config.num_experts_per_tok) if weights else 0
+
+
+def num_pairs(group: Group) -> int:
+    """Pairs of tokens of which one attends to the other; a token attends to itself."""
+    prefix = group.num_prefix_tokens
+    branches = zip_longest(group.branch_tokens, group.shared_tokens, fillvalue=0)
+    return _triangle(prefix) + sum(_triangle(prefix + end) - _triangle(prefix + shared) for end, shared in branches)
+
+
+def _triangle(number: int) -> int:
+    return number * (number + 1) // 2
+
+
+SIZE = 8192
+"""Rows and columns of the matrices on a GPU; an eighth of it on a CPU."""
+NUM_PRODUCTS = 30
+
+
+def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
+    """The median over some products of random matrices, each timed alone, so that the first ones do not count."""
+    size = SIZE if device.type == "cuda" else SIZE // 8
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    seconds = []
+    for _ in range(NUM_PRODUCTS):
+        synchronize(device)
+        start = time.perf_counter()
+        left @ right
+        synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / statistics.median(seconds)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the GPU, so that a clock shows when its work is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
 
 HEADER = (
     "",
@@ -114,11 +196,9 @@ class StepReport:
     measured: list[Measured]
     samples_per_step: int
     samples_per_epoch: int
-    """Training samples of the run."""
     tflops: float | None
     """TFLOP/s that the GPU reaches in large matrix products."""
     num_ranks: int = 1
-    """Processes that shared each step."""
     missing: tuple[str, ...] = ()
     """Variants that were not measured to the end."""
 

@@ -24,15 +24,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import torch
 from tqdm import tqdm
-from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from lookonce.cache.build.progress import index_from_plan, planned_tokens
 from lookonce.cache.format import BUILD_COMMAND, REPAIR_COMMAND
-from lookonce.cache.model.model_folder import ModelFolder
+from lookonce.cache.model.model_folder import ModelFolder, empty_model
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.metadata import MANIFEST, read_plan
@@ -262,9 +260,8 @@ def _lora(run: RunFile, model: CheckedModel) -> Iterator[Result]:
     try:
         if run.batch.has_packs or run.eval.engine == "shared":
             check_layers(family, config.get_text_config())
+        stock = empty_model(config)
         with torch.device("meta"):
-            stock_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
-            stock = stock_class(config)
             replace_tower(stock, stock.dtype)
             trained = add_lora(stock.requires_grad_(False), model.model_folder, run.lora, run.train.seed)
     except LookonceError as error:

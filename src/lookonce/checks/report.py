@@ -21,7 +21,6 @@ class Result:
     what: str
     """The name of what was checked, such as "records"."""
     value: str
-    """What was found."""
     do: str = ""
     """What to do about it: a key to change, or a command. Empty if nothing is to be done."""
 
@@ -37,7 +36,6 @@ class CheckReport:
 
     run_file: Path
     num_records: int
-    """Number of records that were read."""
     is_complete: bool
     """Whether these are all records of the run."""
     seconds: float

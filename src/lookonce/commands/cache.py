@@ -204,7 +204,7 @@ def cache_repair(run_file: Path, assignments: tuple[str, ...], level: Level, dro
       lookonce cache repair run.yaml --drop
     """
     run = read_existing(run_file, assignments)
-    from lookonce.cache.maintenance.repair import repair
+    from lookonce.cache.maintenance.verify import repair
     from lookonce.run.open import TO_BUILD, open_run
 
     opened = open_run(run, TO_BUILD)

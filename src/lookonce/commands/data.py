@@ -92,8 +92,8 @@ def audit(
       lookonce data audit train.jsonl --json
     """
     from lookonce.datasets.audit.audit import audit as run_audit
-    from lookonce.datasets.audit.corpus import Corpus
-    from lookonce.datasets.audit.report import to_text
+    from lookonce.datasets.audit.audit import to_text
+    from lookonce.datasets.audit.findings import Corpus
 
     if tokenizer is None and (max_pixels or enable_thinking):
         raise UsageError(
@@ -116,7 +116,7 @@ def audit(
         tokens = {"tokens": stats.to_json()}
     report = run_audit(corpus, findings)
     if html:
-        from lookonce.datasets.audit.report import draw_contact_sheet, to_page
+        from lookonce.datasets.audit.audit import draw_contact_sheet, to_page
         from lookonce.files import write_text
 
         write_text(html, to_page(report, sections, draw_contact_sheet(corpus)))

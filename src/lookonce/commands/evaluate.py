@@ -34,7 +34,6 @@ from lookonce.text import count, json_text, listed, shell
 if TYPE_CHECKING:
     from lookonce.eval.answerer import Conversation
     from lookonce.eval.decoding.dialogue import Answer
-    from lookonce.eval.scores.metrics import Baseline
     from lookonce.eval.submission import Challenge, SubmissionInfo
 
 
@@ -43,14 +42,18 @@ if TYPE_CHECKING:
 @SPLIT
 @click.option(
     "--shuffle-images",
+    "shuffled",
     is_flag=True,
     help="Give each question another image: a model that uses the images must score lower.",
 )
 @click.option("--untuned", is_flag=True, help="Answer without the adapter; with a run file also before it is trained.")
 @click.option(
-    "--reference-context", is_flag=True, help="With data.context, give reference answers to earlier questions."
+    "--reference-context",
+    "reference",
+    is_flag=True,
+    help="With data.context, give reference answers to earlier questions.",
 )
-@click.option("--no-context", is_flag=True, help="With data.context, give no answers to earlier questions.")
+@click.option("--no-context", "none", is_flag=True, help="With data.context, give no answers to earlier questions.")
 @click.option("--baselines", is_flag=True, help="Answer as each baseline, and compare the run with all of them.")
 @click.option(
     "--samples", "num_samples", type=click.IntRange(2, 1000), metavar="N", help="Draw N answers to each question."
@@ -76,10 +79,6 @@ if TYPE_CHECKING:
 def evaluate(
     run_dir: Path,
     split: str | None,
-    shuffle_images: bool,
-    untuned: bool,
-    reference_context: bool,
-    no_context: bool,
     baselines: bool,
     num_samples: int | None,
     temperature: float,
@@ -88,6 +87,7 @@ def evaluate(
     assignments: tuple[str, ...],
     verify_images: bool,
     as_json: bool,
+    **chosen: bool,
 ) -> None:
     """Score a split, and compare with the majority baseline and those that a model has answered.
 
@@ -122,75 +122,32 @@ def evaluate(
       torchrun --nproc-per-node 4 -m lookonce eval runs/sample
     """
     check_launch()
-    chosen: dict[Baseline, bool] = {
-        "untuned": untuned,
-        "shuffled": shuffle_images,
-        "reference": reference_context,
-        "none": no_context,
-    }
-    named = tuple(name for name, is_chosen in chosen.items() if is_chosen)
-    if num_samples:
-        if baselines or len(named) > 1:
-            raise UsageError("--samples takes at most one baseline at a time; name one, such as --untuned")
-        settings = (num_samples, temperature, top_p)
-        _sample(run_dir, split, named, settings, seed, assignments, verify_images, as_json)
-        return
-    if (temperature, top_p, seed) != (1.0, 1.0, 0):
+    named: tuple[Any, ...] = tuple(name for name in ("untuned", "shuffled", "reference", "none") if chosen[name])
+    if num_samples and (baselines or len(named) > 1):
+        raise UsageError("--samples takes at most one baseline at a time; name one, such as --untuned")
+    if not num_samples and (temperature, top_p, seed) != (1.0, 1.0, 0):
         raise UsageError("--temperature, --top-p and --seed are those of samples; add --samples 8, or leave them out")
     with only_results_on_stdout(), fewer_imports():
+        from lookonce.eval.decoding.sampling import Sampling
         from lookonce.eval.run import evaluate_run
+        from lookonce.eval.samples import sample_run
+        from lookonce.eval.scores.metrics import read_metrics
+        from lookonce.run.folder import RunFolder
 
     remember_run_file(run_dir, assignments)
-    from lookonce.eval.scores.metrics import read_metrics
-    from lookonce.run.folder import RunFolder
-
-    done = evaluate_run(
-        run_dir,
-        split,
-        "all" if baselines else named,
-        assignments=assignments,
-        verify_images=verify_images,
-        notify=notify,
-    )
-    if done:  # on the first rank
+    how: dict[str, Any] = {"assignments": assignments, "verify_images": verify_images, "notify": notify}
+    if num_samples:
+        sampling = Sampling(num_samples, temperature, top_p)
+        if sampled := sample_run(run_dir, sampling, split, *named, seed=seed, **how):  # on the first rank
+            scores, path = sampled
+            notify(f"samples: {path}")
+            emit(scores.to_json(), scores.text(), as_json)
+    elif done := evaluate_run(run_dir, split, "all" if baselines else named, **how):  # on the first rank
         evaluation, path = done
         notify(f"predictions: {path}")
         folder = RunFolder(path.parent.parent)
         beside = {key: read_metrics(folder, f"{path.stem}-{key}") for key in evaluation.baselines}
-        known = {key: metrics for key, metrics in beside.items() if metrics}
-        emit(evaluation.to_json(), evaluation.text(known), as_json)
-
-
-def _sample(
-    run_dir: Path,
-    split: str | None,
-    named: tuple[Baseline, ...],
-    settings: tuple[int, float, float],
-    seed: int,
-    assignments: tuple[str, ...],
-    verify_images: bool,
-    as_json: bool,
-) -> None:
-    """Draw several answers to each question; `settings` are their number, the temperature and `top_p`."""
-    with only_results_on_stdout(), fewer_imports():
-        from lookonce.eval.decoding.sampling import Sampling
-        from lookonce.eval.samples import sample_run
-
-    remember_run_file(run_dir, assignments)
-    done = sample_run(
-        run_dir,
-        Sampling(*settings),
-        split,
-        *named,
-        seed=seed,
-        assignments=assignments,
-        verify_images=verify_images,
-        notify=notify,
-    )
-    if done:  # on the first rank
-        scores, path = done
-        notify(f"samples: {path}")
-        emit(scores.to_json(), scores.text(), as_json)
+        emit(evaluation.to_json(), evaluation.text({key: known for key, known in beside.items() if known}), as_json)
 
 
 @click.command()

@@ -30,7 +30,6 @@ NEXT = """next:
   lookonce cache build {run}
   lookonce train {run}
   lookonce eval {output} --split test"""
-"""What to run after it."""
 
 
 @click.command()

@@ -169,7 +169,7 @@ def selftest(context: click.Context, as_json: bool) -> None:
       lookonce selftest
       lookonce selftest --json
     """
-    from lookonce.selftest.run import run_selftest
+    from lookonce.selftest.model import run_selftest
 
     report = run_selftest(notify=notify)
     emit(report.to_json(), report.text(), as_json)

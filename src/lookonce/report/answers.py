@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lookonce.datasets.audit.report import data_url, small_jpegs
+from lookonce.datasets.audit.audit import data_url, small_jpegs
 from lookonce.datasets.images import is_gone
 from lookonce.eval.join import Run, in_one_order
 from lookonce.eval.scores.match import is_closed

@@ -13,8 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lookonce import page, plots
-from lookonce.differences import flatten
+from lookonce import page
 from lookonce.errors import UsageError
 from lookonce.eval.compare import FEW_IMAGES, compare, to_json
 from lookonce.eval.scores.metric import EXACT, common_metric
@@ -22,7 +21,7 @@ from lookonce.eval.scores.metrics import BASELINES, NAMES
 from lookonce.eval.scores.prediction import GROUPINGS
 from lookonce.eval.statistics import MIN_CLUSTERS, Interval
 from lookonce.files import write_text
-from lookonce.plots import Line, Panel
+from lookonce.page import Line, Panel
 from lookonce.report.answers import answers, drawn, errors, pictures
 from lookonce.report.contexts import HEADER as CONTEXTS_HEADER
 from lookonce.report.contexts import ContextScores, context_cells, context_scores
@@ -31,6 +30,7 @@ from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
 from lookonce.run.log_file import OF_REWARDS, Curve, Curves, Rewards, smoothed
 from lookonce.run.sections import RECORDED
+from lookonce.settings import flatten
 from lookonce.text import count, duration, listed, shell, shown, size
 from lookonce.version import __version__
 
@@ -117,7 +117,7 @@ class Report:
             "metric_names": {key: name for run in reversed(metrics.values()) for key, name in run["metrics"].items()},
             "not_installed": next(filter(lambda text: "pip" in text, libraries), ""),
             "counted": {key: name for key, name in COUNTS.items() if any(run.get(key) is not None for run in counts)},
-            "curves": [plots.to_svg(plot, f"{name} of {listed(names)}") for name, plot in self.plots().items()],
+            "curves": [page.to_svg(plot, f"{name} of {listed(names)}") for name, plot in self.plots().items()],
             "rewarded": {name: of_run["rewards"] for name, of_run in (json["cost"] or {}).items() if of_run["rewards"]},
             "contexts": [(scores, context_cells(scores)) for scores in self.contexts],
             "contexts_header": CONTEXTS_HEADER,
@@ -135,7 +135,7 @@ class Report:
 
     def plots(self) -> dict[str, Figure]:
         """The curves of the runs, a plot for each figure."""
-        return {panel.name: plots.curves(panel, "step") for panel in _panels(_logged(self.runs))}
+        return {panel.name: page.curves(panel, "step") for panel in _panels(_logged(self.runs))}
 
 
 def _tiles(scored: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -167,11 +167,11 @@ def check_replaces_page(path: Path) -> None:
         raise UsageError(f"{path} exists and is not a page of lookonce report; name another file with -o, or remove it")
 
 
-def write_plots(figures: Mapping[str, Figure], page: Path) -> list[Path]:
+def write_plots(figures: Mapping[str, Figure], beside: Path) -> list[Path]:
     """Write plots as PDF beside a page, named after it; returns the paths."""
-    paths = [page.with_name(f"{page.stem}-{name.replace(' ', '-')}.pdf") for name in figures]
+    paths = [beside.with_name(f"{beside.stem}-{name.replace(' ', '-')}.pdf") for name in figures]
     for path, figure in zip(paths, figures.values(), strict=True):
-        plots.write_pdf(figure, path)
+        page.write_pdf(figure, path)
     return paths
 
 

@@ -39,13 +39,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from lookonce.cache.store.claims import using
 from lookonce.claim_file import EXPIRY_S, IN_USE, FolderClaim, Process, holder, is_living, read_process_file
-from lookonce.differences import Difference, differences
 from lookonce.disk_space import free_bytes
 from lookonce.environment import library_version, library_versions
 from lookonce.errors import FolderInUse, RunFolderError
 from lookonce.files import TEMPORARY_MARK, hash_file, is_full, read_json, read_object, write_json, write_text
 from lookonce.run.config import RunFile, keys, read_run_file, with_absolute_paths
 from lookonce.run.sections import RECORDED
+from lookonce.settings import Difference, differences
 from lookonce.text import listed, located, shell, shown, size
 from lookonce.version import commit
 
@@ -197,11 +197,7 @@ class RunFolder:
         return [difference for difference in differing if difference[0] not in ignored]
 
     def claim(self, run: RunFile, identity: dict[str, Any]) -> None:
-        """Claim the folder for this run.
-
-        Raises:
-            RunFolderError: it holds another run or other files.
-        """
+        """Claim the folder for this run; raises RunFolderError if it holds another run or other files."""
         self.check(run, identity)
         run = with_absolute_paths(run)
         read = {name: value for name, value in identity.items() if value is not None}
@@ -271,11 +267,7 @@ class RunFolder:
         return read_form(self.trained, Trained, AGAIN)
 
     def read_run(self) -> RunFile:
-        """The run file that this folder belongs to.
-
-        Raises:
-            RunFolderError: this is not a run folder.
-        """
+        """The run file that this folder belongs to; raises RunFolderError if this is not a run folder."""
         if not self._record.exists():
             raise RunFolderError(_no_run(self.folder))
         recorded = read_form(self._record, Record, AGAIN).run

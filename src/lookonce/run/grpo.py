@@ -51,9 +51,10 @@ class GrpoSection(Section):
     question."""
     max_new_tokens: Same[Annotated[int, Field(ge=1, le=100_000)]] = 32
     """Longest answer in tokens; longer ones are cut off."""
-    cut: Same[Literal["masked", "punished"]] = "masked"
+    cut: Same[Literal["masked", "punished", "kept"]] = "masked"
     """What happens to answers that were cut off. `masked`: nothing is learned from them, but their rewards count for
-    the mean of their question. `punished`: they get the lowest reward that the weights of `reward` allow."""
+    the mean of their question. `punished`: they get the lowest reward that the weights of `reward` allow. `kept`: they
+    are as all others."""
     temperature: Same[Annotated[float, Field(ge=0.01, le=100)]] = 1.0
     """The logits are divided by it, where answers are drawn and in the loss."""
     top_p: Same[Annotated[float, Field(gt=0, le=1)]] = 1.0

@@ -1,7 +1,5 @@
 """The self-test: whether packs are exact on this machine, with this GPU and these libraries.
 
 report     the variants of computing packs, and what was compared in each
-attention  attention, masks and block lists of packs beside their definition and a float64 reference
-model      a small model's loss and gradients of packs beside those of stock rows
-run        the whole self-test
+model      the whole self-test: a small model's loss and gradients of packs beside those of stock rows
 """

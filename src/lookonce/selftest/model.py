@@ -1,4 +1,10 @@
-"""A small Qwen3-VL with random weights: its loss and gradients of packs beside those of stock rows, in every variant.
+"""The self-test: a small Qwen3-VL with random weights, its loss and gradients of packs beside those of stock rows.
+
+It takes about a minute on a GPU, and with small sizes some seconds on a CPU. Most of that is compilation, so each
+kernel is compiled only in the precision in which trainings use it: bfloat16, or float16 on GPUs before Ampere. float32
+shows small faults, such as a mask that is off by one token, because its spread is a millionth; such faults are those of
+the code around the kernels, so its layers are not compiled. Heads have 64 numbers in float32, since larger ones exceed
+the shared memory of some GPUs, and 128 otherwise.
 
 Design: examples are made of token ids and features are drawn, so that no tokenizer, image, cache or vision tower is
 needed. From there on they take the path of training: sampler, packing, collator, down to CUDA graphs. The questions of
@@ -11,6 +17,14 @@ Qwen3-VL-8B where the GPU's kernels are tested, and little else is. The same see
 precision: those of bfloat16. The matrices B of the adapter start at zero, which would hide the gradients of A, so they
 are drawn.
 
+Attention is compared alone too, beside PyTorch's own in float64, and masks and block lists beside the definition of a
+pack (`allowed`), which follows from rows and not from the code that training uses. Each question is a row, its prefix
+and then its branch, and a row is causal. What rows share is written once, and no row knows of another. FlexAttention is
+compared in its output and in the gradients of its inputs, which are computed from different block lists: those of the
+rows for output and queries, those of the columns for keys and values. The spread is the distance from the reference of
+the same attention in the precision that is checked, which has two implementations. Masks and lists are integers and
+compared exactly, also without a GPU.
+
 The reference is stock rows in float32. The spread is the distance of exact computations from it: rows alone and not
 several together, with PyTorch's attention written out, and in the precision of training. Replayed passes run all packs
 twice, in another order the second time, so that each is replayed after other packs have been in its buffers.
@@ -20,21 +34,27 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from peft import get_peft_model
-from torch.nn.attention import sdpa_kernel
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import BlockMask, create_mask
+from torch.nn.functional import scaled_dot_product_attention
 
 from lookonce.cache.format import Grid
 from lookonce.datasets.sample.model import make_config, random_model
+from lookonce.environment import best_device
+from lookonce.errors import TrainingError
 from lookonce.run.sections import BatchSection, LoraSection
-from lookonce.selftest.attention import Heads, PackToMask, allowed, attention_checks, mask_checks
-from lookonce.selftest.report import Check, Variant, attempted, within_spread
+from lookonce.selftest.report import ON_CPU, ON_GPU, Check, Report, Variant, attempted, combination, within_spread
+from lookonce.text import Notify
 from lookonce.train.data.batches import CPU, Batch
 from lookonce.train.data.dataset import (
     DataCollatorForPacks,
@@ -43,12 +63,128 @@ from lookonce.train.data.dataset import (
     PackIndices,
     VQADataset,
 )
+from lookonce.train.data.packing import BLOCK, Pack
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.first_pack import STOCK_KERNELS, Outcome
-from lookonce.train.model.compile import as_loaded
-from lookonce.train.model.load import replace_tower
+from lookonce.train.model.attention import PackMask, shared_prefix_attention
+from lookonce.train.model.compile import as_loaded, for_all_lengths
+from lookonce.train.model.load import PRECISIONS, replace_tower
 from lookonce.train.model.lora import lora_config
 from lookonce.train.model.packs import packed_attention, share_of_loss
+
+
+class PackToMask(NamedTuple):
+    """A pack of `L` tokens, padding included."""
+
+    seen_until: torch.Tensor
+    """`[L]`, as training has it."""
+    allowed: torch.Tensor
+    """`[L, L]`, by definition: true where the row's token attends to the column's."""
+
+
+def allowed(pack: Pack, length: int, device: torch.device) -> torch.Tensor:
+    """The definition: `[length, length]`, true where the row's token attends to the column's."""
+    allowed, rows, end = torch.zeros(length, length, dtype=torch.bool, device=device), [], 0
+    for group in pack.groups:
+        row = [*range(end, end + group.num_prefix_tokens)]
+        end += group.num_prefix_tokens
+        for branch, shared in zip_longest(group.branch_tokens, group.shared_tokens, fillvalue=0):
+            row = row[: group.num_prefix_tokens + shared] + [*range(end, end + branch - shared)]
+            end += branch - shared
+            rows.append(row)
+    for row in (*rows, [*range(end, length)]):
+        indices = torch.tensor(row, dtype=torch.long, device=device)
+        allowed[indices[:, None], indices] = torch.ones(len(row), len(row), dtype=torch.bool, device=device).tril()
+    return allowed
+
+
+class Heads(NamedTuple):
+    """The heads of an attention layer."""
+
+    num_queries: int
+    num_keys: int
+    size: int
+
+
+Attend = Callable[..., torch.Tensor]
+"""Makes the output `[1, L, heads, size]` of queries, keys and values `[1, heads, L, size]`."""
+ATTENTION_RESULTS = ("output", "gradient of queries", "gradient of keys", "gradient of values")
+
+
+def attention_checks(packs: Sequence[PackToMask], heads: Heads, dtype: torch.dtype, name: str) -> list[Check]:
+    """Compare the attention of packs one after another, as in training."""
+    device, repeats = packs[0].allowed.device, heads.num_queries // heads.num_keys
+    mask, generator = PackMask(max(len(pack.allowed) for pack in packs), device), torch.Generator().manual_seed(0)
+    layer = SimpleNamespace(num_key_value_groups=repeats, is_causal=True)
+    distances: list[list[float]] = []
+    spread: list[list[float]] = []
+    for pack in packs:
+        tensors = [
+            torch.randn(1, num, len(pack.allowed), heads.size, generator=generator).to(device, dtype)
+            for num in (heads.num_queries, heads.num_keys, heads.num_keys, heads.num_queries)
+        ]
+
+        def stock(query: torch.Tensor, *others: torch.Tensor, allowed: torch.Tensor = pack.allowed) -> torch.Tensor:
+            key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in others)
+            return scaled_dot_product_attention(query, key, value, allowed[None, None]).transpose(1, 2)
+
+        def packed(query: Any, key: Any, value: Any, seen_until: torch.Tensor = pack.seen_until) -> torch.Tensor:
+            return shared_prefix_attention(layer, query, key, value, mask(seen_until), scaling=heads.size**-0.5)[0]
+
+        exact = _results(stock, [tensor.double() for tensor in tensors])
+        with for_all_lengths():
+            distances.append(_distances(_results(packed, tensors), exact))
+        spread.append(_distances(_results(stock, tensors), exact))
+        with sdpa_kernel(SDPBackend.MATH):
+            spread.append(_distances(_results(stock, tensors), exact))
+    what = (f"attention, {name}: {result}" for result in ATTENTION_RESULTS)
+    return [
+        within_spread(*row) for row in zip(what, zip(*distances, strict=True), zip(*spread, strict=True), strict=True)
+    ]
+
+
+def _results(attend: Attend, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The output for queries, keys and values, and their gradients along the last of `tensors`."""
+    *inputs, direction = tensors
+    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+    output = attend(*leaves)
+    return [output.detach(), *torch.autograd.grad(output, leaves, direction.transpose(1, 2))]
+
+
+def _distances(results: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> list[float]:
+    """The largest differences, relative to the largest values."""
+    return [
+        float((result - reference).abs().max() / reference.abs().max())
+        for result, reference in zip(results, exact, strict=True)
+    ]
+
+
+def mask_checks(packs: Sequence[PackToMask]) -> list[Check]:
+    """Compare the mask function and both block lists of packs with the definition, one pack after another."""
+    mask = PackMask(max(len(pack.allowed) for pack in packs), packs[0].allowed.device)
+    wrong = {"mask function": 0, "block lists by row": 0, "block lists by column": 0}
+    for seen_until, allowed in packs:
+        blocks, length = mask.blocks(seen_until), len(allowed)
+        function = create_mask(blocks.mask_mod, None, None, length, length, str(allowed.device))[0, 0]
+        in_blocks = allowed.view(length // BLOCK, BLOCK, -1, BLOCK).transpose(1, 2).flatten(2)
+        expected = in_blocks.any(-1).int() + in_blocks.all(-1).int()  # 0 if no pair attends, 2 if all do
+        wrong["mask function"] += int((function != allowed).sum())
+        wrong["block lists by row"] += _num_wrong(blocks, "kv", expected)
+        wrong["block lists by column"] += _num_wrong(blocks, "q", expected.T)
+    return [Check(f"{name}: wrong entries", number, 0) for name, number in wrong.items()]
+
+
+def _num_wrong(blocks: BlockMask, side: str, expected: torch.Tensor) -> int:
+    """Wrong entries of the lists of one side; kernels read all lists that are not contiguous wrongly."""
+    listed = torch.zeros_like(expected)
+    for kind, prefix in ((1, side), (2, f"full_{side}")):
+        numbers, indices = (getattr(blocks, f"{prefix}_{name}") for name in ("num_blocks", "indices"))
+        if not indices.is_contiguous():
+            return expected.numel()
+        for row, number in enumerate(numbers.flatten().tolist()):
+            listed[row, indices[0, 0, row, :number].long()] += kind
+    return int((listed != expected).sum())
+
 
 SPECIAL = ("<|endoftext|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 IDS = {token: number for number, token in enumerate(SPECIAL)}
@@ -92,9 +228,9 @@ class RandomFeatures:
         return torch.randn(height * width, NUM_LEVELS, self.hidden, generator=generator).bfloat16()
 
 
-def random_examples(questions: Questions, seed: int = 0) -> list[Example]:
+def random_examples(questions: Questions) -> list[Example]:
     """The questions about each image, then those about the last two images, then those about none."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     shown: list[tuple[ImageSizes, ...]] = [(size,) for size in questions.images]
     shown += [questions.images[-2:], ()]
     numbers = (*questions.num_questions, questions.num_questions[-1])
@@ -326,3 +462,67 @@ def _orders(number: int) -> list[int]:
     """The numbers below `number` in several random orders, one after another."""
     rng = random.Random(0)
     return [index for _ in range(EPOCHS) for index in rng.sample(range(number), number)]
+
+
+AMPERE = (8, 0)
+"""CUDA capability of the first GPUs with bfloat16."""
+Sizes = tuple[Questions, Mapping[str, ModelSize]]
+"""How much is compared: the questions, and the model in float32 and then, unless that is float32, as it is trained."""
+
+
+def gpu_sizes(precision: str = "bf16") -> Sizes:
+    """Heads as in real models, images of up to 2,000 tokens, and packs of up to 4,096.
+
+    What takes most memory is the reference of the attention in float64, for a pack of 2,560 tokens.
+    """
+    questions = Questions(((5, 6), (12, 10), (40, 50), (16, 20), (4, 4)), (9, 5, 3, 17, 4, 2), 4096, 7)
+    models = {"fp32": ModelSize(256, 4, Heads(8, 2, 64))}
+    models.setdefault(precision, ModelSize(256, 4, Heads(8, 2, 128)))
+    return questions, models
+
+
+def cpu_sizes() -> Sizes:
+    """The same with small heads, images and packs."""
+    size = ModelSize(64, 4, Heads(4, 2, 16))
+    return Questions(((3, 4), (6, 5), (12, 16), (2, 3)), (7, 4, 3, 2, 2), 512, 6), {"fp32": size, "bf16": size}
+
+
+def run_selftest(notify: Notify = print) -> Report:
+    """Run the self-test on the best device, in the best precision that it has.
+
+    Raises:
+        TrainingError: the GPU is out of memory.
+    """
+    start, on_gpu = time.perf_counter(), torch.cuda.is_available()
+    precision = default_precision()
+    try:
+        with ieee_float32():
+            checks = compared(gpu_sizes(precision) if on_gpu else cpu_sizes(), ON_GPU if on_gpu else ON_CPU, notify)
+    except torch.OutOfMemoryError:
+        raise TrainingError(
+            "the self-test is out of memory; it needs 4 GB of the GPU, which other programs may be using"
+        ) from None
+    return Report(combination(precision), tuple(checks), time.perf_counter() - start)
+
+
+def default_precision() -> str:
+    """bf16, or fp16 on a GPU without it."""
+    has_bf16 = not torch.cuda.is_available() or torch.cuda.get_device_capability() >= AMPERE
+    return "bf16" if has_bf16 else "fp16"
+
+
+def compared(sizes: Sizes, variants: Sequence[Variant], notify: Notify) -> list[Check]:
+    """The checks of masks, attention and variants; in float32, of those variants that are not compiled, as parts."""
+    checks: list[Check] = []
+    questions, models = sizes
+    for precision, size in models.items():
+        is_part = precision != [*models][-1]
+        notify(f"computing stock rows in {precision}")
+        packs = ModelChecks(size, questions, PRECISIONS[precision], precision, best_device())
+        notify("comparing masks and attention")
+        checks += packs.attention() if checks else [*packs.masks(), *packs.attention()]
+        for variant in variants:
+            if not (is_part and variant.compiled):
+                notify(f"comparing packs in {precision}: {variant.name}")
+                checks += [replace(check, is_part=is_part) for check in packs.checks(variant)]
+    return checks

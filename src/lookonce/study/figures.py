@@ -20,7 +20,6 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from lookonce.datasets.text_files import write_csv
-from lookonce.differences import flatten
 from lookonce.eval.compare import Comparison
 from lookonce.eval.join import Run
 from lookonce.eval.scores.metric import EXACT, name_of
@@ -31,6 +30,7 @@ from lookonce.page import render
 from lookonce.report.contexts import HEADER as CONTEXTS_HEADER
 from lookonce.report.contexts import ContextScores, context_cells, with_interval
 from lookonce.report.runs import Cost, ReportedRun
+from lookonce.settings import flatten
 from lookonce.study.file import StudyFile
 from lookonce.text import duration, listed, shown_p
 

@@ -200,11 +200,7 @@ class StudyFile(Section):
 
 
 def read_study(path: Path) -> StudyFile:
-    """Read a study file.
-
-    Raises:
-        UsageError: it is missing or not YAML, or keys or values are wrong.
-    """
+    """Read a study file; raises UsageError if it is missing or not YAML, or keys or values are wrong."""
     form = f"a mapping of {', '.join(StudyFile.model_fields)}"
     return read_settings(path, StudyFile, f"study file {path}", "see docs/studies.md", form)
 

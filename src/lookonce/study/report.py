@@ -17,8 +17,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from lookonce import page, plots
-from lookonce.datasets.majority import Majority
+from lookonce import page
+from lookonce.datasets.balance import Majority
 from lookonce.errors import LookonceError, UsageError
 from lookonce.eval.compare import LEVEL, WIDTH, Comparison, compare, to_json, to_text
 from lookonce.eval.scores.metric import EXACT, name_of
@@ -126,7 +126,7 @@ class StudyReport:
         return {"forest": self._forest()} | self.report.plots()
 
     def _forest(self) -> Figure:
-        return plots.forest([asdict(variant) for variant in self.variants], self.measure)
+        return page.forest([asdict(variant) for variant in self.variants], self.measure)
 
     @property
     def measure(self) -> str:
@@ -161,7 +161,7 @@ class StudyReport:
             ],
             study=self,
             verdicts=[pair["sentence"] for pair in to_json(comparison)["pairs"]],
-            forest=plots.to_svg(self._forest(), f"forest of {self.folder.name}"),
+            forest=page.to_svg(self._forest(), f"forest of {self.folder.name}"),
         )
 
 

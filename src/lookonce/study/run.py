@@ -63,11 +63,7 @@ class Content:
 
 
 def read_contents(runs: Iterable[StudyRun]) -> dict[str, Content]:
-    """The content of each run, by name.
-
-    Raises:
-        LookonceError: records are missing or broken, or none is selected.
-    """
+    """The content of each run, by name; raises LookonceError if records are missing or broken, or none is selected."""
     files: dict[str, dict[str, list[Record]]] = {}
     contents: dict[str, Content] = {}
     content_of = {}
@@ -156,7 +152,9 @@ def find_jobs(runs: Runs, outdated: Collection[str]) -> list[Job]:
     builds = {run.name: _build(run) for run in left if builders[run.name] is run}
     jobs = []
     for run in left:
-        cost = _cost(run.settings, contents[run.name].num_train)
+        train, num_train = run.settings.train, contents[run.name].num_train
+        # About how many samples it trains on, without the sampler, which is slow to import.
+        cost = train.steps * run.settings.batch.samples_per_step if train.steps else train.epochs * num_train
         build = builds[builders[run.name].name].name
         if run.name in missing:
             jobs.append(_job(run, cost, build, run.name in outdated, missing))
@@ -176,11 +174,6 @@ def _is_built(run: StudyRun) -> bool:
     except LookonceError:
         return False  # the build says what is wrong
     return cache.is_planned and not cache.num_pending
-
-
-def _cost(run: RunFile, num_train: int) -> float:
-    """About how many samples a run trains on; without the sampler, which is slow to import."""
-    return run.train.steps * run.batch.samples_per_step if run.train.steps else run.train.epochs * num_train
 
 
 def _job(run: StudyRun, cost: float, build: str, is_outdated: bool, missing: Collection[str]) -> Job:
@@ -234,11 +227,7 @@ def fields_of(job: Job) -> dict[str, Any]:
 
 
 def line_of(job: Job) -> str:
-    """The fields with tabs between them.
-
-    Raises:
-        UsageError: the path of the run file has a tab or a line break.
-    """
+    """The fields with tabs between them; raises UsageError if the path of the run file has a tab or a line break."""
     kind, name, file, after, options = fields_of(job).values()
     if not file.isprintable():
         raise UsageError(

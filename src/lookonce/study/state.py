@@ -16,7 +16,6 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from lookonce.differences import Difference
 from lookonce.errors import UsageError
 from lookonce.eval.join import Label, Run, check_labels, find_predictions, route
 from lookonce.eval.scores.metric import EXACT, Headline, common_metric, name_of
@@ -28,6 +27,7 @@ from lookonce.run.folder import RECORD, RunClaim, RunFolder
 from lookonce.run.open import answers_identity
 from lookonce.run.records import read_splits
 from lookonce.run.start_adapter import start_identity
+from lookonce.settings import Difference
 from lookonce.status import TrainingPhase, find_scores, find_training
 from lookonce.study.file import StudyFile, StudyRun, expand, read_study
 from lookonce.text import count, listed, shell, table

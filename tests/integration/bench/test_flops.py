@@ -7,7 +7,7 @@ import torch
 from support.batches import BatchMaker
 from torch.utils.flop_counter import FlopCounterMode
 
-from lookonce.bench.flops import num_flops, num_pairs
+from lookonce.bench.step import num_flops, num_pairs
 from lookonce.run.open import TO_BUILD, open_run
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import training_on_packs

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import lookonce.bench.flops as flops
-from lookonce.bench.flops import matmul_flops_per_second
+import lookonce.bench.step as step
+from lookonce.bench.step import matmul_flops_per_second
 from lookonce.cache.store.shards import DirectFile
 from lookonce.run.open import TO_BUILD, open_run
 
@@ -43,7 +43,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    for module in (bench_module, flops):
+    for module in (bench_module, step):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
@@ -67,7 +67,7 @@ def test_a_build_is_measured_beside_its_limits_and_leaves_nothing(make_run, tmp_
         tmp_path / "caches",
         inputs.fingerprint,
         inputs.processor,
-        inputs.images.first(5),
+        bench_module.first(inputs.images, 5),
         tower,
         lambda: inputs.load_tower(fast=False).module,
         100_000,
@@ -86,7 +86,7 @@ def test_a_build_is_measured_beside_its_limits_and_leaves_nothing(make_run, tmp_
 
 
 def test_the_matrix_rate_is_that_of_the_median_product(monkeypatch, clock):
-    monkeypatch.setattr(flops, "SIZE", 80)  # an eighth of it on a CPU
+    monkeypatch.setattr(step, "SIZE", 80)  # an eighth of it on a CPU
     num_products = 0
 
     class Matrix:
@@ -96,6 +96,6 @@ def test_the_matrix_rate_is_that_of_the_median_product(monkeypatch, clock):
             clock.now += 100.0 if num_products < 5 else 0.5  # the first ones warm up
 
     sizes = []
-    monkeypatch.setattr(flops.torch, "randn", lambda *size, **options: sizes.append(size) or Matrix())
+    monkeypatch.setattr(step.torch, "randn", lambda *size, **options: sizes.append(size) or Matrix())
     assert matmul_flops_per_second(torch.device("cpu"), torch.float32) == 2 * 10**3 / 0.5
-    assert sizes == [(10, 10)] * 2 and num_products == flops.NUM_PRODUCTS
+    assert sizes == [(10, 10)] * 2 and num_products == step.NUM_PRODUCTS

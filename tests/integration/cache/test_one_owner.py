@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from lookonce.cache.maintenance.gc import collect_garbage
-from lookonce.cache.maintenance.repair import repair
 from lookonce.cache.maintenance.staging import stage
-from lookonce.cache.maintenance.verify import verify
+from lookonce.cache.maintenance.verify import repair, verify
 from lookonce.cache.store.claims import CLAIMS, OWNER, USES
 from lookonce.cache.store.shards import shard_path
 from lookonce.claim_file import EXPIRY_S, Process
@@ -36,7 +35,7 @@ USERS = {
     "eval": "lookonce.eval.run.load_untuned",
 }
 OWNERS = {
-    "repair": "lookonce.cache.maintenance.repair.remove_broken_plan",
+    "repair": "lookonce.cache.maintenance.verify.remove_broken_plan",
     "gc leftovers": "lookonce.claim_file:FolderClaim.is_lost",
     "gc cache": "lookonce.claim_file:FolderClaim.is_lost",
 }
@@ -158,7 +157,7 @@ def test_a_process_on_another_machine_holds_a_cache_until_its_heartbeat_expires(
 def test_a_repair_that_lost_the_cache_while_suspended_changes_nothing(site, paused, backdate):
     shard = shard_path(site.cache, "shard-00001")
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
-    process = paused("lookonce.cache.maintenance.repair.find_files", *site.words("repair"))
+    process = paused("lookonce.cache.maintenance.verify.find_files", *site.words("repair"))
     os.kill(process.pid, signal.SIGSTOP)
     backdate(site.cache / CLAIMS / OWNER, EXPIRY_S + 1)
     repair(site.cache, site.inputs.fingerprint, site.inputs.images)

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from support.rows import files_in, jpeg_of, write_lines
 
-from lookonce.datasets.audit.audit import audit
-from lookonce.datasets.audit.corpus import Corpus
-from lookonce.datasets.audit.report import to_text
+from lookonce.datasets.audit.audit import audit, to_text
+from lookonce.datasets.audit.findings import Corpus
 from lookonce.datasets.prepare.definition import HubSection, find_definition
 from lookonce.datasets.prepare.run import Options, prepare
 from lookonce.datasets.prepare.sources import download_source

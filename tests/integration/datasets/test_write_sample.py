@@ -11,8 +11,7 @@ from PIL import Image
 from lookonce.datasets.images import image_key, index_images
 from lookonce.datasets.records import read_records
 from lookonce.datasets.sample import write
-from lookonce.datasets.sample.draw import draw
-from lookonce.datasets.sample.scene import DEFAULT_SEED, Scene
+from lookonce.datasets.sample.scene import DEFAULT_SEED, Scene, draw
 from lookonce.datasets.sample.write import write_sample
 from lookonce.errors import UsageError
 

@@ -9,7 +9,7 @@ import torch
 from support.trainings import batch_maker, batches, step
 from torch.utils.flop_counter import FlopCounterMode
 
-from lookonce.bench.flops import KEYS_AND_VALUES, num_flops, num_pairs
+from lookonce.bench.step import KEYS_AND_VALUES, num_flops, num_pairs
 from lookonce.train.model.load import base_model, head_size, load_without_tower, text_model
 
 WITH_WEIGHTS = ("aten.mm", "aten.addmm")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+import zlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,6 +47,26 @@ def trained(site, sample) -> dict[str, RunFile]:
         train(run, notify=lambda note: None)
         runs[name] = run
     return runs
+
+
+def worth(question: str, answer: str, reference: str, record: Any) -> float:
+    """Another reward for almost each answer."""
+    return zlib.crc32(answer.encode()) % 100 / 100
+
+
+def test_each_family_learns_from_rewards(trained, site, sample, monkeypatch):
+    """Log-probabilities in decoding are those in training; the first step, whose learning rate is 0, changes none."""
+    monkeypatch.setitem(sys.modules, "worth", SimpleNamespace(worth=worth))
+    start = trained[SHARED]
+    changes = {"output": str(site.folder / "rewards"), "batch": {"tokens_per_pack": 700}, "data": site.few(sample, 24)}
+    grpo = {"samples": 3, "max_new_tokens": 4, "reward": "worth:worth", "cut": "kept", "kl": 0.1, "iterations": 2}
+    begin = {"objective": "grpo", "start_from": str(start.output), "warmup": 1, "learning_rate": 1e-2}
+    run = site.make_run(lora={"experts": False}, grpo=grpo, train=begin, **changes)
+    train(run, notify=lambda note: None)
+    logged = [line for line in lines(run, "log.jsonl") if "reward" in line]
+    near = 1e-4 if "linear_attention" in site.family.layer_types else 1e-5
+    assert len(logged) == 4 and all(line["log_prob_distance"] < near for line in logged), logged
+    assert logged[1]["kl"] < 1e-7 < logged[3]["kl"] and logged[1]["clipped_share"] == 0
 
 
 def lines(run: RunFile, name: str) -> list[dict[str, Any]]:

@@ -9,10 +9,8 @@ import torch
 from support.batches import packs_of
 from support.planted import IN_ALL, IN_REPLAYS
 
-from lookonce.selftest.attention import Heads
-from lookonce.selftest.model import ModelChecks, ModelSize, Questions
+from lookonce.selftest.model import Heads, ModelChecks, ModelSize, Questions, cpu_sizes, gpu_sizes
 from lookonce.selftest.report import ON_CPU
-from lookonce.selftest.run import cpu_sizes, gpu_sizes
 from lookonce.train.model import packs
 from lookonce.train.model.packs import FEATURES, GRIDS, shape_of_batch
 

@@ -7,9 +7,8 @@ import torch
 from support.planted import an_old_input
 from support.trainings import COMPILED_ON_GPU
 
-from lookonce.selftest.model import ModelChecks
+from lookonce.selftest.model import ModelChecks, gpu_sizes, run_selftest
 from lookonce.selftest.report import ON_GPU, Variant
-from lookonce.selftest.run import gpu_sizes, run_selftest
 from lookonce.train.model import attention
 
 pytestmark = [

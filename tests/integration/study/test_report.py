@@ -13,7 +13,7 @@ import pytest
 from support.answers import questions
 from support.html_page import as_text, numbers_in, numbers_of
 
-from lookonce.datasets.majority import Majority
+from lookonce.datasets.balance import Majority
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.eval.scores.prediction import Prediction, read_predictions, write_predictions
 from lookonce.files import write_json

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from support.trainings import COMPILED_ON_GPU
 
-from lookonce.selftest.attention import Heads, PackToMask, allowed, attention_checks
+from lookonce.selftest.model import Heads, PackToMask, allowed, attention_checks
 from lookonce.train.data.packing import Group, Pack, padded_length
 from lookonce.train.model.compile import num_compiled_graphs
 

@@ -12,8 +12,7 @@ from support.models.adapted import Layer, adapted, assert_close, computed
 from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import flex_attention
 
-from lookonce.selftest.attention import Heads
-from lookonce.selftest.model import ModelSize, Passes, Questions, small_model
+from lookonce.selftest.model import Heads, ModelSize, Passes, Questions, small_model
 from lookonce.train.model import attention, compile
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import fewer_passes, for_all_lengths, num_compiled_graphs, training_on_packs

@@ -177,7 +177,8 @@ def test_two_ranks_give_the_results_of_one(make, trained, tmp_path, batch, val, 
 
 
 @pytest.mark.guarantee("Two processes together compute the same gradient of a step as one process.")
-def test_two_ranks_draw_the_answers_of_one_and_learn_the_same(make, trainings, trained, tmp_path):
+@pytest.mark.parametrize("captured", [False, True])
+def test_two_ranks_draw_the_answers_of_one_and_learn_the_same(make, trainings, trained, tmp_path, captured):
     """Of a training by rewards, with several steps for the same answers; what is logged is of both."""
     rewards = {"reward": {"format": 1.0, "token_f1": 2.0}, "samples": 4, "max_new_tokens": 4}
     grpo = rewards | {"iterations": 2, "kl": 0.1, "clip": [0.01, 0.01]}
@@ -187,7 +188,8 @@ def test_two_ranks_draw_the_answers_of_one_and_learn_the_same(make, trainings, t
     one, two = (make(name, train=options, samples_per_step=7, tokens_per_pack=400) for name in ("one", "two"))
     one, two = (run.model_copy(update={"grpo": run.grpo.model_copy(update=grpo)}) for run in (one, two))
     trained(tmp_path / "alone", one, num_ranks=1)
-    trained(tmp_path / "together", two)
+    ended = trained(tmp_path / "together", two, captured=captured)
+    assert ("captured" in ended.error) == captured
     names = ("adapter_model.safetensors", "adapter")
     assert_close(*(run.output / names[1] / names[0] for run in (two, one)))
     drawn = [(run.output / "drawn.jsonl").read_text() for run in (two, one)]

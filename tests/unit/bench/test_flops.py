@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lookonce.bench.flops import num_pairs
+from lookonce.bench.step import num_pairs
 from lookonce.train.data.packing import Group
 
 

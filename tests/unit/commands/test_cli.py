@@ -242,7 +242,7 @@ def test_options_of_predict_that_do_not_fit_are_refused(words, message, tmp_path
 def test_a_selftest_ends_with_1_if_a_difference_is_larger_than_its_spread_and_names_the_settings(monkeypatch):
     def result(difference: float, *words: str) -> Result:
         report = Report({"device": "NVIDIA H200", "torch": "2.11.0"}, (Check("model", difference, 0.1, Variant()),), 1)
-        monkeypatch.setattr("lookonce.selftest.run.run_selftest", lambda notify: report)
+        monkeypatch.setattr("lookonce.selftest.model.run_selftest", lambda notify: report)
         return run("selftest", *words)
 
     done = result(0.05)

@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 from support.rows import run
 
+from lookonce.datasets.balance import Majority
 from lookonce.datasets.context import ContextForm, with_context
-from lookonce.datasets.majority import Majority
 from lookonce.datasets.records import Record, Turn
 from lookonce.eval.join import Run, route
 from lookonce.eval.scores.metrics import Evaluation

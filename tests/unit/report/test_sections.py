@@ -16,7 +16,7 @@ from lookonce.eval.compare import compare
 from lookonce.eval.join import read_runs
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.files import write_json
-from lookonce.plots import to_svg
+from lookonce.page import to_svg
 from lookonce.report.report import Report
 from lookonce.report.runs import open_runs
 from lookonce.run.folder import RunFolder

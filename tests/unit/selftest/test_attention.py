@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lookonce.selftest import attention as checked
-from lookonce.selftest.attention import Heads, PackToMask, allowed, attention_checks, mask_checks
+from lookonce.selftest import model as checked
+from lookonce.selftest.model import Heads, PackToMask, allowed, attention_checks, mask_checks
 from lookonce.train.data.packing import BLOCK, Group, Pack, padded_length
 from lookonce.train.model import attention
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lookonce.selftest import run
+from lookonce.selftest import model
+from lookonce.selftest.model import cpu_sizes, gpu_sizes
 from lookonce.selftest.report import ON_CPU, ON_GPU, Check, Variant
-from lookonce.selftest.run import cpu_sizes, gpu_sizes
 from lookonce.text import quiet
 
 PARTS = [("fp32", variant, True) for variant in ON_GPU if not variant.compiled]
@@ -34,8 +34,8 @@ def test_all_ways_are_compared_once_and_parts_in_float32(monkeypatch, sizes, var
         def attention(self):
             return [Check(f"attention, {self.name}", 0, 0)]
 
-    monkeypatch.setattr(run, "ModelChecks", Checks)
-    checks = run.compared(sizes, variants, quiet)
+    monkeypatch.setattr(model, "ModelChecks", Checks)
+    checks = model.compared(sizes, variants, quiet)
     assert [check.what for check in checks if check.variant is None] == [
         "masks",
         *(f"attention, {name}" for name in sizes[1]),

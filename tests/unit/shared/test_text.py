@@ -10,9 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.html_page import HOSTILE, Page
 
-from lookonce.differences import differences
-from lookonce.page import _environment, words
-from lookonce.plots import VARIABLES, Line, Panel, curves, forest, histogram, points, to_svg, write_pdf
+from lookonce.page import (
+    VARIABLES,
+    Line,
+    Panel,
+    _environment,
+    curves,
+    forest,
+    histogram,
+    points,
+    to_svg,
+    words,
+    write_pdf,
+)
+from lookonce.settings import differences
 from lookonce.text import binned, duration, size, table
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from lookonce.datasets.majority import Majority
+from lookonce.datasets.balance import Majority
 from lookonce.eval.scores import match
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.eval.scores.prediction import Prediction

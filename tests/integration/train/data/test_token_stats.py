@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lookonce.cache.model.pixels import ImageProcessor
-from lookonce.datasets.audit.corpus import Corpus
+from lookonce.datasets.audit.findings import Corpus
 from lookonce.datasets.records import read_records
 from lookonce.errors import ModelError
 from lookonce.run.open import TO_BUILD, open_run

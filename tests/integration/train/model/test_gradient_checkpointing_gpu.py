@@ -13,8 +13,7 @@ from support.batches import Replays, flat, packs_of
 from support.trainings import COMPILED_ON_GPU
 
 from lookonce.run.sections import Checkpointing
-from lookonce.selftest.attention import Heads
-from lookonce.selftest.model import MERGE_SIZE, ModelSize, Outcome, Passes, Questions, small_model
+from lookonce.selftest.model import MERGE_SIZE, Heads, ModelSize, Outcome, Passes, Questions, small_model
 from lookonce.train.model.compile import checkpointed
 from lookonce.train.model.packs import packed_attention
 

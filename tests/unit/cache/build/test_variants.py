@@ -11,9 +11,8 @@ from support.small_caches import flip
 
 from lookonce.cache.build.progress import index_from_plan
 from lookonce.cache.maintenance.gc import cache_info
-from lookonce.cache.maintenance.repair import repair
 from lookonce.cache.maintenance.show import contact_sheet, show
-from lookonce.cache.maintenance.verify import verify
+from lookonce.cache.maintenance.verify import repair, verify
 from lookonce.cache.store.fingerprint import raw_bytes
 from lookonce.cache.store.metadata import checksum_line, plan_files, read_plan, receipt_path
 from lookonce.cache.store.reader import VisionCache

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from lookonce.cache.maintenance.repair import RepairReport, repair
-from lookonce.cache.maintenance.verify import verify
+from lookonce.cache.maintenance.verify import RepairReport, repair, verify
 from lookonce.cache.store.metadata import finished_shards
 from lookonce.cache.store.reader import read_index
 from lookonce.datasets.images import ImageIndex

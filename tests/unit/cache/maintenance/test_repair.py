@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from support.small_caches import flip
 
-from lookonce.cache.maintenance.repair import remove_broken_plan, repair
-from lookonce.cache.maintenance.verify import verify
+from lookonce.cache.maintenance.verify import remove_broken_plan, repair, verify
 from lookonce.cache.store.metadata import (
     MANIFEST,
     PLAN,

@@ -9,8 +9,7 @@ import pytest
 from support.rows import png, write_lines
 
 from lookonce.datasets.audit.audit import Audit, audit
-from lookonce.datasets.audit.corpus import Corpus
-from lookonce.datasets.audit.findings import Finding
+from lookonce.datasets.audit.findings import Corpus, Finding
 
 
 @pytest.fixture

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from support.rows import encoded, png, run
 
-from lookonce.datasets.audit.corpus import Corpus
-from lookonce.datasets.audit.findings import normal_labels
-from lookonce.datasets.audit.report import to_text
-from lookonce.datasets.majority import Majority
+from lookonce.datasets.audit.audit import to_text
+from lookonce.datasets.audit.findings import Corpus, normal_labels
+from lookonce.datasets.balance import Majority
 from lookonce.datasets.records import Record, Turn, read_records
 from lookonce.errors import UsageError
 

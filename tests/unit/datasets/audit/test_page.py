@@ -12,9 +12,8 @@ from PIL import Image
 from support.html_page import HOSTILE, Page, assert_harmless
 from support.rows import encoded, run, write_lines
 
-from lookonce.datasets.audit.audit import audit
-from lookonce.datasets.audit.corpus import Corpus
-from lookonce.datasets.audit.report import SIDE, Section, draw_contact_sheet, to_page
+from lookonce.datasets.audit.audit import SIDE, Section, audit, draw_contact_sheet, to_page
+from lookonce.datasets.audit.findings import Corpus
 
 
 @pytest.fixture

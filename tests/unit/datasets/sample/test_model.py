@@ -11,9 +11,8 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoTokenizer, Qwen2VLImageProcessorPil, Qwen3VLForConditionalGeneration
 
-from lookonce.datasets.sample.draw import draw
 from lookonce.datasets.sample.model import SPECIAL_TOKENS, random_model, write_model
-from lookonce.datasets.sample.scene import DEFAULT_SEED, SIZES, make_scenes
+from lookonce.datasets.sample.scene import DEFAULT_SEED, SIZES, draw, make_scenes
 from lookonce.families.lookup import FAMILIES
 
 OTHER_SEED = DEFAULT_SEED + 1

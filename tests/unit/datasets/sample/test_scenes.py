@@ -14,7 +14,6 @@ from PIL import Image
 
 from lookonce.datasets.images import index_images
 from lookonce.datasets.records import Record, read_records
-from lookonce.datasets.sample.draw import PANEL_WIDTH
 from lookonce.datasets.sample.scene import (
     BOX,
     CLASS,
@@ -24,6 +23,7 @@ from lookonce.datasets.sample.scene import (
     KVASIR_SIZES,
     LESIONS,
     NUM_QUESTIONS,
+    PANEL_WIDTH,
     PROCEDURE,
     PROTOCOL,
     SIDE,

@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lookonce.datasets.augment import Augment, EpochVariants
 from lookonce.run.grpo import GrpoSection
 from lookonce.run.sections import BatchSection
 from lookonce.train.data.packing import group_examples
-from lookonce.train.data.policy import Drawn, RewardStep, advantages, differ
+from lookonce.train.data.policy import MEASURES, Drawn, QuestionStream, RewardStep, advantages, differ, teaches
+from lookonce.train.data.sampler import Sampler
 from lookonce.train.data.tokenize import Example
 
 IMAGE, END = 98, 99
@@ -136,3 +138,55 @@ def test_log_probabilities_are_kept_where_they_belong():
     assert step.tensors([0, 2])["old_log_probs"].tolist() == [[2, 3, 0, 1]]
     assert step.tensors([0, 2])["reference_log_probs"].tolist() == [[-2, -3, 0, -1]]
     assert step.tensors([1])["old_log_probs"].isnan().all()
+
+
+def test_the_stream_has_each_epoch_in_the_order_of_its_steps_with_the_variants_that_it_shows():
+    prompts = [prompt("abc"[number % 3], 5, number) for number in range(11)]
+    plan = Sampler.of(prompts, IMAGE, BatchSection(samples_per_step=3), seed=5)
+    variants = EpochVariants(Augment(variants=2, brightness=0.1), seed=7)
+    plain, shown = QuestionStream(prompts, plan), QuestionStream(prompts, plan, variants)
+    num = len(prompts)
+    for epoch in range(3):
+        asked = plain.take(epoch * num, num)
+        groups = [[group for one in step for group in one.pack.groups] for step in plan.epoch(epoch)]
+        expected = [{index for group in step for index in group.examples} for step in groups]
+        assert [{number for number, _ in asked[start : start + 3]} for start in range(0, num, 3)] == expected
+        assert all(example is prompts[number] for number, example in asked)
+        for number, example in shown.take(epoch * num, num):
+            assert example.image_keys == variants.keys(prompts[number].image_keys, epoch)
+    assert [number for number, _ in plain.take(0, num)] != [number for number, _ in plain.take(num, num)]
+    assert [n for n, _ in plain.take(num - 1, 3)] == [n for n, _ in (*plain.take(num - 1, 1), *plain.take(num, 2))]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "cut", "expected"),
+    [
+        ((1, 0, 0), (0, 0, 0), True),
+        ((1, 1, 1), (0, 0, 0), False),
+        ((1, 0, 0), (1, 1, 1), False),
+        ((0.5, 1, 0), (0, 1, 1), False),  # what is left is as good as the mean
+        ((1, 0, 0), (1, 0, 0), True),
+    ],
+)
+def test_a_question_teaches_if_an_answer_that_is_not_left_out_is_better_or_worse(rewards, cut, expected):
+    group = [Drawn((n, END), reward, bool(is_cut)) for n, (reward, is_cut) in enumerate(zip(rewards, cut, strict=True))]
+    assert teaches(group, GrpoSection(), IMAGE) == expected
+    step = RewardStep.of([prompt("a", 5)], [group], GrpoSection(), BatchSection(), IMAGE)
+    assert any(answer.advantage for answer in step.answers) == expected
+    assert teaches(group, GrpoSection(cut="kept"), IMAGE) == (len({*rewards}) > 1)
+
+
+def test_measures_are_means_over_targets_by_their_weights():
+    drawn = [[Drawn((1, 2, END), 1.0, False, (-1.0, -2.0, -0.5)), Drawn((3, END), 0.0, False, (-0.1, -3.0))]]
+    step = RewardStep.of([prompt("a", 5)], drawn, GrpoSection(), BatchSection(), IMAGE)
+    own = np.log(np.array([0.5, 0.25, 0.5, 0.5, 0.5], dtype=np.float32))
+    first = dict(zip(MEASURES, step.measure([0, 1], own, (0.2, 0.28)), strict=True))
+    expected = np.abs(own - np.array([-1, -2, -0.5, -0.1, -3])).mean()
+    assert first == pytest.approx({"weight": 1, "kl": 0, "clipped": 0, "first": 1, "distance": expected}, abs=1e-6)
+    step.keep([0, 1], own)
+    step.keep([0, 1], own - np.log(np.float32(2)), of_reference=True)
+    ratios = np.array([1.5, 1.0, 0.5, 1.5, 0.7], dtype=np.float32)  # the first answer is better, the second worse
+    later = dict(zip(MEASURES, step.measure([0, 1], own + np.log(ratios), (0.2, 0.28)), strict=True))
+    above = -np.log(2 * ratios)
+    kl = (np.exp(above) - above - 1).mean()
+    assert later == pytest.approx({"weight": 1, "kl": kl, "clipped": 2 / 5, "first": 0, "distance": 0}, abs=1e-6)
