@@ -455,7 +455,8 @@ def answer_lengths(run: RunFile, record: Record, counter: TokenCounter, image_to
         RecordsError: training would refuse the record.
     """
     prompts = [counter.chat_tokenizer.prompt(record, turn)[0] for turn in range(len(record.turns))]
-    return [len(prompt) + sum(image_tokens) + run.grpo.max_new_tokens for prompt in prompts]
+    of_images = sum(image_tokens) - len(image_tokens)  # each has a placeholder in the prompt
+    return [len(prompt) + of_images + run.grpo.max_new_tokens for prompt in prompts]
 
 
 def _too_long(batch: BatchSection, split: str, lengths: list[tuple[int, str]], asks: bool) -> Result:

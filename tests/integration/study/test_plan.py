@@ -36,6 +36,14 @@ def test_the_counts_are_those_of_the_training_itself(make_cached_run, root, monk
     assert 0 < len(examples) <= 439 and found.errors == ()
 
 
+def test_the_questions_of_a_training_by_rewards_are_those_that_leave_room_for_an_answer(make_cached_run):
+    run = make_cached_run(train={"objective": "grpo", "steps": None, "epochs": 1}, batch={"max_tokens": 70})
+    questions, _, num_too_long = open_run(run, FROM_CACHE).questions("train")
+    found = measure(run)
+    assert found.num_samples == len(questions) and 0 < num_too_long < 439
+    assert (found.num_answers, found.num_tokens, found.errors) == (run.grpo.samples * len(questions), None, ())
+
+
 def test_variants_are_counted_and_timed_by_a_given_rate(write_study, built):
     path = write_study(VARIANTS, {"cache": {"dir": str(built.folder.parent)}}, seeds=[1, 2])
     plan = plan_study(path, given_ms=100)
