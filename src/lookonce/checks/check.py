@@ -187,12 +187,10 @@ def check_memory(run: RunFile, model: CheckedModel, gpu_gb: float | None) -> lis
     tokens, options = run.batch.tokens_per_pack, run.grpo
     needed = peak_gb(name, tokens, checkpointing, frozen)
     basis = "" if BYTES[frozen] == BYTES[UNQUANTISED] else f", computed for {frozen} weights and not measured"
-    draws = run.train.objective == "grpo"
-    if draws:
+    if draws := run.train.objective == "grpo":
         targets = min(tokens, run.batch.samples_per_step * options.samples * options.max_new_tokens)
-        logits = logits_gb(targets)
-        needed += logits
-        basis = f", {logits:.0f} of them for the logits of drawn answers at most, computed and not measured"
+        needed += (logits := logits_gb(targets))
+        basis += f"; at most {logits:.0f} GB of it are logits of drawn answers, computed and not measured"
     need = f"{name}, packs of {tokens:,} tokens: about {needed:.0f} GB"
     if gpu_gb is None:
         return [

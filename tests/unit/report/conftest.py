@@ -52,7 +52,9 @@ def make_folder(make_run, tmp_path: Path) -> Callable[..., Path]:
         ]
         if drawn:
             lines = [line | REWARDED | {"reward": line["step"] / 16} for line in lines]
-            log = DrawnLog(folder.drawn, [(Record((), (Turn(text, text),), origin=text), 0) for text in drawn])
+            log = DrawnLog(
+                folder.drawn, [(Record((Path(f"/{text}"),), (Turn(text, text),), origin=text), 0) for text in drawn]
+            )
             for step in (1, 8):
                 answers = [Drawn([1], 0.125 * number, text=text) for number, text in enumerate(drawn)]
                 log.write(step, [(number, answers) for number in range(len(drawn))])
