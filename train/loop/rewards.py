@@ -216,8 +216,8 @@ class RewardTrainer(PackTrainer):
         sampling, rewarding = (self._seconds - seconds).tolist()
         self._add(sampling_seconds=sampling, rewarding_seconds=rewarding)
         self._check_full(len(groups), self._position - start)
-        num_answers = sum(len(group) for group in groups)
-        if 0 < num_answers == self._take(positions, groups).num_masked and not step:
+        taken = self._take(positions, groups)
+        if not step and taken.num_masked == sum(len(group) for group in groups):
             raise TrainingError(
                 f"all answers of the first step were cut off after {self.options.max_new_tokens} tokens, so there is "
                 "nothing to learn from; raise grpo.max_new_tokens, or set grpo.cut: punished"
