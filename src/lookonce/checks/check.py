@@ -322,6 +322,7 @@ def check(
         check_drawing,
         check_images,
         check_model,
+        check_questions,
         check_records,
         check_tokens,
         count_records,
@@ -332,6 +333,7 @@ def check(
     images, of_images = check_images(run, records, model)
     results += [*check_settings(run), *count_records(records, images.keys), *of_records, *of_model, *of_images]
     results += check_context(run, records, images.keys)
+    results += check_questions(run, records)
     results += check_tokens(run, records, model, images)
     results += check_drawing(run, path, assignments, records)
     results += check_disk(run, model, images, records.is_complete)
