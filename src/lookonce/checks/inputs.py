@@ -18,8 +18,9 @@ is computed, which reads the tower, only if there are caches and it was not reco
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -44,6 +45,7 @@ from lookonce.run.open import fingerprint_of, source_of
 from lookonce.run.records import SPLITS, for_training, with_contexts, without_fold
 from lookonce.run.sections import METRICS, BatchSection
 from lookonce.text import Notify, count, first_line, listed, located, shell, size
+from lookonce.train.data.sampler import num_steps
 from lookonce.train.data.token_stats import Distribution, TokenCounter
 
 NUM_NAMED = 3
@@ -448,41 +450,79 @@ def _check_split(
 ) -> list[Result]:
     lengths: list[tuple[int, str]] = []
     refused: list[str] = []
+    asks = split == "train" and run.train.objective == "grpo"
     for record in tqdm(records, desc=f"count tokens of {split}", unit="record", leave=False, disable=None):
+        image_tokens = [images.tokens.get(path, 0) for path in record.images]
         try:
-            example = counter.example(
-                record, [""] * len(record.images), [images.tokens.get(p, 0) for p in record.images]
-            )
-            lengths.append((example.num_tokens, record.origin))
+            if asks:
+                lengths += [(length, record.origin) for length in answer_lengths(run, record, counter, image_tokens)]
+            else:
+                example = counter.example(record, [""] * len(record.images), image_tokens)
+                lengths.append((example.num_tokens, record.origin))
         except RecordsError as error:
             refused.append(str(error))
-    results = [_too_long(run.batch, split, lengths)] if lengths else []
+    results = [_too_long(run.batch, split, lengths, asks)] if lengths else []
     if refused:
         problem = f"{split}: training stops at {count(len(refused), 'record')}: {listed(refused, NUM_NAMED)}"
         results.append(Result("error", "lengths", problem, "correct or remove these records"))
     return results
 
 
-def _too_long(batch: BatchSection, split: str, lengths: list[tuple[int, str]]) -> Result:
+def answer_lengths(run: RunFile, record: Record, counter: TokenCounter, image_tokens: Sequence[int]) -> list[int]:
+    """The tokens of each question of a record with the longest answer that a training by rewards draws.
+
+    Raises:
+        RecordsError: training would refuse the record.
+    """
+    prompts = [counter.chat_tokenizer.prompt(record, turn)[0] for turn in range(len(record.turns))]
+    of_images = sum(image_tokens) - len(image_tokens)  # each has a placeholder in the prompt
+    return [len(prompt) + of_images + run.grpo.max_new_tokens for prompt in prompts]
+
+
+def _too_long(batch: BatchSection, split: str, lengths: list[tuple[int, str]], asks: bool) -> Result:
     limit, key = batch.longest_record, batch.limiting_key
     long = [(number, origin) for number, origin in lengths if number > limit]
     distribution = Distribution.of(Counter(number for number, _ in lengths))
+    with_answer = " with an answer of grpo.max_new_tokens" if asks else ""
     if not long:
-        usual = f"{distribution.median:,} tokens in the median, {distribution.max:,} at most"
+        usual = f"{distribution.median:,} tokens in the median, {distribution.max:,} at most{with_answer}"
         summary = f"{split}: {usual}; the limit is {limit:,} ({key})"
         return Result("ok", "lengths", summary)
     named = [f"{origin} with {number:,}" for number, origin in long]
     problem = (
-        f"{split}: {len(long):,} of {count(len(lengths), 'record')} left out, longer than {limit:,} tokens "
-        f"({key}): {listed(named, NUM_NAMED)}"
+        f"{split}: {len(long):,} of {count(len(lengths), 'question' if asks else 'record')} left out, longer than "
+        f"{limit:,} tokens{with_answer} ({key}): {listed(named, NUM_NAMED)}"
     )
     limits = {"batch.max_tokens": batch.max_tokens} | (
         {"batch.tokens_per_pack": batch.tokens_per_pack} if batch.has_packs else {}
     )
     raised = " and ".join(f"`{name}`" for name, value in limits.items() if value < distribution.max)
+    lowered = "`cache.max_pixels` or `grpo.max_new_tokens`" if asks else "`cache.max_pixels`"
     return Result(
         "error" if len(long) == len(lengths) else "warning",
         "lengths",
         problem,
-        f"raise {raised} to {distribution.max:,}, or lower `cache.max_pixels`",
+        f"raise {raised} to {distribution.max:,}, or lower {lowered}",
     )
+
+
+def check_drawing(run: RunFile, path: Path, assignments: Sequence[str], records: CheckedRecords) -> Iterator[Result]:
+    """How much a training by rewards draws, and how to measure the time; nothing for another training."""
+    if run.train.objective != "grpo":
+        return
+    options, per_step = run.grpo, run.batch.samples_per_step
+    num_questions = sum(len(record.turns) for record in records.by_split["train"])
+    if records.is_complete:
+        per_step = min(per_step, num_questions)
+    drawn = per_step * options.samples
+    value = (
+        f"a step draws {options.samples} answers to each of {count(per_step, 'question')}, at most "
+        f"{drawn * options.max_new_tokens:,} tokens"
+        + (", and more where rewards are equal (grpo.filter)" if options.filter else "")
+    )
+    if run.train.steps or records.is_complete:
+        steps = run.train.steps or math.ceil(run.train.epochs * num_steps(num_questions, run.batch.samples_per_step))
+        value = f"{count(steps, 'step')}; {value}"
+    changes = (*assignments, "train.steps=10", f"output={run.output}-trial")
+    trial = shell("lookonce", "train", path, *(word for text in changes for word in ("--set", text)))
+    yield Result("ok", "drawing", f"{value}; hours are not measured: a trial prints questions/s", trial)
