@@ -68,13 +68,11 @@ class Policy:
         return SharedPrefixes(with_batches(self._opened, self.tokens_per_batch), sampling, min_compiled=0)
 
     def _rewarded(self, number: int, prompt: Example, group: Sequence[Sample]) -> list[Drawn]:
-        """The answers to a question with what each is worth; equal ones are rewarded once."""
+        """The answers to a question with what each is worth."""
         record, turn = self._questions[number]
-        row, rewards = row_of(record, turn, prompt.image_keys), dict[tuple[str, bool], float]()
-        drawn = []
-        for answer in group:
-            key = text, is_cut = answer.text, answer.ended == "length"
-            if key not in rewards:
-                rewards[key] = self._reward(row, *key)
-            drawn.append(Drawn(answer.token_ids, rewards[key], is_cut, answer.tempered, text))
-        return drawn
+        row, are_cut = row_of(record, turn, prompt.image_keys), [answer.ended == "length" for answer in group]
+        rewards = self._reward(row, [answer.text for answer in group], are_cut, record.metadata)
+        return [
+            Drawn(answer.token_ids, reward, is_cut, answer.tempered, answer.text)
+            for answer, reward, is_cut in zip(group, rewards, are_cut, strict=True)
+        ]

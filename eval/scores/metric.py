@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -148,23 +149,26 @@ class Scorer:
         return match.TextMetrics([right_answers(row) for row in self.rows])
 
 
-def own_score(metric: str, answer: str, row: Prediction) -> float:
+def own_score(metric: str, answer: str, row: Prediction, metadata: Mapping[str, Any] | None = None) -> float:
     """The best score of an answer to a question with any reference, by a function of the user's own.
 
+    With `metadata` of its record it is a reward, which may be any number.
+
     Raises:
-        UsageError: the function failed, or returned no share; names the record.
+        UsageError: the function failed, or returned no such number; names the record.
     """
-    record = {name: getattr(row, name) for name in OF_RECORD}
+    record = {**(metadata or {}), **{name: getattr(row, name) for name in OF_RECORD}}
     where = f"{row.origin} (question {quoted(row.question)}, answer {quoted(answer)})"
-    best = 0.0
+    best = -math.inf
     for reference in right_answers(row):
         try:
             value = float(own_function(metric)(row.question, answer, reference, record))
         except Exception as error:
             problem = f"{type(error).__name__}: {first_line(error)}"
             raise UsageError(f"{metric} failed on {where}: {problem}; correct it, and run the command again") from error
-        if not 0 <= value <= 1:
-            raise UsageError(f"{metric} gave {value} for {where}, and a score is from 0 to 1; correct it")
+        if not (0 <= value <= 1 if metadata is None else math.isfinite(value)):
+            allowed = "a score is from 0 to 1" if metadata is None else "a reward is a finite number"
+            raise UsageError(f"{metric} gave {value} for {where}, and {allowed}; correct it")
         best = max(best, value)
     return best
 

@@ -1,4 +1,4 @@
-"""What answers are worth (`grpo.reward`): a weighted sum of scores, each from 0 to 1.
+"""What answers are worth (`grpo.reward`): a weighted sum of scores, each from 0 to 1 but for functions of one's own.
 
 Design: by a metric, an answer is worth what it scores in the evaluation, with the same references in any normal form of
 Unicode and the same functions of the user's own. A question teaches only if its answers are worth different amounts, so
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lookonce.datasets.points import NUMBER, reference_numbers
 from lookonce.eval.scores import match
@@ -96,24 +97,30 @@ class Reward:
         for name in self.weights.keys() - SCORES.keys():
             own_function(name)
 
-    @property
-    def lowest(self) -> float:
-        """The lowest reward that the weights allow."""
-        return math.fsum(min(weight, 0.0) for weight in self.weights.values())
+    def __call__(
+        self, row: Prediction, answers: Sequence[str], are_cut: Sequence[bool], metadata: Mapping[str, Any]
+    ) -> list[float]:
+        """What some answers to the question of a row are worth; its own answer does not matter.
 
-    def __call__(self, row: Prediction, answer: str, is_cut: bool = False) -> float:
-        """What an answer is worth to the question of a row, whose own answer does not matter; the lowest reward if it
-        was cut off and is punished.
+        Those that were cut off and are punished are worth no more than any other, nor than the weights allow of scores
+        from 0 to 1. `metadata` is that of the record, for functions of the user's own.
 
         Raises:
-            UsageError: a function of the user's own failed, or returned no number from 0 to 1; names the record.
+            UsageError: a function of the user's own failed, or returned no finite number; names the record.
         """
-        if is_cut and self._punishes_cut:
-            return self.lowest
-        row, answer = row.in_nfc, nfc(answer)
-        return math.fsum(weight * self._score(name, row, answer) for name, weight in self.weights.items())
+        row, worth = row.in_nfc, dict[str, float]()
+        for answer, is_cut in zip(map(nfc, answers), are_cut, strict=True):
+            if answer not in worth and not (is_cut and self._punishes_cut):
+                scored = [weight * self._score(name, row, answer, metadata) for name, weight in self.weights.items()]
+                worth[answer] = math.fsum(scored)
+        lowest = min(worth.values(), default=0.0)
+        lowest = min(lowest, math.fsum(min(weight, 0.0) for weight in self.weights.values()))
+        return [
+            lowest if is_cut and self._punishes_cut else worth[nfc(answer)]
+            for answer, is_cut in zip(answers, are_cut, strict=True)
+        ]
 
-    def _score(self, name: str, row: Prediction, answer: str) -> float:
+    def _score(self, name: str, row: Prediction, answer: str, metadata: Mapping[str, Any]) -> float:
         if name in SCORES:
             return float(SCORES[name](answer, right_answers(row)) or 0)
-        return own_score(name, answer, row)
+        return own_score(name, answer, row, metadata)

@@ -53,7 +53,7 @@ class GrpoSection(Section):
     """Longest answer in tokens; longer ones are cut off."""
     cut: Same[Literal["masked", "punished", "kept"]] = "masked"
     """What happens to answers that were cut off. `masked`: nothing is learned from them, but their rewards count for
-    the mean of their question. `punished`: they get the lowest reward that the weights of `reward` allow. `kept`: they
+    the mean of their question. `punished`: they get the lowest reward of all. `kept`: they
     are as all others."""
     temperature: Same[Annotated[float, Field(ge=0.01, le=100)]] = 1.0
     """The logits are divided by it, where answers are drawn and in the loss."""
@@ -64,7 +64,7 @@ class GrpoSection(Section):
     """What an answer is worth: a reward, or a mapping of rewards to weights, which are summed. `exact_match`,
     `exact_match_lower`, `token_f1`, `token_recall`, `label_f1`, `label_set_match`, `count`, `point_inside`,
     `point_distance`, `format`; or a function of yours in a module that Python can import, as `module:function`. Each is
-    from 0 to 1, and weights may be negative."""
+    from 0 to 1, that of a function any number, and weights may be negative."""
     kl: Same[Annotated[float, Field(ge=0, le=1000)]] = 0.0
     """Weight of the distance to the model without the adapter, or with that of `train.start_from`: an estimate of the
     KL divergence in each token (k3, http://joschu.net/blog/kl-approx.html)."""

@@ -54,6 +54,9 @@ def worth(question: str, answer: str, reference: str, record: Any) -> float:
     return zlib.crc32(answer.encode()) % 100 / 100
 
 
+@pytest.mark.guarantee(
+    "Drawn tokens have the log-probabilities in training that they had in decoding, to 1e-5 in float32."
+)
 def test_each_family_learns_from_rewards(trained, site, sample, monkeypatch):
     """Log-probabilities in decoding are those in training; the first step, whose learning rate is 0, changes none."""
     monkeypatch.setitem(sys.modules, "worth", SimpleNamespace(worth=worth))

@@ -19,7 +19,8 @@ def row(*references: str) -> Prediction:
 
 
 def worth(answer: str, *references: str, **options: Any) -> float:
-    return Reward(GrpoSection(**options))(row(*references), answer)
+    [found] = Reward(GrpoSection(**options))(row(*references), [answer], [False], {"grade": 3})
+    return found
 
 
 def test_every_name_has_a_score_and_a_metric_has_its_own():
@@ -68,8 +69,9 @@ def test_what_an_answer_is_worth(reward, answer, references, expected):
 def test_rewards_are_summed_by_their_weights_and_the_lowest_sum_is_for_cut_answers_that_are_punished():
     weights = {"exact_match": 1, "count": 0.5, "format": -0.25}
     assert worth("4", "3", reward=weights) == 0.5 * 0.5 - 0.25
+    given = (row("3"), ["3", "3", "4"], [True, False, False], {})
     masked, punished = (Reward(GrpoSection(reward=weights, cut=cut)) for cut in ("masked", "punished"))
-    assert (masked(row("3"), "3", True), punished(row("3"), "3", True), punished(row("3"), "3")) == (1.25, -0.25, 1.25)
+    assert (masked(*given), punished(*given)) == ([1.25, 1.25, 0.0], [-0.25, 1.25, 0.0])
 
 
 @pytest.fixture
@@ -77,7 +79,7 @@ def own(tmp_path, monkeypatch):
     (tmp_path / "my_rewards.py").write_text(
         "def short(question, answer, reference, record):\n"
         "    assert question == 'What is it?' and record['origin'] == 'a.jsonl:7'\n"
-        "    return 1 / len(answer) if reference != 'worst' else 0\n"
+        "    return 1 / len(answer) if reference != 'worst' else -record['grade']\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     yield
@@ -90,6 +92,9 @@ def test_a_function_of_ones_own_gives_the_best_of_the_references_and_its_error_n
     assert worth("abcd", "worst", "abcd", reward=weights) == 1.5
     with pytest.raises(UsageError, match=r"my_rewards:short failed on a\.jsonl:7 .*.What is it\?.*ZeroDivisionError"):
         worth("", "a", reward=weights)
+    assert worth("a", "worst", reward={"my_rewards:short": 0.5}) == -1.5, "any number, and the record's metadata"
+    punished = Reward(GrpoSection(reward="my_rewards:short", cut="punished"))
+    assert punished(row("worst"), ["a", "a"], [True, False], {"grade": 9}) == [-9, -9]
     for name in ("my_rewards:long", "os:system"):
         with pytest.raises(UsageError, match=name):
             Reward(GrpoSection(reward=name))
