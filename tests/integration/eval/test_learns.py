@@ -101,7 +101,9 @@ def test_pages_show_the_figures_of_the_studies(page, root, monkeypatch):
     check_figures((root / page).read_text(), OF_STUDIES)
 
 
-OF_REWARDS = re.compile(r"lookonce (?:train experiments/.*objective=grpo|eval runs/(?:start|rewarded)|compare runs/start).*")
+OF_REWARDS = re.compile(
+    r"lookonce (?:train experiments/.*objective=grpo|eval runs/(?:start|rewarded)|compare runs/start).*"
+)
 
 
 def test_the_page_on_rewards_shows_the_figures_that_its_commands_print(root, started, monkeypatch):
