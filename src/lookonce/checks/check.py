@@ -313,6 +313,7 @@ def check(
         check_context,
         check_images,
         check_model,
+        check_questions,
         check_records,
         check_tokens,
         count_records,
@@ -323,6 +324,7 @@ def check(
     images, of_images = check_images(run, records, model)
     results += [*check_settings(run), *count_records(records, images.keys), *of_records, *of_model, *of_images]
     results += check_context(run, records, images.keys)
+    results += check_questions(run, records)
     results += check_tokens(run, records, model, images)
     results += check_disk(run, model, images, records.is_complete)
     results += check_memory(run, model, gpu_memory_gb or gpu_gb())

@@ -2,8 +2,8 @@
 
 Design: every file that is missing and every record that cannot be read is reported, not only the first. The first
 records of each file are read, unless all are asked for, so that a check of a million records takes seconds as well.
-Which records are selected, and in which stage each is, can only be judged of all of them; so all are read if the run
-file selects or orders them.
+Which records are selected, in which stage each is, and whether answers stay true of variants of their images, can only
+be judged of all of them; so all are read if the run file selects or orders them or has `cache.augment`.
 
 The model's weights are not read. It is built without memory (on torch's meta device) and gets its adapter, so PEFT
 itself says which modules are trained, and how many weights they have. A conversation of two words is rendered as
@@ -42,7 +42,7 @@ from lookonce.hub import locate
 from lookonce.run.config import RunFile
 from lookonce.run.open import fingerprint_of, source_of
 from lookonce.run.records import SPLITS, for_training, with_contexts, without_fold
-from lookonce.run.sections import BatchSection
+from lookonce.run.sections import METRICS, BatchSection
 from lookonce.text import Notify, count, first_line, listed, located, shell, size
 from lookonce.train.data.token_stats import Distribution, TokenCounter
 
@@ -106,11 +106,10 @@ def check_records(run: RunFile, max_records: int | None) -> tuple[CheckedRecords
     """Read the records of all splits, at most `max_records` of each file; None for all."""
     records = CheckedRecords()
     results: list[Result] = []
-    data = run.data
-    is_selective = any(
-        (data.stage_map, data.where, data.held_out, data.context, data.system, run.batch.stage_order, run.batch.balance)
-    )
-    max_records = None if is_selective else max_records
+    data, batch = run.data, run.batch
+    is_selective = any((data.stage_map, data.where, data.held_out, data.context, data.system))
+    is_selective |= bool(batch.stage_order or batch.balance)
+    max_records = None if is_selective or run.cache.augment else max_records
     for split in SPLITS:
         problems: list[Result] = []
         for path in getattr(data, split):
@@ -139,6 +138,27 @@ def _change(records: CheckedRecords, change: Callable[[Notify], dict[str, list[R
         value, _, do = str(error).partition("; ")
         return [Result("error", "records", value, do)]
     return [Result("ok", "records", note) for note in notes]
+
+
+def check_questions(run: RunFile, records: CheckedRecords) -> Iterator[Result]:
+    """Whether the metric that counts works, and applies to the questions of `eval.every` and `eval.split`."""
+    from lookonce.eval.answers.questions import row_of
+    from lookonce.eval.scores.metric import check_metric, working_scorer
+
+    metric, while_training = run.eval.metric, ["val"] if run.eval.every else []
+    try:
+        check_metric(metric)
+    except LookonceError:
+        return  # an error of the settings
+    for split in dict.fromkeys([*while_training, run.eval.split]) if records.is_complete else ():
+        pairs = [(record, turn) for record in records.by_split[split] for turn in range(len(record.turns))]
+        try:
+            if pairs:
+                working_scorer([row_of(*pair, ()) for pair in pairs], metric, f"the questions of {split}")
+        except LookonceError as error:
+            value, _, do = str(error).rpartition("; ")
+            stops = split in while_training or metric not in METRICS
+            yield Result("error" if stops else "warning", "evaluation", value, do)
 
 
 def count_records(records: CheckedRecords, keys: Mapping[Path, str]) -> Iterator[Result]:

@@ -147,6 +147,36 @@ def test_only_the_first_records_are_read_unless_all_are_asked_for(checked):
     assert everything.num_records == 595 and everything.is_complete and "--all" not in everything.text()
 
 
+@pytest.mark.parametrize(
+    ("every", "split", "expected"),
+    [
+        ("epoch", "val", [("error", "val")]),
+        (None, "val", [("warning", "val")]),
+        ("epoch", "test", [("error", "val"), ("warning", "test")]),
+    ],
+)
+def test_a_metric_that_applies_to_no_question_is_found(checked, every, split, expected):
+    found = checked(eval={"metric": "point_inside", "every": every, "split": split}).problems("evaluation")
+    text = "eval.metric: point_inside applies to none of the questions of "
+    assert [(one.level, one.value.removeprefix(text)) for one in found] == expected
+
+
+def test_a_function_of_ones_own_is_tried_on_a_reference(checked, tmp_path, monkeypatch):
+    (tmp_path / "graded.py").write_text("def by(question, answer, reference, record):\n    return 1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    [error] = checked("eval.metric=graded:by").problems("evaluation")
+    assert error.level == "error" and "graded:by failed on" in error.value and "ZeroDivisionError" in error.value
+
+
+def test_all_records_are_compared_with_the_recipe_of_variants(checked, own):
+    lines = (own / "train.jsonl").read_text().splitlines()
+    record = json.loads(lines[0])
+    record["turns"][0]["answer"] = "(3, 4)"
+    (own / "train.jsonl").write_text("\n".join([*lines, json.dumps(record)]) + "\n")
+    [error] = checked("cache.augment.rotate=5", data=on(own), most=9).problems("variants")
+    assert error.level == "error" and f"{own / 'train.jsonl'}:{len(lines) + 1}" in error.value
+
+
 def test_an_image_in_the_cache_need_not_exist(checked, copy_built, own, tmp_path):
     """Training needs its features only; the plan knows the file by its name."""
     copy_built(tmp_path / "caches", own)
