@@ -148,7 +148,7 @@ def cache_of_rank(run_file: Path, place: str) -> Iterator[Row]:
         of_all, of_mine = (sum(image.num_tokens for image in images) for images in (wanted, mine))
         shard_bytes = of_all * fingerprint.bytes_per_token // NUM_SHARDS
         options = BuildOptions(shard_bytes, worker=(ranks.rank, ranks.num_ranks), wait=False)
-        disk_alone = importlib.import_module("cache").disk_alone  # benchmarks/cache.py, beside this file
+        beside = importlib.import_module("cache")  # benchmarks/cache.py, beside this file
 
         def build(root: Path, images: Any) -> Any:
             return build_cache(root, fingerprint, processor, images, lambda: tower, options)
@@ -166,9 +166,9 @@ def cache_of_rank(run_file: Path, place: str) -> Iterator[Row]:
             done = work()
             return 1e6 * len(wanted) / ranks.largest(int(1e6 * (time.perf_counter() - began))), done
 
-        build(own := folder / f"rank-{ranks.rank}", opened.images.first(NUM_WARM_UP))
+        build(own := folder / f"rank-{ranks.rank}", beside.first(opened.images, NUM_WARM_UP))
         decoding, _ = rate(decode)
-        writing, _ = rate(lambda: disk_alone(own, of_mine * fingerprint.bytes_per_token, shard_bytes))
+        writing, _ = rate(lambda: beside.disk_alone(own, of_mine * fingerprint.bytes_per_token, shard_bytes))
         built, report = rate(lambda: build(folder / "built", opened.images))
         encoded = ranks.gather((report.num_encoded, report.phases.get("tower", 0.0)))
         cores = ranks.gather(num_cores())
