@@ -31,7 +31,7 @@ from PIL import Image, ImageEnhance
 from pydantic import Field, model_validator
 
 from lookonce.datasets.formats.record import Record
-from lookonce.datasets.points import reference_numbers
+from lookonce.datasets.points import find_coordinates, has_coordinates
 from lookonce.errors import UsageError
 from lookonce.settings import Section
 from lookonce.text import listed, quoted
@@ -77,7 +77,8 @@ class Augment(Changes):
     variants: Annotated[int, Field(ge=1, le=1000)] = 4
     """How many variants each training image has; the first is the image itself. Each takes the space of an image."""
     force: bool = False
-    """Mirror, and turn by more than 45 degrees, although questions or answers say left or right."""
+    """Mirror, and turn by more than 45 degrees, although questions or answers say left or right; and turn, crop and
+    mirror although they have numbers among words that may be coordinates."""
 
     @model_validator(mode="after")
     def _changes_something(self) -> Augment:
@@ -97,24 +98,30 @@ class Augment(Changes):
         """Check that the answers of records stay true of the variants of their images.
 
         Raises:
-            UsageError: an answer is a point or a box, which geometry moves; or a text says left or right, which a
-                mirror exchanges.
+            UsageError: an answer is a point or a box, or a text has coordinates, which geometry moves; or a text says
+                left or right, which a mirror exchanges.
         """
-        geometry = json.loads(self.recipe).keys() & {"rotate", "crop", "hflip"}
+        geometry = listed(sorted(json.loads(self.recipe).keys() & {"rotate", "crop", "hflip"}))
         mirrors = (self.hflip or self.rotate > MAX_TILT) and not self.force
         for record in records if geometry else ():
-            for turn in record.turns if record.images else ():
-                if reference_numbers(turn.answer):
-                    raise UsageError(
-                        f"cache.augment: {listed(sorted(geometry))} would move the point in the answer "
-                        f"{quoted(turn.answer)} of {record.origin}; change only brightness and contrast"
-                    )
-                if mirrors and (text := next(filter(SIDES.search, (turn.question, turn.answer)), "")):
-                    raise UsageError(
-                        f"cache.augment: hflip, and rotate above {MAX_TILT} degrees, exchange left and right, which "
-                        f"{quoted(text)} of {record.origin} says; leave them out, or if no text means a side, set "
-                        "cache.augment.force=true"
-                    )
+            questions = [turn.question for turn in record.turns if record.images]
+            answers = [*(turn.answer for turn in record.turns), *record.references] if record.images else []
+            colours, force = "change only brightness and contrast", "set cache.augment.force=true"
+            if text := next(filter(find_coordinates, answers), ""):
+                raise UsageError(
+                    f"cache.augment: {geometry} would move the point in the answer {quoted(text)} of {record.origin}; "
+                    f"{colours}"
+                )
+            if text := next(filter(has_coordinates, () if self.force else (*questions, *answers)), ""):
+                raise UsageError(
+                    f"cache.augment: {geometry} would move what is at the coordinates in {quoted(text)} of "
+                    f"{record.origin}; {colours}, or if these are none, {force}"
+                )
+            if mirrors and (text := next(filter(SIDES.search, (*questions, *answers)), "")):
+                raise UsageError(
+                    f"cache.augment: hflip, and rotate above {MAX_TILT} degrees, exchange left and right, which "
+                    f"{quoted(text)} of {record.origin} says; leave them out, or if no text means a side, {force}"
+                )
 
 
 @dataclass(frozen=True)

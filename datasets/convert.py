@@ -17,7 +17,7 @@ from tqdm import tqdm
 from lookonce.datasets.formats.image_references import suffix_of_bytes
 from lookonce.datasets.formats.registry import FormatName
 from lookonce.datasets.images import bytes_key
-from lookonce.datasets.point_units import Conversion, convert_points
+from lookonce.datasets.point_units import Conversion, Converted, convert_points
 from lookonce.datasets.records import FILE_TYPES, RecordsFile, check_target, format_of_file, write_records
 from lookonce.datasets.text_files import folder_in_place
 from lookonce.errors import UsageError
@@ -52,7 +52,11 @@ class ConvertReport:
     left_out_columns: tuple[str, ...] = ()
     """Columns of the source that hold bytes, such as masks."""
     num_points: int = 0
-    """Points and boxes that now have another unit."""
+    """Answers and references that are points or boxes and now have another unit."""
+    num_points_left: int = 0
+    """Texts that keep their unit although they seem to have coordinates among words."""
+    first_left: str = ""
+    """Where the first of them is, and the text."""
 
     def text(self) -> str:
         lines = [
@@ -64,7 +68,10 @@ class ConvertReport:
         if self.num_coerced:
             lines.append(("numbers", f"{count(self.num_coerced, 'answer')} now text instead of a number or boolean"))
         if self.num_points:
-            lines.append(("points", f"{self.num_points:,} points and boxes in the other unit"))
+            lines.append(("points", f"{count(self.num_points, 'answer')} with points or boxes in the other unit"))
+        if self.num_points_left:
+            texts = f"{count(self.num_points_left, 'text')} with coordinates in a question or among words"
+            lines.append(("as before", f"{texts}, such as {self.first_left}"))
         if self.left_out_columns:
             lines.append(("left out", f"columns of bytes: {', '.join(self.left_out_columns)}"))
         if self.num_embedded:
@@ -133,7 +140,8 @@ def convert(
     extractor = Extractor((target_root or target.parent) / IMAGES)
     file = RecordsFile(source, image_root, format=source_format, keep=extractor.keep, coerce_answers=coerce_answers)
     records = list(tqdm(file, desc="read records", unit="record", leave=False, disable=None))
-    records, num_points = convert_points(records, points) if points else (records, 0)
+    converted = convert_points(records, points) if points else Converted(records)
+    records = converted.records
     images = {image for record in records for image in record.images}
     path = Path(os.path.abspath(target))
     if path.exists() and any(image == path or path in image.parents for image in images):
@@ -152,5 +160,7 @@ def convert(
         extractor.num_new,
         file.num_coerced,
         file.left_out_columns,
-        num_points,
+        converted.num_texts,
+        len(converted.left),
+        converted.left[0] if converted.left else "",
     )

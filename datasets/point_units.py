@@ -2,10 +2,11 @@
 
 Design: each family of models was trained to write coordinates in its own unit, and a fine-tuning in another has to
 unlearn it. Qwen3-VL writes parts of 1000, Qwen2.5-VL pixels of the image as it was resized for the tower, OS-Atlas and
-ScreenSpot ratios. Only the numbers of an answer change, where they stand. Rounding keeps the order of coordinates, so a
-point inside a box is inside after a conversion too. It costs half a unit of the coarser of the two: pixels survive a
-way through ratios of four decimals for sides of less than 10,000 pixels, and one through parts of 1000 for sides of at
-most 1,000.
+ScreenSpot ratios. Only the numbers of an answer that is points or boxes change, where they stand. In questions and
+among words a number need not be a coordinate, so these texts stay, and are counted. Rounding keeps the order of
+coordinates, so a point inside a box is inside after a conversion too. It costs half a unit of the coarser of the two:
+pixels survive a way through ratios of four decimals for sides of less than 10,000 pixels, and one through parts of 1000
+for sides of at most 1,000.
 
 What shows that the unit is another one than was said is refused: a number beyond the image, only ratios where there
 should be pixels, and a box whose right is left of its left, which has a width and a height in place of them.
@@ -16,14 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
-from itertools import count as count_up
 from pathlib import Path
-from re import Match
 from typing import Literal, cast, get_args
 
 from lookonce.datasets.formats.record import Record
 from lookonce.datasets.images import ImageInfo, Size, inspect_images
-from lookonce.datasets.points import KEYED, NUMBER, reference_numbers
+from lookonce.datasets.points import find_coordinates, has_coordinates
 from lookonce.errors import RecordsError, UsageError
 from lookonce.text import quoted
 
@@ -72,7 +71,19 @@ class Conversion:
         Raises:
             RecordsError: the numbers are not in the unit; names `origin`.
         """
-        numbers, limits, sides = reference_numbers(text), self.sides(self.source, size), self.sides(self.target, size)
+        limits, sides = self.sides(self.source, size), self.sides(self.target, size)
+        parts, end = list[str](), 0
+        found = find_coordinates(text)
+        for numbers in found:
+            self._check([number.value for number in numbers], limits, text, size, origin)
+        for number in sorted((one for numbers in found for one in numbers), key=lambda one: one.start):
+            value = number.value / limits[number.place % 2] * sides[number.place % 2]
+            parts += [text[end : number.start], f"{value:.4f}" if self.target == "ratio" else f"{round(value)}"]
+            end = number.end
+        return "".join(parts) + text[end:]
+
+    def _check(self, numbers: Sequence[float], limits: tuple[float, float], text: str, size: Size, origin: str) -> None:
+        """Check that a point or a box is in the unit, and a box from left to right and from top to bottom."""
         if any(not 0 <= number <= limits[n % 2] for n, number in enumerate(numbers)):
             raise RecordsError(
                 f"{origin}: {quoted(text)} is not in `{self.source}`, which is 0 to {limits[0]:g} and 0 to "
@@ -83,35 +94,35 @@ class Conversion:
                 f"{origin}: {quoted(text)} is no box of left, top, right and bottom; write one of left, top, width and "
                 "height so first"
             )
-        positions = count_up()
-
-        def changed(match: Match[str]) -> str:
-            axis = next(positions) % 2
-            value = float(match[0]) / limits[axis] * sides[axis]
-            return f"{value:.4f}" if self.target == "ratio" else f"{round(value)}"
-
-        if len(KEYED.findall(text)) == 1:  # numbers beside the point or the box, such as in a label, stay
-            return KEYED.sub(lambda keyed: keyed[0].replace(keyed[1], NUMBER.sub(changed, keyed[1])), text)
-        return NUMBER.sub(changed, text)
 
 
-def convert_points(records: Sequence[Record], conversion: Conversion) -> tuple[list[Record], int]:
-    """The records with their points and boxes in another unit, also those in `references`; and how many texts changed.
+@dataclass(frozen=True)
+class Converted:
+    """Records whose points and boxes have another unit, also those in `references`."""
 
-    Answers that are neither stay.
+    records: list[Record]
+    num_texts: int = 0
+    """How many answers and references changed."""
+    left: Sequence[str] = ()
+    """The texts that stay although coordinates seem to be in them, each after the origin of its record."""
+
+
+def convert_points(records: Sequence[Record], conversion: Conversion) -> Converted:
+    """Convert the answers and references that are points or boxes.
 
     Raises:
         RecordsError: there is no point; or a record with one has not one image, an image that cannot be read, or
             numbers in another unit.
     """
-    has_points = [any(map(reference_numbers, _answers(record))) for record in records]
+    has_points = [any(map(find_coordinates, _answers(record))) for record in records]
     pointed = list(compress(records, has_points))
     if not pointed:
         raise RecordsError("--points: no answer is a point or a box, such as (120, 34); leave the option out")
     for record in pointed:
         if len(record.images) != 1:
             raise RecordsError(f"{record.origin}: its answer is a point, and it has {len(record.images)} images, not 1")
-    largest = max(number for record in pointed for text in _answers(record) for number in reference_numbers(text))
+    changed = [text for record in pointed for text in _answers(record) if find_coordinates(text)]
+    largest = max(number.value for text in changed for numbers in find_coordinates(text) for number in numbers)
     if largest <= 1 and conversion.source != "ratio":
         raise RecordsError(
             f"--points: no number is above 1, so these are ratios and not `{conversion.source}`; write: "
@@ -120,7 +131,12 @@ def convert_points(records: Sequence[Record], conversion: Conversion) -> tuple[l
     images = inspect_images(record.images[0] for record in pointed)
     pairs = zip(records, has_points, strict=True)
     done = [_converted(record, conversion, images) if has_point else record for record, has_point in pairs]
-    return done, sum(bool(reference_numbers(text)) for record in pointed for text in _answers(record))
+    left = []
+    for record in records:
+        answers = [text for text in _answers(record) if not find_coordinates(text)]
+        texts = [*(turn.question for turn in record.turns), *answers]
+        left += [f"{record.origin}: {quoted(text)}" for text in texts if has_coordinates(text)]
+    return Converted(done, len(changed), left)
 
 
 def _answers(record: Record) -> Iterable[str]:
@@ -135,7 +151,7 @@ def _converted(record: Record, conversion: Conversion, images: Mapping[Path, Ima
     size = image.size
 
     def of(text: str) -> str:
-        return conversion.of_text(text, size, record.origin) if reference_numbers(text) else text
+        return conversion.of_text(text, size, record.origin)
 
     references = {"references": [of(text) for text in record.references]} if record.references else {}
     turns = tuple(replace(turn, answer=of(turn.answer)) for turn in record.turns)

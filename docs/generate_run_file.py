@@ -49,8 +49,6 @@ ON_RESUME = {
 
 INNER: dict[Any, dict[str, Any]] = {DataSection: {"context": ContextSection}, CacheSection: {"augment": Augment}}
 """Keys of sections whose values have keys of their own."""
-HIDDEN = {"grpo", "objective"}
-"""Keys that `lookonce train` refuses for now."""
 
 
 def page() -> str:
@@ -59,7 +57,7 @@ def page() -> str:
     parts = [INTRODUCTION]
     for name, field in RunFile.model_fields.items():
         section = field.annotation
-        if isinstance(section, type) and hasattr(section, "model_fields") and name not in HIDDEN:
+        if isinstance(section, type) and hasattr(section, "model_fields"):
             parts.append(f"## {name}\n\n{section_table(section, schema['$defs'][section.__name__])}")
         for outer, key, inner in (
             (DataSection, "data.context", ContextSection),
@@ -68,7 +66,7 @@ def page() -> str:
             if section is outer:
                 keys = section_table(inner, schema["$defs"][inner.__name__])
                 parts.append(f"### {key}\n\n{keys}")
-    own = {name: values for name, values in schema["properties"].items() if "$ref" not in values and name not in HIDDEN}
+    own = {name: values for name, values in schema["properties"].items() if "$ref" not in values}
     parts.append("## At the top level\n\n" + table([row(RunFile, name, values) for name, values in own.items()]))
     return "\n".join(parts)
 
@@ -76,9 +74,7 @@ def page() -> str:
 def section_table(section: Any, schema: dict[str, Any]) -> str:
     """What the section is for, and a row for each key."""
     purpose = " ".join((section.__doc__ or "").split())
-    return f"{purpose}\n\n" + table(
-        [row(section, name, value) for name, value in schema["properties"].items() if name not in HIDDEN]
-    )
+    return f"{purpose}\n\n" + table([row(section, name, value) for name, value in schema["properties"].items()])
 
 
 def row(section: Any, name: str, schema: dict[str, Any]) -> tuple[str, str]:
@@ -117,6 +113,8 @@ def kind(schema: dict[str, Any]) -> str:
     if schema["type"] == "array" and not schema["items"]:
         return "list of values"
     if schema["type"] == "array":
+        if schema["items"].get("type") == "number":
+            return "list of numbers"
         return "path or list of paths" if kind(schema["items"]) == "path" else "list of text"
     words = {"boolean": "true or false", "object": "mapping", "string": schema.get("format", "text")}
     return words.get(schema["type"], schema["type"]) + limits(schema)

@@ -25,16 +25,13 @@ from lookonce.eval.answers.questions import Questions, on_this_machine, question
 from lookonce.eval.decoding.dialogue import Answer
 from lookonce.eval.decoding.sampling import Sampling
 from lookonce.eval.run import answered_batches, model_of, opened_questions
-from lookonce.eval.scores.metric import Scorer
+from lookonce.eval.scores.metric import OF_ALL, working_scorer
 from lookonce.eval.scores.metrics import Baseline
 from lookonce.eval.scores.samples import SampledQuestion, SampleScores, most_given
 from lookonce.files import write_json, write_text
 from lookonce.text import Notify, quiet
 from lookonce.train.loop.distributed import Ranks
 from lookonce.train.loop.session import compile_cache
-
-OF_ALL = ("bleu", "chrf")
-"""Metrics that a single answer has no score by."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +99,7 @@ def _check(questions: Questions) -> None:
             "--set eval.metric=rougeL, or another metric of single answers"
         )
     asked = zip(questions.record_turns, questions.examples, strict=True)
-    if not Scorer([row_of(*question, example.image_keys) for question, example in asked], metric).rows:
-        raise UsageError(f"eval.metric: {metric} applies to none of the questions; add --set eval.metric=exact_match")
+    working_scorer([row_of(*question, example.image_keys) for question, example in asked], metric)
     if questions.opened.run.eval.engine == "generate":
         raise UsageError("--samples needs `eval.engine: shared`; add --set eval.engine=shared")
     if any(dialogue.later for dialogue in questions.dialogues):

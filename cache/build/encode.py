@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,6 +37,7 @@ from lookonce.cache.store.metadata import Failure, PlannedImage, Shard, cut
 from lookonce.cache.store.shards import Stopwatch, StoredImage
 from lookonce.datasets.archives import by_archive
 from lookonce.datasets.images import bytes_key, decode, read_bytes, read_many
+from lookonce.environment import num_cores
 from lookonce.errors import BadImage, ImageError
 from lookonce.signals import workers_without_signals
 
@@ -50,7 +50,7 @@ MAX_UNREAD = 8
 
 def num_workers(device: torch.device) -> int:
     """Number of decoding processes for a device; 0 decodes in this process."""
-    return min(MAX_WORKERS, max(len(os.sched_getaffinity(0)) - 1, 1)) if device.type == "cuda" else 0
+    return min(MAX_WORKERS, max(num_cores() - 1, 1)) if device.type == "cuda" else 0
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,10 @@ from typing import Any
 import torch
 
 from lookonce.datasets.records import Record
-from lookonce.errors import UsageError
 from lookonce.eval.answers.engines import tokens_beside_training, with_batches
 from lookonce.eval.answers.questions import Questions, row_of
 from lookonce.eval.decoding.dialogue import Answer
-from lookonce.eval.scores.metric import EXACT, Scorer
+from lookonce.eval.scores.metric import EXACT, working_scorer
 from lookonce.eval.statistics import clusters_of
 from lookonce.run.open import OpenRun
 from lookonce.train.loop.distributed import ALONE, Ranks
@@ -47,9 +46,7 @@ class Accuracy:
         self._questions = questions = Questions.of(opened.changed(records={**opened.records, "val": records}), "val")
         prompts = zip(questions.record_turns, questions.examples, strict=True)
         self._rows = [row_of(*question, prompt.image_keys) for question, prompt in prompts]
-        self._scorer = Scorer(self._rows, opened.run.eval.metric)
-        if not self._scorer.rows:
-            raise UsageError(f"eval.metric: {self._scorer.metric} applies to none of the validation questions")
+        self._scorer = working_scorer(self._rows, opened.run.eval.metric, "the validation questions")
 
     def __call__(self, model: Any) -> dict[str, float]:
         """The share of right answers, `exact_match`; the `score` by another metric; how many questions it is of."""

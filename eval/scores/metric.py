@@ -10,7 +10,8 @@ add to it by the figure's derivative. Their mean is the figure, and the variance
 A metric applies to the questions that their references choose, so it is the same ones for every model; others do not
 count. A function of the user's own is imported like any module, and not from the working directory, unless PYTHONPATH
 names that: a run file or a run folder may come from others, and the packages that Python finds are the user's. Modules
-of Python itself are refused, and so is a function with other parameters, because `os:system` would be one.
+of Python itself are refused, and so is a function with other parameters, because `os:system` would be one. What a
+function prints goes to stderr, since stdout may be JSON, and one that ends the process has failed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -89,8 +91,9 @@ def own_function(metric: str) -> Callable[[str, str, str, Mapping[str, Any]], fl
     if module.partition(".")[0] in sys.stdlib_module_names or "__main__" in module:
         raise UsageError(f"the metric {metric} is part of Python, or a program; {advice}")
     try:
-        function = getattr(importlib.import_module(module), name)
-    except Exception as error:
+        with redirect_stdout(sys.stderr):
+            function = getattr(importlib.import_module(module), name)
+    except (Exception, SystemExit) as error:
         raise UsageError(f"the metric {metric} cannot be imported ({first_line(error)}); {advice}") from None
     if not inspect.isfunction(function) or tuple(inspect.signature(function).parameters) != PARAMETERS:
         raise UsageError(f"the metric {metric} has another form; {advice}")
@@ -149,6 +152,21 @@ class Scorer:
         return match.TextMetrics([right_answers(row) for row in self.rows])
 
 
+def working_scorer(predictions: Sequence[Prediction], metric: str, of: str = "the questions") -> Scorer:
+    """The scorer of some questions, tried before answers are there; `of` names the questions.
+
+    Raises:
+        UsageError: the metric cannot be computed here, applies to none of them, or is a function of the user's own that
+            cannot score the first reference.
+    """
+    scorer = Scorer(predictions, metric)
+    if not scorer.rows:
+        raise UsageError(f"eval.metric: {metric} applies to none of {of}; add --set eval.metric=exact_match")
+    if metric not in METRICS:
+        own_score(metric, scorer.rows[0].answer, scorer.rows[0])
+    return scorer
+
+
 def own_score(metric: str, answer: str, row: Prediction, metadata: Mapping[str, Any] | None = None) -> float:
     """The best score of an answer to a question with any reference, by a function of the user's own.
 
@@ -157,13 +175,15 @@ def own_score(metric: str, answer: str, row: Prediction, metadata: Mapping[str, 
     Raises:
         UsageError: the function failed, or returned no such number; names the record.
     """
-    record = {**(metadata or {}), **{name: getattr(row, name) for name in OF_RECORD}}
+    function = own_function(metric)
     where = f"{row.origin} (question {quoted(row.question)}, answer {quoted(answer)})"
     best = -math.inf
     for reference in right_answers(row):
+        record = {**(metadata or {}), **{name: getattr(row, name) for name in OF_RECORD}}
         try:
-            value = float(own_function(metric)(row.question, answer, reference, record))
-        except Exception as error:
+            with redirect_stdout(sys.stderr):
+                value = float(function(row.question, answer, reference, record))
+        except (Exception, SystemExit) as error:
             problem = f"{type(error).__name__}: {first_line(error)}"
             raise UsageError(f"{metric} failed on {where}: {problem}; correct it, and run the command again") from error
         if not (0 <= value <= 1 if metadata is None else math.isfinite(value)):

@@ -77,10 +77,15 @@ def local_rank() -> int:
     return _from_variable("LOCAL_RANK", 0)
 
 
+def num_cores() -> int:
+    """CPU cores that this process may use; those of a machine are divided among the processes that torchrun started."""
+    return max(len(os.sched_getaffinity(0)) // _from_variable("LOCAL_WORLD_SIZE", 1), 1)
+
+
 def _from_variable(name: str, default: int) -> int:
     value = os.environ.get(name, str(default))
-    if not re.fullmatch("[1-9][0-9]{0,8}" if name in ("WORLD_SIZE", *MPI) else "[0-9]{1,9}", value):
-        meaning = "the number of processes" if name == "WORLD_SIZE" else "a number of a process"
+    if not re.fullmatch("[1-9][0-9]{0,8}" if name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", *MPI) else "[0-9]{1,9}", value):
+        meaning = "the number of processes" if name.endswith("WORLD_SIZE") else "a number of a process"
         raise UsageError(f"{name}={value!r} in the environment is not {meaning}; run: unset {name}")
     return int(value)
 

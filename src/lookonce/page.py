@@ -96,9 +96,9 @@ def _environment() -> Environment:
     return environment
 
 
-def words(text: str) -> str:
+def words(text: str, width: int = MAX_TEXT) -> str:
     """A text of a record, or an answer, as it is shown: on one line, cut if long, named if there is nothing to see."""
-    return shown(text, MAX_TEXT) if text.strip() else "(empty)"
+    return shown(text, width) if text.strip() else "(empty)"
 
 
 def setting(value: Any) -> str:

@@ -5,7 +5,8 @@ compiled code, and the frozen weights of its model (train/model/load.py). It mus
 are those of a process of its own, bit for bit. What a command changes of its process is put back (`STATE`). If any of
 that cannot be put back, or memory of the GPU is not freed, the process ends after the command. It also ends with a
 command that fails in any way, such as by running out of memory, and with its exit code. study/pool.py then starts a new
-one.
+one. A command that calls functions of the user's own (`eval.metric`, `grpo.reward`) gets a process that ends after it:
+their modules may have changed for the next one, and may keep anything.
 
 Compiled code is kept for a command with the same options whose run has the same settings, apart from `FREE`; it is then
 the code that such a process finds on the disk. For other commands it is forgotten, because the compiler makes other
@@ -35,7 +36,6 @@ import numpy as np
 import torch
 
 from lookonce import cli
-from lookonce.environment import num_ranks
 from lookonce.errors import LookonceError
 from lookonce.run.config import read_run_file
 from lookonce.run.startup import begin_command, process_age
@@ -136,12 +136,12 @@ def run(words: Sequence[str], log: str) -> None:
 
 def _settings(words: Sequence[str]) -> tuple[Any, list[str]]:
     """What the compiled code of a command may depend on, and what of it needs a process of its own."""
-    alone = ["WORLD_SIZE"] if num_ranks() > 1 else []
     try:
         run = read_run_file(Path(words[-1]))
     except LookonceError:
-        return words, alone  # the command itself says what is wrong
-    return (words[:-1], run.model_dump(exclude=FREE)), alone + sorted(PER_PROCESS & {*run.train.track})
+        return words, []  # the command itself says what is wrong
+    of_own = [name for name in (run.eval.metric, *run.grpo.reward) if ":" in name]  # a function of the user's own
+    return (words[:-1], run.model_dump(exclude=FREE)), [*sorted(PER_PROCESS & {*run.train.track}), *of_own]
 
 
 def _forget_compiled() -> None:

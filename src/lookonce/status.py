@@ -99,6 +99,10 @@ class TrainingPhase:
     """The last one that was measured while training."""
     score: float | None = None
     """The same by `eval.metric`; None if that is exact match."""
+    reward: float | None = None
+    """The mean reward of the answers that were drawn last, in a training by rewards; None in another one."""
+    mixed_share: float | None = None
+    """The share of their questions whose answers have different rewards, so that they teach something."""
     ms_per_sample: float | None = None
     eta_s: float | None = None
     silent_s: float | None = None
@@ -139,7 +143,9 @@ class TrainingPhase:
             return []
         eta_s = self.eta_s if self.phase == "training" else None
         figures = {
-            "loss {:.4f}": self.loss,
+            "reward {:.3f}": self.reward,
+            "{:.0%} of questions mixed": self.mixed_share,
+            "loss {:.4f}": self.loss if self.reward is None else None,
             "validation loss {:.4f}": self.validation_loss,
             "score {:.1%}": self.score,
             "exact match {:.1%}": self.exact_match,
@@ -319,7 +325,8 @@ def find_training(folder: RunFolder, expiry_s: float) -> TrainingPhase:
     state = progress.end or ("dead" if silent_s > expiry_s or progress.worker.is_gone() else "running")
     if state != "running" and num_steps:
         state = "finished" if folder.is_finished else "trained"
-    shared = ("phase", "step", "loss", "validation_loss", "exact_match", "score", "ms_per_sample", "stepped_s")
+    measured = ("loss", "validation_loss", "exact_match", "score", "reward", "mixed_share", "ms_per_sample")
+    shared = ("phase", "step", *measured, "stepped_s")
     return TrainingPhase(
         state,
         num_steps=num_steps or progress.num_steps,

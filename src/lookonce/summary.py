@@ -11,7 +11,7 @@ from lookonce.eval.scores.metric import EXACT, Headline
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.eval.statistics import Interval
 from lookonce.run.folder import RunFolder, Trained, read_form
-from lookonce.run.log_file import read_curves
+from lookonce.run.log_file import Rewards, read_curves, read_rewards
 from lookonce.text import count, duration, rows, shell, size
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ class Summary:
     """The ends of the 95 % interval of the exact match; None if there are too few images."""
     headline: Headline | None = None
     """The score by `eval.metric`; None if nothing is evaluated."""
+    rewards: Rewards | None = None
+    """What a training by rewards drew; None of another one."""
     ended_early: str = ""
     """Why the training ended before its last step; empty if it did not."""
     report: str | None = None
@@ -78,6 +80,8 @@ class Summary:
         ]
         if self.startup_seconds:
             lines.append(("", self._startup()))
+        if self.rewards:
+            lines += [("reward", self._rewarded(self.rewards)), ("", f"time of the steps: {self.rewards.time_text()}")]
         if self.best_validation_loss is not None:
             best = f"lowest {self.best_validation_loss:.4f}, at step {self.best_validation_step:,}"
             lines.append(("val loss", f"{best} of {self.num_steps:,}"))
@@ -92,9 +96,17 @@ class Summary:
     def _training(self) -> str:
         resumed = f" since it was resumed at step {self.first_step:,}" if self.first_step else ""
         left_out = f", {self.num_too_long} records left out as too long" if self.num_too_long else ""
+        samples = "questions" if self.rewards else "samples"
         return (
-            f"{self.num_samples:,} samples in {self.num_steps:,} steps; {duration(self.train_seconds)}{resumed}, "
+            f"{self.num_samples:,} {samples} in {self.num_steps:,} steps; {duration(self.train_seconds)}{resumed}, "
             f"{self.wait_share:.1%} of each step waiting for data{left_out}"
+        )
+
+    def _rewarded(self, rewards: Rewards) -> str:
+        return (
+            f"{rewards.first:.3f} in the first fifth of the steps, {rewards.last:.3f} in the last; "
+            f"{rewards.mixed_share:.0%} of {count(rewards.num_questions, 'question')} drawn had answers of different "
+            "rewards"
         )
 
     def _startup(self) -> str:
@@ -137,6 +149,7 @@ def summarise(opened: OpenRun, evaluation: Evaluation | None) -> Summary:
         best_validation_step=best_step,
         exact_match_interval=[*evaluation.exact.interval] if evaluation and evaluation.exact.interval else None,
         headline=evaluation.headline if evaluation else None,
+        rewards=read_rewards(folder.log),
         **{name: getattr(trained, name) for name in OF_TRAINING},
     )
 

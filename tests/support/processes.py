@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -98,6 +99,18 @@ class Preloaded:
         request = {"source": source, "arguments": arguments, "folder": str(folder), "name": name}
         pid = self._ask(request | {"environment": environment})
         return Process(pid, folder, name, self._ask)
+
+    def start_ranks(self, number: int, source: str, *arguments: str, folder: Path) -> list[Process]:
+        """Run it in processes that work together on the CPU, started as by srun: by torchrun's variables."""
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            port = str(found.getsockname()[1])
+        common = {"WORLD_SIZE": str(number), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        ranks = [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if number > 1 else {} for rank in range(number)]
+        return [
+            self.start(source, *arguments, folder=folder, name=f"rank{rank}", **variables)
+            for rank, variables in enumerate(ranks)
+        ]
 
     def _ask(self, request: dict[str, Any]) -> Any:
         assert self._process.stdin and self._process.stdout

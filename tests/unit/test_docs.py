@@ -165,6 +165,19 @@ def test_all_pages_have_one_time_for_an_epoch(root):
         assert rows and epoch in rows[0], page
 
 
+def test_the_tokens_of_answers_are_those_of_the_arithmetic_beside_them(root):
+    """Of 9 questions and 8 answers to each: `docs/grpo.md`."""
+    text = (root / "docs" / "grpo.md").read_text()
+    image, question, samples, num_questions = 500, 25, 8, 9
+    rows = re.findall(r"^\| (\d+) tokens \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$", text, re.M)
+    assert len(rows) == 3
+    for row in rows:
+        length, *found = (int(cell.replace(",", "")) for cell in row)
+        answers = samples * length
+        by_question, tree = image + question + answers, image + num_questions * (question + answers)
+        assert found == [num_questions * samples * (image + question + length), num_questions * by_question, tree]
+
+
 def test_the_picture_is_what_training_draws_and_the_page_of_the_run_file_is_what_the_schema_says(root):
     drawn, page = load_script(root, "draw_pack").drawing(), load_script(root, "generate_run_file").page()
     assert (root / "docs" / "pack.svg").read_text() == drawn, "run: make docs-pages"

@@ -14,6 +14,7 @@ from lookonce.eval.decoding.dialogue import Answer
 from lookonce.eval.scores.metric import Headline
 from lookonce.eval.statistics import Interval
 from lookonce.run.folder import RunFolder
+from lookonce.run.log_file import Rewards
 from lookonce.status import find_unfinished
 from lookonce.summary import Summary
 
@@ -62,6 +63,17 @@ def test_the_metric_that_counts_stands_before_exact_match_and_the_end_of_the_tra
     text = replace(SUMMARY, headline=head, ended_early="ended after step 10 of 40").text().splitlines()
     score = "45.2% [40.0 to 50.0] BLEU on 60 questions; majority baseline (the most frequent training answer): 21.7%"
     assert f"  validation  {score}; exact match 88.4%" in text and "              ended after step 10 of 40" in text
+
+
+def test_a_training_by_rewards_tells_its_rewards_and_where_its_time_went():
+    rewards = Rewards(96, 0.25, 0.5, 0.3, {"sampling": 6.0, "rewarding": 1.0, "training": 3.0})
+    text = replace(SUMMARY, rewards=rewards).text().splitlines()
+    mean = (
+        "0.250 in the first fifth of the steps, 0.500 in the last; 30% of 96 questions drawn had answers of different"
+    )
+    assert f"  reward      {mean} rewards" in text
+    assert "              time of the steps: 60% sampling, 10% rewarding, 30% training" in text
+    assert any(line.startswith("  training    80 questions in 10 steps") for line in text)
 
 
 def test_what_was_not_measured_is_left_out():

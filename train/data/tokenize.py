@@ -313,6 +313,11 @@ class ChatTokenizer:
         return start, end + len(self.tokenizer.eos_token)
 
     def _tokenize(self, text: str, spans: list[tuple[int, int]], record: Record) -> Tokens:
+        if (record.system or "").strip() not in text:
+            raise RecordsError(
+                f"{record.origin}: the chat template leaves the system text out of the prompt; write it into the "
+                "questions, or remove it from the records or `data.system`"
+            )
         encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         token_ids = np.array(encoding["input_ids"], dtype=np.int32)
         num_placeholders = int((token_ids == self.image_token_id).sum())

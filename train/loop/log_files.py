@@ -41,9 +41,9 @@ from lookonce.claim_file import Process
 from lookonce.datasets.records import Record
 from lookonce.errors import Stopped, TrainingError, UsageError
 from lookonce.files import write_json, write_text
-from lookonce.run.log_file import End, Progress, read_lines
+from lookonce.run.log_file import PHASES, End, Progress, read_lines
 from lookonce.run.sections import METRICS
-from lookonce.text import count, duration, first_line
+from lookonce.text import count, duration, first_line, json_text
 from lookonce.train.data.policy import Drawn
 
 MUCH_WAITING = 0.05
@@ -52,7 +52,14 @@ FOR_TRACKERS = ("samples_per_second", "tokens_per_second", "wait_share")
 STOCK_PRINTERS = (PrinterCallback, ProgressCallback)
 """Trainer's own printing callbacks, which these lines replace."""
 BEAT_S = 10.0
-FIGURES = {"loss": "loss", "validation_loss": "eval_loss", "exact_match": "eval_exact_match", "score": "eval_score"}
+FIGURES = {
+    "loss": "loss",
+    "validation_loss": "eval_loss",
+    "exact_match": "eval_exact_match",
+    "score": "eval_score",
+    "reward": "reward",
+    "mixed_share": "mixed_share",
+}
 """Figures of the progress, and their keys in Trainer's logs."""
 WINDOW_BEATS = 6
 """Number of beats over which the rate is measured."""
@@ -177,7 +184,7 @@ class DrawnLog:
 
     def write(self, step: int, shown: Sequence[tuple[int, Sequence[Drawn]]]) -> None:
         """Append the questions of a step."""
-        with self._path.open("a") as file:
+        with self._path.open("a", encoding="utf-8") as file:
             for number, group in shown:
                 record, turn = self._questions[number]
                 answers = [{"text": one.text, "reward": one.reward, "cut": one.is_cut} for one in group]
@@ -185,12 +192,12 @@ class DrawnLog:
                 references = record.references or [asked.answer]
                 about = {"origin": record.origin, "images": images, "question": asked.question}
                 line = {"step": step, **about, "references": [*references], "answers": answers}
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                file.write(json_text(line) + "\n")  # drawn texts have all characters that end lines
 
     def drop_after(self, step: int) -> None:
         """Drop the lines of steps that a resumed training makes again."""
         if self._path.exists():
-            lines = self._path.read_text().splitlines(keepends=True)
+            lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
             with contextlib.suppress(ValueError):
                 lines = [line for line in lines if json.loads(line)["step"] <= step]
             write_text(self._path, "".join(lines))
@@ -219,18 +226,33 @@ def answered_line(logs: dict[str, float], metric: str) -> str:
 
 
 def step_line(logs: dict[str, Any], measured: dict[str, float]) -> str:
-    """The figures of the last steps on one line."""
-    parts = [f"loss {logs['loss']:.4f}"]
+    """The figures of the last steps on one line; of a training by rewards those of its answers, not its loss."""
+    is_rewarded = "sampling_seconds" in logs
+    parts = _of_rewards(logs) if is_rewarded else [f"loss {logs['loss']:.4f}"]
     if logs.get("grad_norm") is not None:
         parts.append(f"grad {float(logs['grad_norm']):.2f}")
     parts.append(f"lr {logs.get('learning_rate', 0):.1e}")
-    parts.append(f"{measured['samples_per_second']:.0f} samples/s")
-    parts.append(f"{measured['tokens_per_second']:,.0f} tokens/s")
+    parts.append(f"{measured['samples_per_second']:.0f} {'questions' if is_rewarded else 'samples'}/s")
+    if not is_rewarded:
+        parts.append(f"{measured['tokens_per_second']:,.0f} tokens/s")
     if "memory_gb" in measured:
         parts.append(f"{measured['memory_gb']:.1f} GB reserved")
-    parts.append(f"data wait {measured['wait_share']:.1%}")
+    if not is_rewarded:
+        parts.append(f"data wait {measured['wait_share']:.1%}")
     parts.append(f"eta {tqdm.format_interval(measured['eta_seconds'])}")
     return "  ".join(parts)
+
+
+def _of_rewards(logs: dict[str, Any]) -> list[str]:
+    """The answers drawn since the line before, unless all steps had those of earlier ones."""
+    seconds = sum(logs[f"{phase}_seconds"] for phase in PHASES) or 1.0
+    parts = ["no new answers"]
+    if "reward" in logs:
+        parts = [f"reward {logs['reward']:.3f}", f"mixed {logs['mixed_share']:.0%}", f"entropy {logs['entropy']:.2f}"]
+        parts += [f"length {logs['answer_tokens']:.1f}"]
+        parts += [f"cut {logs['cut_share']:.0%}"] if logs["cut_share"] else []
+    parts += [f"kl {logs['kl']:.4f}"] if "kl" in logs else []
+    return [*parts, f"sampling {logs['sampling_seconds'] / seconds:.0%}"]
 
 
 class Heartbeat(TrainerCallback):

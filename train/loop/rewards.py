@@ -216,7 +216,12 @@ class RewardTrainer(PackTrainer):
         sampling, rewarding = (self._seconds - seconds).tolist()
         self._add(sampling_seconds=sampling, rewarding_seconds=rewarding)
         self._check_full(len(groups), self._position - start)
-        self._take(positions, groups)
+        taken = self._take(positions, groups)
+        if not step and taken.num_masked == sum(len(group) for group in groups):
+            raise TrainingError(
+                f"all answers of the first step were cut off after {self.options.max_new_tokens} tokens, so there is "
+                "nothing to learn from; raise grpo.max_new_tokens, or set grpo.cut: punished"
+            )
 
     def _num_to_ask(self, num_found: int, num_asked: int) -> int:
         """How many questions are asked at once: as many as a step has, or a half, a quarter and so on if so many will
@@ -323,17 +328,18 @@ class RewardTrainer(PackTrainer):
         weight, kl, clipped, first, distance = (
             self._add_up(of_ranks) if self.args.world_size > 1 else of_ranks
         ).tolist()
-        each = {
-            "reward": _mean(sums["reward"], sums["questions"]),
-            "reward_spread": _mean(sums["spread"], sums["questions"]),
-            "mixed_share": _mean(sums["mixed"], sums["questions"]),
-            "questions_drawn": sums["questions"],
-            "entropy": -_mean(sums["log_prob"], sums["tokens"]),
-            "answer_tokens": _mean(sums["tokens"], sums["answers"]),
-            "cut_share": _mean(sums["cut"], sums["answers"]),
-            "clipped_share": _mean(clipped, weight),
-            "log_prob_distance": _mean(distance, first),
-        }
+        each = {"clipped_share": _mean(clipped, weight), "log_prob_distance": _mean(distance, weight)}
+        if sums["questions"]:  # else all steps had the answers of earlier ones
+            drawn = {
+                "reward": _mean(sums["reward"], sums["questions"]),
+                "reward_spread": _mean(sums["spread"], sums["questions"]),
+                "mixed_share": _mean(sums["mixed"], sums["questions"]),
+                "questions_drawn": sums["questions"],
+                "entropy": -_mean(sums["log_prob"], sums["tokens"]),
+                "answer_tokens": _mean(sums["tokens"], sums["answers"]),
+                "cut_share": _mean(sums["cut"], sums["answers"]),
+            }
+            each = drawn | each
         if self.options.kl:
             each["kl"] = _mean(kl, weight)
         for name in ("sampling_seconds", "rewarding_seconds", "training_seconds"):

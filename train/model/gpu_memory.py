@@ -28,6 +28,8 @@ LEAST_TOKENS = 1024
 """Shorter packs hold one or two images; none is given."""
 BYTES = {UNQUANTISED: 2.0, "fp8": 2.0, "int8": 1.03, "nf4": 0.55}
 """Bytes of a frozen weight in the products of the decoder layers, scales included, for each `train.frozen`."""
+VOCABULARY, LOGIT_BYTES = 151_936, 12
+"""Logits of a target in `MODELS`, and the bytes of each in the backward pass of the loss: three in float32."""
 SAVED = 0.9
 """Share of what quantised weights save that is counted on: those of a layer are in bf16 again while it computes."""
 
@@ -71,6 +73,11 @@ def peak_gb(name: str, num_tokens: int, checkpointing: Checkpointing, frozen: st
     (first, last), (low, high) = LENGTHS, MODELS[name].peaks_gb[checkpointing]
     saved = SAVED * MODELS[name].num_quantised * (BYTES[UNQUANTISED] - BYTES[frozen])
     return low + (num_tokens - first) * (high - low) / (last - first) - saved
+
+
+def logits_gb(num_targets: int) -> float:
+    """The memory that the loss of this many targets takes beside that: a training on answers has few."""
+    return num_targets * VOCABULARY * LOGIT_BYTES / 1e9
 
 
 def longest_pack(name: str, gpu_gb: float, checkpointing: Checkpointing, frozen: str = UNQUANTISED) -> int:

@@ -148,8 +148,8 @@ def average_gradients(model: Any) -> None:
     torch.distributed.all_reduce(together)
     together /= torch.distributed.get_world_size()
     averages = torch.split(together, [gradient.numel() for gradient in gradients])
-    for gradient, averaged in zip(gradients, averages, strict=True):
-        gradient.copy_(averaged.view_as(gradient))
+    # one launch and not one for each weight
+    torch._foreach_copy_(gradients, [averaged.view_as(g) for g, averaged in zip(gradients, averages, strict=True)])
     if passes := _PASSES.get(_inner(model)):
         passes.needs_average = False
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from lookonce.cache.format import STORAGE
-from lookonce.checks.report import CheckReport, Result
+from lookonce.checks.report import CheckReport, Level, Result
 from lookonce.claim_file import holder, is_living
 from lookonce.disk_space import existing, free_bytes, with_margin
 from lookonce.environment import LAUNCH, MPI, gpu_gb, launch_note
@@ -31,7 +31,7 @@ from lookonce.run.sections import RECORDED, UNQUANTISED
 from lookonce.run.start_adapter import find_start, start_identity
 from lookonce.settings import explain, load_values, set_key
 from lookonce.text import first_line, shell, size
-from lookonce.train.model.gpu_memory import BYTES, fits, measured_name, peak_gb, usable_gb
+from lookonce.train.model.gpu_memory import BYTES, fits, logits_gb, measured_name, peak_gb, usable_gb
 
 if TYPE_CHECKING:
     from lookonce.checks.inputs import CheckedImages, CheckedModel
@@ -144,6 +144,7 @@ def _training(run: RunFile) -> Iterator[Result]:
     from transformers import Trainer
 
     from lookonce.eval.scores.metric import check_metric
+    from lookonce.eval.scores.reward import Reward
     from lookonce.train.loop.arguments import check_scheduler, training_arguments
     from lookonce.train.loop.log_files import check_trackers
     from lookonce.train.model.frozen import check_frozen
@@ -152,6 +153,7 @@ def _training(run: RunFile) -> Iterator[Result]:
     plain = run.model_copy(update={"train": run.train.model_copy(update=PLAIN_TRAINING)})
     checks: tuple[Callable[[], Any], ...] = (
         lambda: check_metric(run.eval.metric),
+        lambda: run.train.objective == "grpo" and Reward(run.grpo),
         lambda: check_scheduler(run.train),
         lambda: check_trackers(run.train.track),
         lambda: check_frozen(run.train.frozen, "train.frozen"),
@@ -182,9 +184,13 @@ def check_memory(run: RunFile, model: CheckedModel, gpu_gb: float | None) -> lis
     if name is None or not run.batch.has_packs:
         unmeasured = "this model" if name is None else f"batch.mode: {run.batch.mode}"
         return [Result("ok", "GPU memory", f"not measured for {unmeasured}; training tries {LONGEST} first")]
-    tokens = run.batch.tokens_per_pack
+    tokens, options = run.batch.tokens_per_pack, run.grpo
     needed = peak_gb(name, tokens, checkpointing, frozen)
     basis = "" if BYTES[frozen] == BYTES[UNQUANTISED] else f", computed for {frozen} weights and not measured"
+    if draws := run.train.objective == "grpo":
+        targets = min(tokens, run.batch.samples_per_step * options.samples * options.max_new_tokens)
+        needed += (logits := logits_gb(targets))
+        basis += f"; at most {logits:.0f} GB of it are logits of drawn answers, computed and not measured"
     need = f"{name}, packs of {tokens:,} tokens: about {needed:.0f} GB"
     if gpu_gb is None:
         return [
@@ -195,7 +201,9 @@ def check_memory(run: RunFile, model: CheckedModel, gpu_gb: float | None) -> lis
     comparison = f"{need} of {gpu_gb:.0f} GB{basis}"
     if needed <= usable_gb(gpu_gb):
         return [Result("ok", "GPU memory", comparison)]
-    return [Result("error" if needed > gpu_gb else "warning", "GPU memory", comparison, _advice(name, gpu_gb, run))]
+    advice = f"lower batch.tokens_per_pack, grpo.samples or grpo.max_new_tokens ({PAGE})"
+    level: Level = "error" if needed > gpu_gb and not draws else "warning"
+    return [Result(level, "GPU memory", comparison, advice if draws else _advice(name, gpu_gb, run))]
 
 
 def _advice(name: str, gpu_gb: float, run: RunFile) -> str:
@@ -311,8 +319,10 @@ def check(
         return CheckReport(path, 0, False, time.perf_counter() - began, results)
     from lookonce.checks.inputs import (
         check_context,
+        check_drawing,
         check_images,
         check_model,
+        check_questions,
         check_records,
         check_tokens,
         count_records,
@@ -323,7 +333,9 @@ def check(
     images, of_images = check_images(run, records, model)
     results += [*check_settings(run), *count_records(records, images.keys), *of_records, *of_model, *of_images]
     results += check_context(run, records, images.keys)
+    results += check_questions(run, records)
     results += check_tokens(run, records, model, images)
+    results += check_drawing(run, path, assignments, records)
     results += check_disk(run, model, images, records.is_complete)
     results += check_memory(run, model, gpu_memory_gb or gpu_gb())
     results += [*check_start(run), *check_output(run, images)]

@@ -2,8 +2,8 @@
 
 Design: every file that is missing and every record that cannot be read is reported, not only the first. The first
 records of each file are read, unless all are asked for, so that a check of a million records takes seconds as well.
-Which records are selected, and in which stage each is, can only be judged of all of them; so all are read if the run
-file selects or orders them.
+Which records are selected, in which stage each is, and whether answers stay true of variants of their images, can only
+be judged of all of them; so all are read if the run file selects or orders them or has `cache.augment`.
 
 The model's weights are not read. It is built without memory (on torch's meta device) and gets its adapter, so PEFT
 itself says which modules are trained, and how many weights they have. A conversation of two words is rendered as
@@ -18,8 +18,9 @@ is computed, which reads the tower, only if there are caches and it was not reco
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -42,8 +43,9 @@ from lookonce.hub import locate
 from lookonce.run.config import RunFile
 from lookonce.run.open import fingerprint_of, source_of
 from lookonce.run.records import SPLITS, for_training, with_contexts, without_fold
-from lookonce.run.sections import BatchSection
+from lookonce.run.sections import METRICS, BatchSection
 from lookonce.text import Notify, count, first_line, listed, located, shell, size
+from lookonce.train.data.sampler import num_steps
 from lookonce.train.data.token_stats import Distribution, TokenCounter
 
 NUM_NAMED = 3
@@ -106,11 +108,10 @@ def check_records(run: RunFile, max_records: int | None) -> tuple[CheckedRecords
     """Read the records of all splits, at most `max_records` of each file; None for all."""
     records = CheckedRecords()
     results: list[Result] = []
-    data = run.data
-    is_selective = any(
-        (data.stage_map, data.where, data.held_out, data.context, data.system, run.batch.stage_order, run.batch.balance)
-    )
-    max_records = None if is_selective else max_records
+    data, batch = run.data, run.batch
+    is_selective = any((data.stage_map, data.where, data.held_out, data.context, data.system))
+    is_selective |= bool(batch.stage_order or batch.balance)
+    max_records = None if is_selective or run.cache.augment else max_records
     for split in SPLITS:
         problems: list[Result] = []
         for path in getattr(data, split):
@@ -139,6 +140,27 @@ def _change(records: CheckedRecords, change: Callable[[Notify], dict[str, list[R
         value, _, do = str(error).partition("; ")
         return [Result("error", "records", value, do)]
     return [Result("ok", "records", note) for note in notes]
+
+
+def check_questions(run: RunFile, records: CheckedRecords) -> Iterator[Result]:
+    """Whether the metric that counts works, and applies to the questions of `eval.every` and `eval.split`."""
+    from lookonce.eval.answers.questions import row_of
+    from lookonce.eval.scores.metric import check_metric, working_scorer
+
+    metric, while_training = run.eval.metric, ["val"] if run.eval.every else []
+    try:
+        check_metric(metric)
+    except LookonceError:
+        return  # an error of the settings
+    for split in dict.fromkeys([*while_training, run.eval.split]) if records.is_complete else ():
+        pairs = [(record, turn) for record in records.by_split[split] for turn in range(len(record.turns))]
+        try:
+            if pairs:
+                working_scorer([row_of(*pair, ()) for pair in pairs], metric, f"the questions of {split}")
+        except LookonceError as error:
+            value, _, do = str(error).rpartition("; ")
+            stops = split in while_training or metric not in METRICS
+            yield Result("error" if stops else "warning", "evaluation", value, do)
 
 
 def count_records(records: CheckedRecords, keys: Mapping[Path, str]) -> Iterator[Result]:
@@ -428,41 +450,79 @@ def _check_split(
 ) -> list[Result]:
     lengths: list[tuple[int, str]] = []
     refused: list[str] = []
+    asks = split == "train" and run.train.objective == "grpo"
     for record in tqdm(records, desc=f"count tokens of {split}", unit="record", leave=False, disable=None):
+        image_tokens = [images.tokens.get(path, 0) for path in record.images]
         try:
-            example = counter.example(
-                record, [""] * len(record.images), [images.tokens.get(p, 0) for p in record.images]
-            )
-            lengths.append((example.num_tokens, record.origin))
+            if asks:
+                lengths += [(length, record.origin) for length in answer_lengths(run, record, counter, image_tokens)]
+            else:
+                example = counter.example(record, [""] * len(record.images), image_tokens)
+                lengths.append((example.num_tokens, record.origin))
         except RecordsError as error:
             refused.append(str(error))
-    results = [_too_long(run.batch, split, lengths)] if lengths else []
+    results = [_too_long(run.batch, split, lengths, asks)] if lengths else []
     if refused:
         problem = f"{split}: training stops at {count(len(refused), 'record')}: {listed(refused, NUM_NAMED)}"
         results.append(Result("error", "lengths", problem, "correct or remove these records"))
     return results
 
 
-def _too_long(batch: BatchSection, split: str, lengths: list[tuple[int, str]]) -> Result:
+def answer_lengths(run: RunFile, record: Record, counter: TokenCounter, image_tokens: Sequence[int]) -> list[int]:
+    """The tokens of each question of a record with the longest answer that a training by rewards draws.
+
+    Raises:
+        RecordsError: training would refuse the record.
+    """
+    prompts = [counter.chat_tokenizer.prompt(record, turn)[0] for turn in range(len(record.turns))]
+    of_images = sum(image_tokens) - len(image_tokens)  # each has a placeholder in the prompt
+    return [len(prompt) + of_images + run.grpo.max_new_tokens for prompt in prompts]
+
+
+def _too_long(batch: BatchSection, split: str, lengths: list[tuple[int, str]], asks: bool) -> Result:
     limit, key = batch.longest_record, batch.limiting_key
     long = [(number, origin) for number, origin in lengths if number > limit]
     distribution = Distribution.of(Counter(number for number, _ in lengths))
+    with_answer = " with an answer of grpo.max_new_tokens" if asks else ""
     if not long:
-        usual = f"{distribution.median:,} tokens in the median, {distribution.max:,} at most"
+        usual = f"{distribution.median:,} tokens in the median, {distribution.max:,} at most{with_answer}"
         summary = f"{split}: {usual}; the limit is {limit:,} ({key})"
         return Result("ok", "lengths", summary)
     named = [f"{origin} with {number:,}" for number, origin in long]
     problem = (
-        f"{split}: {len(long):,} of {count(len(lengths), 'record')} left out, longer than {limit:,} tokens "
-        f"({key}): {listed(named, NUM_NAMED)}"
+        f"{split}: {len(long):,} of {count(len(lengths), 'question' if asks else 'record')} left out, longer than "
+        f"{limit:,} tokens{with_answer} ({key}): {listed(named, NUM_NAMED)}"
     )
     limits = {"batch.max_tokens": batch.max_tokens} | (
         {"batch.tokens_per_pack": batch.tokens_per_pack} if batch.has_packs else {}
     )
     raised = " and ".join(f"`{name}`" for name, value in limits.items() if value < distribution.max)
+    lowered = "`cache.max_pixels` or `grpo.max_new_tokens`" if asks else "`cache.max_pixels`"
     return Result(
         "error" if len(long) == len(lengths) else "warning",
         "lengths",
         problem,
-        f"raise {raised} to {distribution.max:,}, or lower `cache.max_pixels`",
+        f"raise {raised} to {distribution.max:,}, or lower {lowered}",
     )
+
+
+def check_drawing(run: RunFile, path: Path, assignments: Sequence[str], records: CheckedRecords) -> Iterator[Result]:
+    """How much a training by rewards draws, and how to measure the time; nothing for another training."""
+    if run.train.objective != "grpo":
+        return
+    options, per_step = run.grpo, run.batch.samples_per_step
+    num_questions = sum(len(record.turns) for record in records.by_split["train"])
+    if records.is_complete:
+        per_step = min(per_step, num_questions)
+    drawn = per_step * options.samples
+    value = (
+        f"a step draws {options.samples} answers to each of {count(per_step, 'question')}, at most "
+        f"{drawn * options.max_new_tokens:,} tokens"
+        + (", and more where rewards are equal (grpo.filter)" if options.filter else "")
+    )
+    if run.train.steps or records.is_complete:
+        steps = run.train.steps or math.ceil(run.train.epochs * num_steps(num_questions, run.batch.samples_per_step))
+        value = f"{count(steps, 'step')}; {value}"
+    changes = (*assignments, "train.steps=10", f"output={run.output}-trial")
+    trial = shell("lookonce", "train", path, *(word for text in changes for word in ("--set", text)))
+    yield Result("ok", "drawing", f"{value}; hours are not measured: a trial prints questions/s", trial)

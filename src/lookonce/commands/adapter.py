@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lookonce.commands.options import JSON, PATH, check_launch, emit, notify, only_results_on_stdout, remember_run_file
+from lookonce.commands.options import JSON, PATH, check_alone, emit, notify, only_results_on_stdout, remember_run_file
 
 if TYPE_CHECKING:
     from lookonce.adapter.merge import Dtype
@@ -98,7 +98,7 @@ def merge(run_dir: Path, folder: Path, dtype: Dtype, onto_unquantised: bool, as_
       lookonce adapter merge runs/sample models/sample-merged
       lookonce adapter merge runs/kvasir models/kvasir-fp32 --dtype fp32 --json
     """
-    check_launch()
+    check_alone("lookonce adapter merge")
     remember_run_file(run_dir)
     with only_results_on_stdout():
         from lookonce.adapter.merge import merge as merge_run

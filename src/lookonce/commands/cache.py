@@ -19,6 +19,7 @@ from lookonce.commands.options import (
     RUN_OR_CACHE,
     SET,
     cache_folder,
+    check_launch,
     emit,
     nothing_to_set,
     notify,
@@ -26,12 +27,14 @@ from lookonce.commands.options import (
     read_run,
     say,
 )
+from lookonce.environment import num_ranks
 from lookonce.errors import UsageError
 from lookonce.settings import MAX_COUNT
 from lookonce.text import shell
 
 if TYPE_CHECKING:
     from lookonce.cache.maintenance.verify import Level
+    from lookonce.run.open import OpenRun
 
 
 @click.group()
@@ -142,18 +145,39 @@ def cache_build(
     If interrupted, run the same command again to resume. On SIGUSR1 it finishes the current shard (a file with
     the features of some images) and stops; on SIGTERM or SIGHUP it stops at once.
 
+    Under torchrun each process is a worker on a GPU of its own: the first one hashes the images, and reports for all.
+
     Exits 1 if more than --max-quarantined images could not be encoded (all others are), and 75 if a signal stopped it.
 
     \b
     Examples:
       lookonce cache build data/sample/run.yaml
+      torchrun --nproc-per-node 4 -m lookonce cache build run.yaml
       lookonce cache build run.yaml --set cache.dir=/scratch/caches --max-quarantined 10
       lookonce cache build run.yaml --worker 3/8 --no-wait
     """
+    check_launch()
     run = read_existing(run_file, assignments)
+    if worker and num_ranks() > 1:
+        raise UsageError(f"{num_ranks()} processes of torchrun are workers by themselves; leave out --worker")
     from lookonce.run.open import TO_BUILD, TO_BUILD_BY_PLAN, open_run
 
-    opened = open_run(run, TO_BUILD_BY_PLAN if worker else TO_BUILD)
+    opened: OpenRun | None = None
+    if num_ranks() > 1:
+        from lookonce.train.loop.distributed import Ranks
+
+        def plan() -> None:
+            nonlocal opened
+            opened = open_run(run, TO_BUILD)
+            opened.write_plan()
+
+        ranks = Ranks.join()
+        ranks.first_decides(plan)
+        ranks.disband()
+        if not ranks.is_first:
+            open_run(run, TO_BUILD_BY_PLAN).build((ranks.rank, ranks.num_ranks), wait=False)
+            return
+    opened = opened or open_run(run, TO_BUILD_BY_PLAN if worker else TO_BUILD)
     report = opened.build(worker, wait=not no_wait, retry_quarantined=retry_quarantined)
     if worker:
         notify("image keys (hashes of files) were taken from the plan; without --worker, every file is hashed")

@@ -20,6 +20,7 @@ from lookonce.commands.options import (
     SPLIT,
     VERIFY_IMAGES,
     Decimal,
+    check_alone,
     check_launch,
     emit,
     notify,
@@ -27,7 +28,7 @@ from lookonce.commands.options import (
     remember_run_file,
     say,
 )
-from lookonce.environment import fewer_imports, num_ranks
+from lookonce.environment import fewer_imports
 from lookonce.errors import LookonceError, UsageError
 from lookonce.text import count, json_text, listed, shell
 
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--temperature",
-    type=Decimal(0, 100, min_open=True),
+    type=Decimal(0.01, 100),
     default=1.0,
     show_default=True,
     help="With --samples, what logits are divided by.",
@@ -205,12 +206,7 @@ def predict(
       lookonce predict runs/sample --records q.jsonl -o answers.jsonl
       lookonce predict run.yaml --records q.jsonl -o untuned.jsonl --untuned
     """
-    if num_ranks() > 1:
-        raise UsageError(
-            "lookonce predict runs in one process; start it without torchrun, or, if nothing has set WORLD_SIZE="
-            f"{num_ranks()} in the environment on purpose: unset WORLD_SIZE"
-        )
-    check_launch()
+    check_alone("lookonce predict")
     misplaced = patterns or images if records else image_root
     if bool(records) == bool(questions) or misplaced or (patterns and images):
         raise UsageError(
@@ -278,7 +274,7 @@ def ask(run_dir: Path, images: tuple[Path, ...], system: str | None, untuned: bo
       lookonce ask runs/pairs before.jpg after.jpg
       lookonce ask Qwen/Qwen3-VL-2B-Instruct a.jpg --untuned
     """
-    check_launch()
+    check_alone("lookonce ask")
     with only_results_on_stdout(), fewer_imports():
         from lookonce.eval.answerer import Answerer, Conversation
 

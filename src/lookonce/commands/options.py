@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lookonce.environment import launch_note
+from lookonce.environment import launch_note, num_ranks
 from lookonce.errors import UsageError
 from lookonce.settings import MAX_SEED
 from lookonce.text import json_text, printable, shell
@@ -144,6 +144,20 @@ def check_launch() -> None:
     """
     if note := launch_note():
         notify(note)
+
+
+def check_alone(command: str) -> None:
+    """The same, for a command that torchrun must not start several times.
+
+    Raises:
+        UsageError: this is one of several processes.
+    """
+    if (number := num_ranks()) > 1:
+        raise UsageError(
+            f"{command} runs in one process; start it without torchrun, or, if nothing has set WORLD_SIZE={number} in "
+            "the environment on purpose: unset WORLD_SIZE"
+        )
+    check_launch()
 
 
 def notify(note: str) -> None:

@@ -8,7 +8,17 @@ from pathlib import Path
 
 import click
 
-from lookonce.commands.options import JSON, PATH, PDF, Decimal, check_launch, emit, notify, only_results_on_stdout
+from lookonce.commands.options import (
+    JSON,
+    PATH,
+    PDF,
+    Decimal,
+    check_alone,
+    check_launch,
+    emit,
+    notify,
+    only_results_on_stdout,
+)
 from lookonce.text import count, shell
 
 STUDY = click.argument("study_file", metavar="STUDY.yaml", type=PATH)
@@ -99,7 +109,7 @@ def run(study_file: Path, num_parallel: int | None, again: bool, as_json: bool) 
       lookonce study run study.yaml --parallel 2
       lookonce study run study.yaml --again
     """
-    check_launch()
+    check_alone("lookonce study run, which starts a process on each GPU,")
     with only_results_on_stdout():
         from lookonce.study.run import run_study
         from lookonce.study.state import StudyStatus

@@ -104,8 +104,9 @@ def status(path: Path, assignments: tuple[str, ...], missing: bool, as_json: boo
                   num_quarantined, num_bytes, images_per_second, eta_s, workers (worker, host, job, shard, phase,
                   num_done, num_images, age_s, silent_s, alive, slow)
       training    state (not begun, running, dead, stopped, failed, trained, finished, another run), phase, step,
-                  num_steps, loss, validation_loss, exact_match, score, ms_per_sample, eta_s, silent_s, stepped_s, job,
-                  host, checkpoint, reason, startup_seconds
+                  num_steps, loss, validation_loss, exact_match, score, reward, mixed_share (both of the answers that
+                  train.objective: grpo drew last), ms_per_sample, eta_s, silent_s, stepped_s, job, host, checkpoint,
+                  reason, startup_seconds
       scores      by split: metric, num_questions, score, interval, majority
       unfinished  evaluations without a result: questions answered so far, and of how many
 
@@ -271,6 +272,8 @@ def bench_step(
         run = make_run(place, model, num_images, tokenizer, assignments, family)
         open_run(run, TO_BUILD).build()
     assert run is not None
+    if run.train.objective == "grpo":
+        raise UsageError("bench step measures training on the answers of the records: --set train.objective=sft")
     opened = click.get_current_context().with_resource(open_run(run, TO_MEASURE))
     is_first = environment.rank() == 0
     notes = notify if is_first else lambda note: None

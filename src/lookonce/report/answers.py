@@ -1,4 +1,5 @@
-"""The single answers of a report: right and wrong ones with their images, and the most frequent mistakes.
+"""The single answers of a report: right and wrong ones with their images, the most frequent mistakes, and answers that
+a training by rewards drew.
 
 Design: the answers that are shown are drawn from a fixed seed, so that a page that is made again has the same images,
 and none is chosen by hand. The kinds take turns until the sheet is full; within a kind, images that are not shown yet
@@ -20,6 +21,7 @@ from lookonce.eval.join import Run, in_one_order
 from lookonce.eval.scores.match import is_closed
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.report.runs import ReportedRun
+from lookonce.run.log_file import DrawnQuestion, read_drawn
 from lookonce.text import shown
 
 NUM_SHOWN = 48
@@ -105,6 +107,49 @@ def pictures(kinds: Sequence[Mapping[str, Any]]) -> Callable[[Sequence[str]], tu
         return "", "image not found" if is_gone(path) else "image cannot be read"
 
     return picture
+
+
+NUM_DRAWN, NUM_TEXTS = 8, 5
+"""The questions of a training by rewards that are shown, and the different answers of each."""
+
+
+def drawn(runs: Sequence[ReportedRun]) -> list[dict[str, Any]] | None:
+    """Some questions of each training by rewards, with the answers that were drawn first and last."""
+    lines = {run.name: read_drawn(run.folder.drawn) for run in runs if run.folder}
+    return [
+        {"run": name, "shown": [_drawn_question(asked) for asked in questions_over_time(of_run)]}
+        for name, of_run in lines.items()
+        if of_run
+    ] or None
+
+
+def questions_over_time(lines: Sequence[DrawnQuestion]) -> list[list[DrawnQuestion]]:
+    """The questions to which answers were drawn at several steps, furthest apart first, each with its first and last
+    line; then others, as many of the first steps as of the last."""
+    by_question: dict[tuple[str, str], list[DrawnQuestion]] = {}
+    for line in sorted(lines, key=lambda line: line.step):
+        by_question.setdefault((line.origin, line.question), []).append(line)
+    several = [[asked[0], asked[-1]] for asked in by_question.values() if asked[0].step < asked[-1].step]
+    several.sort(key=lambda asked: asked[0].step - asked[-1].step)
+    once = [asked[:1] for asked in by_question.values() if asked[0].step == asked[-1].step]
+    num_other = max(NUM_DRAWN - len(several), 0)
+    first, last = once[: -(-num_other // 2)], once[len(once) - num_other // 2 :]
+    return [*several[:NUM_DRAWN], *(once if len(once) <= num_other else [*first, *last])]
+
+
+def _drawn_question(asked: Sequence[DrawnQuestion]) -> dict[str, Any]:
+    values = {key: getattr(asked[0], key) for key in ("origin", "images", "question", "references")}
+    return values | {"steps": [{"step": line.step, **_drawn_answers(line)} for line in asked]}
+
+
+def _drawn_answers(line: DrawnQuestion) -> dict[str, Any]:
+    """The most frequent answers of a line with their rewards, and how many others there are."""
+    times = Counter((answer.text, answer.reward, answer.cut) for answer in line.answers).most_common()
+    texts = [
+        {"text": text, "reward": reward, "cut": cut, "times": number}
+        for (text, reward, cut), number in times[:NUM_TEXTS]
+    ]
+    return {"answers": texts, "num_other": sum(number for _, number in times[NUM_TEXTS:])}
 
 
 NUM_QUESTIONS, NUM_PAIRS = 25, 3

@@ -22,13 +22,13 @@ from lookonce.eval.scores.prediction import GROUPINGS
 from lookonce.eval.statistics import MIN_CLUSTERS, Interval
 from lookonce.files import write_text
 from lookonce.page import Line, Panel
-from lookonce.report.answers import answers, errors, pictures
+from lookonce.report.answers import answers, drawn, errors, pictures
 from lookonce.report.contexts import HEADER as CONTEXTS_HEADER
 from lookonce.report.contexts import ContextScores, context_cells, context_scores
 from lookonce.report.runs import Cost, DataFacts, ReportedRun, open_runs, overlap
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
-from lookonce.run.log_file import Curves, smoothed
+from lookonce.run.log_file import OF_REWARDS, Curve, Curves, Rewards, smoothed
 from lookonce.run.sections import RECORDED
 from lookonce.settings import flatten
 from lookonce.text import count, duration, listed, shell, shown, size
@@ -71,6 +71,7 @@ class Report:
             "groups": {run.name: _groups(run) for run in runs if run.scores} or None,
             "metrics": {run.name: _metrics(run) for run in runs if run.metrics.get("metrics")} or None,
             "curves": curves(runs),
+            "drawn": drawn(runs),
             "answers": answers(runs),
             "errors": errors(runs),
             "cost": cost(runs),
@@ -117,9 +118,10 @@ class Report:
             "not_installed": next(filter(lambda text: "pip" in text, libraries), ""),
             "counted": {key: name for key, name in COUNTS.items() if any(run.get(key) is not None for run in counts)},
             "curves": [page.to_svg(plot, f"{name} of {listed(names)}") for name, plot in self.plots().items()],
+            "rewarded": {name: of_run["rewards"] for name, of_run in (json["cost"] or {}).items() if of_run["rewards"]},
             "contexts": [(scores, context_cells(scores)) for scores in self.contexts],
             "contexts_header": CONTEXTS_HEADER,
-            "picture_of": pictures(json["answers"] or []),
+            "picture_of": pictures([*(json["answers"] or []), *(json["drawn"] or [])]),
             "cost_lines": cost_lines(json["cost"] or {}),
             "settings": _lines(shown_settings["settings"], page.setting),
             "differing": _lines(shown_settings["settings"] | defaults, page.setting, shown_settings["differing"]),
@@ -295,41 +297,66 @@ def curves(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
             "exact_match_while_training": run_curves.exact_match,
             "score_while_training": run_curves.score,
             "highest": run_curves.highest,
+            **{key: curve for key in OF_REWARDS if (curve := getattr(run_curves, key))},
         }
         for name, run_curves in _logged(runs).items()
     } or None
 
 
 def _logged(runs: Sequence[ReportedRun]) -> dict[str, Curves]:
-    """The curves of the runs that have logged a loss."""
-    return {run.name: run.curves for run in runs if run.curves.loss or run.curves.validation_loss}
+    """The curves of the runs that have logged a loss or rewards."""
+    return {run.name: run.curves for run in runs if run.curves.loss or run.curves.validation_loss or run.curves.reward}
+
+
+PANELS = {
+    "reward": "mean reward",
+    "reward_spread": "standard deviation of rewards within a question",
+    "mixed_share": "share of mixed questions",
+    "entropy": "entropy of drawn tokens",
+    "answer_tokens": "answer length in tokens",
+    "kl": "KL divergence to the model at the start",
+    "learning_rate": "learning rate",
+    "exact_match": "exact match while training",
+    "score": "score by eval.metric while training",
+}
+"""The curves beside losses, and the titles of their plots."""
+SHARES = ("mixed_share", "exact_match", "score")
 
 
 def _panels(logged: Mapping[str, Curves]) -> Iterator[Panel]:
     """A panel for each figure."""
     is_alone, numbered = len(logged) == 1, [*enumerate(logged.items())]
-    if logged:
-        lows, highs = zip(*(run_curves.loss_range() for run_curves in logged.values()), strict=True)
+    with_loss = [run_curves for run_curves in logged.values() if run_curves.loss or run_curves.validation_loss]
+    if with_loss:
+        lows, highs = zip(*(run_curves.loss_range() for run_curves in with_loss), strict=True)
         losses = [
             line for number, (name, run_curves) in numbered for line in _losses(name, run_curves, number, is_alone)
         ]
         yield Panel("loss", losses, (min(lows), max(highs)), height=300)
-    titles = {"exact_match": "exact match while training", "score": "score by eval.metric while training"}
-    for key, title in {"learning_rate": "learning rate", **titles}.items():
+    for key, title in PANELS.items():
         lines = [
-            Line("" if is_alone else name, curve, "line" if key == "learning_rate" else "marked", number)
+            line
             for number, (name, run_curves) in numbered
             if len(curve := getattr(run_curves, key)) > 1
+            for line in _lines_of(key, "" if is_alone else name, curve, number, is_alone)
         ]
         if lines:
-            yield Panel(title, lines, None if key == "learning_rate" else (0, 1), height=220)
+            yield Panel(title, lines, (0, 1) if key in SHARES else None, height=220)
+
+
+def _lines_of(key: str, name: str, curve: Curve, number: int, is_alone: bool) -> list[Line]:
+    if key not in OF_REWARDS:
+        return [Line(name, curve, "marked" if key in SHARES else "line", number)]
+    faint = [Line("", curve, "faint", number)] if is_alone else []
+    return [*faint, Line(name, smoothed(curve), "line", number)]
 
 
 def _losses(name: str, logged: Curves, number: int, is_alone: bool) -> list[Line]:
-    faint = [Line("each logged loss", logged.loss, "faint", number)] if is_alone else []
+    faint = Line("each logged loss" if is_alone else "", logged.loss if is_alone else {}, "faint", number)
     mean = Line("mean training loss" if is_alone else name, smoothed(logged.loss), "line", number)
-    validation = Line("validation loss" if is_alone else "", logged.validation_loss, "marked", number + is_alone)
-    return [*faint, mean, *([validation] if logged.validation_loss else [])]
+    name = "validation loss" if is_alone else "" if logged.loss else name
+    validation = Line(name, logged.validation_loss, "marked", number + is_alone)
+    return [line for line in (faint, mean, validation) if line.points]
 
 
 def cost(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
@@ -363,6 +390,7 @@ def _cost_cells(run_cost: Mapping[str, Any]) -> dict[str, str]:
         "samples": (run_cost["num_samples"], "{:,}".format),
         "ms a sample": (run_cost["ms_per_sample"], "{:.2f}".format),
         "tokens per second": (run_cost["tokens_per_second"], "{:,.0f}".format),
+        "time of the steps": (run_cost["rewards"], lambda rewards: Rewards(**rewards).time_text()),
         "waiting for data": (run_cost["wait_share"], "{:.1%}".format),
         "cache": (run_cost["cache_bytes"], size),
         "adapter": (run_cost["adapter_bytes"], size),

@@ -38,7 +38,7 @@ from lookonce.eval.statistics import clusters_of
 from lookonce.files import read_object
 from lookonce.run.config import RunFile
 from lookonce.run.folder import AGAIN, Environment, RunFolder, read_form
-from lookonce.run.log_file import Curves, read_curves, read_lines
+from lookonce.run.log_file import Curves, Rewards, read_curves, read_lines, read_rewards
 from lookonce.run.records import read_splits, without_fold
 from lookonce.status import TrainingPhase, find_training
 from lookonce.summary import Summary
@@ -215,6 +215,11 @@ class ReportedRun:
         return list(read_lines(self.folder.log)) if self.folder else []
 
     @cached_property
+    def rewards(self) -> Rewards | None:
+        """The figures of a training by rewards; None of another one."""
+        return read_rewards(self.folder.log) if self.folder else None
+
+    @cached_property
     def summary(self) -> dict[str, Any]:
         if self.known_summary or not (self.folder and self.folder.is_finished):
             return self.known_summary or {}
@@ -285,6 +290,8 @@ class Cost:
     ms_per_sample: float | None
     tokens_per_second: float | None
     """The median of the log."""
+    rewards: Rewards | None
+    """Of a training by rewards."""
     wait_share: float | None
     """The share of the training that waited for data."""
     cache_bytes: int | None
@@ -308,6 +315,7 @@ class Cost:
             memory_gb=max((line["memory_gb"] for line in run.log if line.get("memory_gb")), default=None),
             ms_per_sample=1e3 * seconds / samples if seconds and samples and not trained["first_step"] else None,
             tokens_per_second=median(rates) if rates else None,
+            rewards=run.rewards,
             cache_bytes=summary.get("cache_bytes"),
             adapter_bytes=None if adapter is None else sum(path.stat().st_size for path in adapter),
             **{name: trained[name] for name in OF_TRAINING},

@@ -1,4 +1,5 @@
-"""What a training writes while it runs: `log.jsonl` as curves by step, and `progress.json`. log_files.py writes both.
+"""What a training writes while it runs: `log.jsonl` as curves by step, `drawn.jsonl`, and `progress.json`. log_files.py
+writes them.
 
 Design: a line that is broken is left out, because a killed process may have written half of its last one, and a
 training may be writing while the file is read. Of several values for one step the last counts. Costs 5 ms per 1,000
@@ -8,8 +9,8 @@ lines.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -24,7 +25,8 @@ MAX_STEP, MAX_TIME = 1 << 53, 1e11
 EARLY_SHARE = 0.05
 """Share of the steps that do not count for the range of losses that is drawn."""
 SMALLEST_RANGE = 1e-4
-NAMES = ("loss", "eval_loss", "learning_rate", "eval_exact_match", "eval_score")
+OF_REWARDS = ("reward", "reward_spread", "mixed_share", "entropy", "answer_tokens", "kl")
+NAMES = ("loss", "eval_loss", "learning_rate", "eval_exact_match", "eval_score", *OF_REWARDS)
 """The keys of the curves in a log, in their order."""
 Curve = dict[int, float]
 """Values by step, in order."""
@@ -35,13 +37,25 @@ class Curves:
     """What a training has logged."""
 
     loss: Curve = field(default_factory=dict)
-    """The mean of the steps since the line before."""
+    """The mean of the steps since the line before; empty in a training by rewards, whose loss says nothing of them."""
     validation_loss: Curve = field(default_factory=dict)
     learning_rate: Curve = field(default_factory=dict)
     exact_match: Curve = field(default_factory=dict)
     """The share of validation questions that were answered right while training."""
     score: Curve = field(default_factory=dict)
     """What their answers scored by `eval.metric`; empty if that is exact match."""
+    reward: Curve = field(default_factory=dict)
+    """In a training by rewards, the mean of the answers drawn since the line before; so are the others."""
+    reward_spread: Curve = field(default_factory=dict)
+    """The standard deviation of the rewards of a question's answers."""
+    mixed_share: Curve = field(default_factory=dict)
+    """The share of the questions whose answers have different rewards, so that they teach something."""
+    entropy: Curve = field(default_factory=dict)
+    """Of each drawn token."""
+    answer_tokens: Curve = field(default_factory=dict)
+    """The length of the answers."""
+    kl: Curve = field(default_factory=dict)
+    """The KL divergence to the model at the start; empty without `grpo.kl`."""
 
     @property
     def best(self) -> tuple[int, float] | None:
@@ -77,7 +91,9 @@ def smoothed(curve: Curve) -> Curve:
 def read_curves(path: Path) -> Curves:
     """The curves of a log; empty if there is none."""
     lines = list(read_lines(path))
-    return Curves(*(_curve(lines, name) for name in NAMES))
+    by_name = [_curve(lines, name) for name in NAMES]
+    curves = Curves(*by_name)
+    return replace(curves, loss={}) if curves.reward else curves
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -108,6 +124,94 @@ def _curve(lines: Iterable[dict[str, Any]], name: str) -> Curve:
     return dict(sorted(points, key=lambda point: point[0]))
 
 
+PHASES = ("sampling", "rewarding", "training")
+"""What the steps of a training by rewards do."""
+AT_ENDS = 0.2
+"""The share of the steps whose rewards are the first ones, and the last ones."""
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """A training by rewards in figures."""
+
+    num_questions: int
+    """Questions to which answers were drawn; those of which nothing was learned count."""
+    first: float
+    """The mean reward of the first fifth of the steps."""
+    last: float
+    """That of the last fifth."""
+    mixed_share: float
+    """The share of the questions whose answers have different rewards."""
+    seconds: dict[str, float]
+    """Of sampling, rewarding and training."""
+
+    def time_text(self) -> str:
+        """The shares of the time."""
+        total = sum(self.seconds.values()) or 1.0
+        return ", ".join(f"{seconds / total:.0%} {phase}" for phase, seconds in self.seconds.items())
+
+
+def read_rewards(path: Path) -> Rewards | None:
+    """The figures of a training by rewards, by its log; None of another one."""
+    lines = list(read_lines(path))
+    drawn = [line for line in lines if line.get("questions_drawn", 0) > 0 and {"reward", "mixed_share"} <= line.keys()]
+    if not drawn:
+        return None
+    last_step = drawn[-1]["step"]
+    first = [line for line in drawn if line["step"] <= AT_ENDS * last_step] or drawn[:1]
+    last = [line for line in drawn if line["step"] > (1 - AT_ENDS) * last_step] or drawn[-1:]
+    return Rewards(
+        num_questions=int(sum(line["questions_drawn"] for line in drawn)),
+        first=_mean(first, "reward"),
+        last=_mean(last, "reward"),
+        mixed_share=_mean(drawn, "mixed_share"),
+        seconds={phase: sum(line.get(f"{phase}_seconds", 0.0) for line in lines) for phase in PHASES},
+    )
+
+
+def _mean(lines: Sequence[dict[str, Any]], key: str) -> float:
+    """The mean over the questions of some lines."""
+    total = sum(line["questions_drawn"] for line in lines)
+    return float(sum(line[key] * line["questions_drawn"] for line in lines) / total)
+
+
+@dataclass(frozen=True)
+class DrawnAnswer:
+    """An answer that a model drew in a training by rewards."""
+
+    text: str
+    reward: float
+    cut: bool
+    """Whether it was cut off at `grpo.max_new_tokens`."""
+
+
+@dataclass(frozen=True)
+class DrawnQuestion:
+    """A question of a logged step, with the answers to it: a line of the file."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = {"allow_inf_nan": False}
+
+    step: int
+    origin: str
+    images: list[str]
+    question: str
+    references: list[str]
+    answers: list[DrawnAnswer]
+
+
+_DRAWN = TypeAdapter(DrawnQuestion)
+
+
+def read_drawn(path: Path) -> list[DrawnQuestion]:
+    """The lines of a file of drawn answers that are whole; none if there is no file."""
+    drawn = []
+    with contextlib.suppress(FileNotFoundError):
+        for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+            with contextlib.suppress(ValueError):
+                drawn.append(_DRAWN.validate_python(parse_json(line)))
+    return drawn
+
+
 End = Literal["", "finished", "stopped", "failed"]
 
 
@@ -134,6 +238,10 @@ class Progress:
     """The last one that was measured while training."""
     score: float | None = None
     """The same by `eval.metric`; None if that is exact match."""
+    reward: float | None = None
+    """The mean reward of the answers drawn since the line before, in a training by rewards; None in another one."""
+    mixed_share: float | None = None
+    """The share of their questions whose answers have different rewards."""
     ms_per_sample: float | None = None
     eta_s: float | None = None
     """Estimated seconds for the remaining steps."""

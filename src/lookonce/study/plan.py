@@ -5,12 +5,14 @@ the sampler: records become examples, and the packs of the first epoch give the 
 are read for their size. Runs with the same records and the same section `batch` share one count. Nothing is written.
 
 Time needs a measured rate: that of a variant of which a run has been trained, or one that the user gives for the first
-variant. Variants without a rate of their own get that of another one, by their tokens a sample. It is the time from the
-first step to the last. Answers that other runs must give first are counted as if they were the true ones.
+variant. Variants without a rate of their own get that of another one, by their tokens a sample; one that draws its
+answers (`train.objective: grpo`) gets none. It is the time from the first step to the last. Answers that other runs
+must give first are counted as if they were the true ones.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +23,7 @@ from lookonce.checks.check import check_settings
 from lookonce.checks.inputs import (
     CheckedImages,
     CheckedRecords,
+    answer_lengths,
     check_context,
     check_images,
     check_model,
@@ -44,10 +47,10 @@ class Workload:
 
     num_steps: int
     num_samples: int
-    """Records that are trained on, over all epochs."""
+    """Records that are trained on, over all epochs; in a training by rewards its questions."""
     num_answers: int
-    num_tokens: int
-    """Tokens that go through the model, without padding."""
+    num_tokens: int | None
+    """Tokens that go through the model, without padding; None if the answers are drawn."""
     errors: tuple[str, ...] = ()
     """What would stop the run."""
 
@@ -68,7 +71,11 @@ def measure(run: RunFile) -> Workload:
     of_context = check_context(run, records, images.keys)
     results = [*check_settings(run), *of_records, *of_model, *of_images, *of_context]
     errors = tuple(f"{result.what}: {result.value}" for result in results if result.level == "error")
-    kept = _usable_examples(run, records, model.counter, images) if model.counter else []
+    draws = run.train.objective == "grpo"
+    if draws and model.counter and (num_asked := _num_questions(run, records, model.counter, images)):
+        steps, samples = num_samples(run, num_asked)
+        return Workload(steps, samples, samples * run.grpo.samples, None, errors)
+    kept = _usable_examples(run, records, model.counter, images) if model.counter and not draws else []
     if not kept or model.counter is None:
         return Workload(0, 0, 0, 0, (*errors, *(() if errors else ("no record can be trained on",))))
     examples = [example for _, example in kept]
@@ -100,6 +107,15 @@ def _usable_examples(
     return kept
 
 
+def _num_questions(run: RunFile, records: CheckedRecords, counter: TokenCounter, images: CheckedImages) -> int:
+    """The questions to which a training by rewards draws answers."""
+    lengths: list[int] = []
+    for record in records.by_split["train"]:
+        with contextlib.suppress(RecordsError):
+            lengths += answer_lengths(run, record, counter, [images.tokens.get(path, 0) for path in record.images])
+    return sum(length <= run.batch.longest_record for length in lengths)
+
+
 HEADER = ("variant", "runs left", "steps", "answers", "tokens", "time a run")
 
 
@@ -121,7 +137,8 @@ class VariantPlan:
         workload = self.workload
         needs = [*filter(None, [self.starts_from]), *self.answers_of]
         name = f"{self.variant} (after {listed(needs)})" if needs else self.variant
-        figures = (f"{number:,}" for number in (workload.num_steps, workload.num_answers, workload.num_tokens))
+        counted = (workload.num_steps, workload.num_answers, workload.num_tokens)
+        figures = ("unknown" if number is None else f"{number:,}" for number in counted)
         runs = f"{self.num_left} of {self.num_runs}"
         return name, runs, *figures, "unknown" if self.seconds is None else duration(self.seconds)
 
@@ -160,7 +177,8 @@ class Plan:
     def _left_text(self) -> str:
         left = [(variant.num_left, variant.workload) for variant in self.variants]
         answers, tokens = (
-            sum(number * getattr(workload, name) for number, workload in left) for name in ("num_answers", "num_tokens")
+            sum(number * (getattr(workload, name) or 0) for number, workload in left)
+            for name in ("num_answers", "num_tokens")
         )
         counted = f"{count(sum(number for number, _ in left), 'run')}, {answers:,} answers, {tokens:,} tokens"
         if self.seconds is None:
@@ -248,8 +266,11 @@ def _rates(runs: Mapping[str, StudyRun], workloads: Mapping[str, Workload]) -> d
 
 def _seconds(variant: str, workloads: Mapping[str, Workload], rates: Mapping[str, float]) -> float | None:
     """How long a run of a variant trains, by its own rate or by that of another variant; None without any."""
-    workload, measured = workloads[variant], variant if variant in rates else next(iter(rates), None)
-    if measured is None:
-        return None
-    tokens, other = (workloads[name].num_tokens / max(workloads[name].num_samples, 1) for name in (variant, measured))
-    return rates[measured] * workload.num_samples / 1000 * tokens / max(other, 1)
+    workload, counted = workloads[variant], workloads[variant].num_tokens
+    if variant in rates:
+        return rates[variant] * workload.num_samples / 1000
+    for name, rate in rates.items():
+        if (tokens := workloads[name].num_tokens) is not None and counted is not None:
+            of_each, of_other = counted / max(workload.num_samples, 1), tokens / max(workloads[name].num_samples, 1)
+            return rate * workload.num_samples / 1000 * of_each / max(of_other, 1)
+    return None

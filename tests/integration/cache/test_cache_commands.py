@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.rows import run
-from support.small_caches import flip
+from support.small_caches import features_in, flip
 
 from lookonce.cache.store.claims import CLAIMS, USES
 from lookonce.cache.store.reader import VisionCache
@@ -102,6 +102,35 @@ def test_a_written_plan_is_shared_by_workers(run_file):
     assert "to do     2 shards" in written.stdout and "--worker I/N" in written.stderr
     result = run("cache", "build", run_file, "--worker", "1/2", "--no-wait", "--json")
     assert result.exit_code == 0 and json.loads(result.stdout)["num_encoded"] == 64
+
+
+RANK = """
+import os, sys
+from lookonce.cli import main
+from lookonce.run import open as module
+real = module.find_images
+
+def find_images(*arguments, trust_plan):
+    print("reads the plan" if trust_plan else "hashes", file=sys.stderr)
+    return real(*arguments, trust_plan=trust_plan)
+
+module.find_images = find_images
+main()
+"""
+
+
+@pytest.mark.guarantee("Processes that torchrun starts are workers of one cache; the first one hashes the images.")
+def test_processes_of_torchrun_build_one_cache(run_file, built, preloaded, tmp_path):
+    """Also if there are fewer shards than processes."""
+    ranks = preloaded.start_ranks(4, RANK, "cache", "build", str(run_file), "--json", folder=tmp_path)
+    assert [rank.wait() for rank in ranks] == [0] * 4, [rank.error for rank in ranks]
+    report = json.loads(ranks[0].out)
+    assert (report["num_wanted"], report["num_missing"], report["num_encoded"] + report["num_by_others"]) == (64, 0, 64)
+    assert [rank.out for rank in ranks[1:]] == [""] * 3
+    assert ["hashes" in rank.error for rank in ranks] == [True, False, False, False]
+    assert features_in(Path(report["folder"])) == features_in(built.folder)
+    done = preloaded.start_ranks(2, RANK, "cache", "build", str(run_file), "--worker", "0/2", folder=tmp_path)
+    assert [rank.wait() for rank in done] == [2, 2] and "leave out --worker" in done[0].error
 
 
 @pytest.mark.parametrize("number", ["3", "3/2", "-1/2", "0/0", "1/2/3", "a/b", ""])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -133,15 +132,7 @@ def test_ranks_share_the_questions_and_the_first_writes(trained, run, preloaded,
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         interrupt_after(patch, 4)
         evaluate_run(run, "test")
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    words = ("eval", str(run), "--split", "test", "--json")
-    ranks = [
-        preloaded.start(SHOWING, *words, folder=run, name=f"rank{rank}", RANK=str(rank), LOCAL_RANK=str(rank), **common)
-        for rank in range(2)
-    ]
+    ranks = preloaded.start_ranks(2, SHOWING, "eval", str(run), "--split", "test", "--json", folder=run)
     assert [rank.wait() for rank in ranks] == [0, 0], [rank.error for rank in ranks]
     assert results(run) == results(trained.output)
     first, second = ranks

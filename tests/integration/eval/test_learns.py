@@ -24,6 +24,7 @@ from lookonce.eval.scores.metrics import Baseline
 from lookonce.eval.scores.prediction import Score
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder
+from lookonce.run.log_file import read_lines
 from lookonce.summary import Summary
 
 SPLITS = ("val", "test")
@@ -34,7 +35,23 @@ NUM_ASKED = 40
 @pytest.fixture(scope="module")
 def trained(root: Path, sample: Path, built: VisionCache, tmp_path_factory: pytest.TempPathFactory) -> RunFile:
     """The run of `experiments/sample.yaml`, trained as in the README, in a folder with the folders that it names."""
-    folder = tmp_path_factory.mktemp("trained")
+    folder = working_folder(tmp_path_factory.mktemp("trained"), root, sample, built)
+    with contextlib.chdir(folder):
+        command("lookonce train experiments/sample.yaml")
+    return RunFolder(folder / "runs" / "sample").read_run()
+
+
+@pytest.fixture(scope="module")
+def started(root: Path, sample: Path, built: VisionCache, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the adapter from which `docs/grpo.md` learns from rewards."""
+    folder = working_folder(tmp_path_factory.mktemp("started"), root, sample, built)
+    with contextlib.chdir(folder):
+        command("lookonce train experiments/sample.yaml --set train.epochs=6 --set output=runs/start")
+    return folder
+
+
+def working_folder(folder: Path, root: Path, sample: Path, built: VisionCache) -> Path:
+    """Put the folders into it that the sample's run files name."""
     (folder / "data").mkdir()
     for name, there in {
         "data/sample": sample,
@@ -42,9 +59,7 @@ def trained(root: Path, sample: Path, built: VisionCache, tmp_path_factory: pyte
         "experiments": root / "experiments",
     }.items():
         (folder / name).symlink_to(there)
-    with contextlib.chdir(folder):
-        command("lookonce train experiments/sample.yaml")
-    return RunFolder(folder / "runs" / "sample").read_run()
+    return folder
 
 
 def command(line: str) -> str:
@@ -84,6 +99,36 @@ def test_pages_show_the_figures_that_their_commands_print(page, root, trained, m
 def test_pages_show_the_figures_of_the_studies(page, root, monkeypatch):
     monkeypatch.chdir(str(STUDIES))
     check_figures((root / page).read_text(), OF_STUDIES)
+
+
+OF_REWARDS = re.compile(
+    r"lookonce (?:train experiments/.*objective=grpo|eval runs/(?:start|rewarded)|compare runs/start).*"
+)
+
+
+def test_the_page_on_rewards_shows_the_figures_that_its_commands_print(root, started, monkeypatch):
+    monkeypatch.chdir(started)
+    text = (root / "docs/grpo.md").read_text().replace("\\\n", "")
+    measured = Summary.read(RunFolder(started / "runs" / "start")).exact_match
+    if f"{measured * 100:.0f} % exact match on validation" not in text:
+        pytest.skip("this processor adds in another order, and its training ends with other answers")
+    check_figures(text, OF_REWARDS)
+
+
+def test_a_reward_for_one_answer_makes_it_the_answer_to_all_questions(started, tmp_path, monkeypatch):
+    """Whatever is asked: from a twentieth of the answers to nearly all in a few steps."""
+    monkeypatch.chdir(started)
+    monkeypatch.syspath_prepend(tmp_path)
+    source = "def says_yes(question, answer, reference, record):\n    return float(answer == 'yes')\n"
+    (tmp_path / "rewards_of_yes.py").write_text(source)
+    command(
+        f"lookonce train experiments/sample.yaml --set train.objective=grpo --set train.start_from=runs/start"
+        f" --set train.steps=30 --set train.learning_rate=1.0e-3 --set train.warmup=0 --set train.logging_steps=3"
+        f" --set batch.questions_per_image=1 --set grpo.reward=rewards_of_yes:says_yes --set grpo.filter=false"
+        f" --set grpo.max_new_tokens=16 --set eval.split=null --set output={tmp_path / 'yes'}"
+    )
+    rewards = [line["reward"] for line in read_lines(tmp_path / "yes" / "log.jsonl") if "reward" in line]
+    assert max(rewards[:2]) < 0.2 and min(rewards[-2:]) > 0.9
 
 
 def check_figures(text: str, commands: re.Pattern[str]) -> None:

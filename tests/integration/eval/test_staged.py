@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 from pathlib import Path
 
 import pytest
@@ -166,20 +165,8 @@ def test_ranks_share_each_stage(trained, preloaded, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         interrupt_after(patch, 2)
         evaluate_run(trained.output, **QUIET)
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = str(found.getsockname()[1])
-    code, common = "from lookonce.cli import main; main()", {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    ranks = [
-        preloaded.start(
-            code,
-            *("eval", str(trained.output)),
-            folder=trained.output.parent,
-            name=f"rank{rank}",
-            **common | {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_PORT": port},
-        )
-        for rank in range(2)
-    ]
+    code = "from lookonce.cli import main; main()"
+    ranks = preloaded.start_ranks(2, code, "eval", str(trained.output), folder=trained.output.parent)
     assert [rank.wait() for rank in ranks] == [0, 0], [rank.error for rank in ranks]
     assert path.read_bytes() == expected and not list(path.parent.glob("*partial*"))
 

@@ -21,6 +21,12 @@ NOWHERE = replace(ME, machine="another", host="node-7", job="12_3 (restart 1)")
     ("said", "silent_s", "state", "text"),
     [
         ({}, 5, "running", "step 1 of 2, loss 0.5000, 2.0 ms per sample, steps done in 4.0 s, last heartbeat 5"),
+        (
+            {"reward": 0.25, "mixed_share": 0.3},
+            5,
+            "running",
+            "step 1 of 2, reward 0.250, 30% of questions mixed, 2.0 ms",
+        ),
         ({"phase": "loading", "num_steps": 0}, 5, "running", "loading"),
         ({"worker": NOWHERE}, 5, "running", "(job 12_3 (restart 1))"),
         (

@@ -36,6 +36,14 @@ def test_the_counts_are_those_of_the_training_itself(make_cached_run, root, monk
     assert 0 < len(examples) <= 439 and found.errors == ()
 
 
+def test_the_questions_of_a_training_by_rewards_are_those_that_leave_room_for_an_answer(make_cached_run):
+    run = make_cached_run(train={"objective": "grpo", "steps": None, "epochs": 1}, batch={"max_tokens": 70})
+    questions, _, num_too_long = open_run(run, FROM_CACHE).questions("train")
+    found = measure(run)
+    assert found.num_samples == len(questions) and 0 < num_too_long < 439
+    assert (found.num_answers, found.num_tokens, found.errors) == (run.grpo.samples * len(questions), None, ())
+
+
 def test_variants_are_counted_and_timed_by_a_given_rate(write_study, built):
     path = write_study(VARIANTS, {"cache": {"dir": str(built.folder.parent)}}, seeds=[1, 2])
     plan = plan_study(path, given_ms=100)
@@ -59,6 +67,24 @@ def test_a_rate_is_scaled_by_the_tokens_of_a_sample(write_study, built):
     plain, apart = plan_study(write_study(variants, {"cache": {"dir": str(built.folder.parent)}}), 100).variants
     ratio = apart.workload.num_tokens / plain.workload.num_tokens
     assert ratio > 1.1 and apart.seconds / plain.seconds == pytest.approx(ratio)
+
+
+def test_a_variant_that_draws_its_answers_is_counted_by_questions_and_has_no_time_but_its_own(
+    write_study, built, look_trained
+):
+    drawing = {"train.objective": "grpo", "grpo.samples": 3, "grpo.max_new_tokens": 12}
+    variants = {"plain": None, "drawing": drawing, "long": drawing | {"grpo.max_new_tokens": 100_000}}
+    path = write_study(variants, {"cache": {"dir": str(built.folder.parent)}})
+    plan = plan_study(path, 100)
+    plain, drawn, long = plan.variants
+    workload = drawn.workload
+    assert (workload.num_steps, workload.num_samples) == (plain.workload.num_steps, plain.workload.num_samples)
+    assert (workload.num_answers, workload.num_tokens) == (3 * workload.num_samples, None)
+    assert plain.seconds and drawn.seconds is None and plan.seconds is None
+    assert plan.errors == ["long: no record can be trained on"] and long.workload.num_steps == 0
+    look_trained(expand(read_study(path))["drawing-42"])
+    plain, drawn, _ = plan_study(path).variants
+    assert drawn.seconds and plain.seconds is None
 
 
 def test_what_would_stop_a_variant_is_an_error(write_study):

@@ -11,9 +11,12 @@ import psutil
 import pytest
 import yaml
 from safetensors.torch import load_file
+from support.html_page import as_text
+from support.rows import run
 
 from lookonce.cache.store.reader import VisionCache
 from lookonce.run.folder import RunFolder
+from lookonce.run.log_file import read_drawn
 
 VARIANTS = {
     "later": {"starts_from": "plain", "train.steps": 4},
@@ -95,3 +98,39 @@ def test_two_studies_at_once_share_the_runs(study, tmp_path):
         assert (output / name / "summary.json").exists()
         assert (output / "logs" / f"{name}.log").read_text().count("step 16/16") == 1
     assert not any("failed" in process.error or "skipped" in process.error for process in processes)
+
+
+def test_a_variant_that_learns_from_rewards_is_trained_compared_and_shown(study, tmp_path):
+    """Its questions are turns of conversations, and some have no image; bench step refuses its run file."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    records = Path(yaml.safe_load(study.base)["data"]["train"][0])
+    [first, second, third] = [json.loads(line) for line in records.read_text().splitlines()[:3]]
+    turns = [{"question": "Hello?", "answer": "yes"}, *first["turns"], *second["turns"]]
+    images = [str(records.parent / name) for name in first["images"]]
+    asked = [{"images": images, "turns": turns}, {"images": [], "turns": third["turns"]}]
+    (tmp_path / "asked.jsonl").write_text("".join(json.dumps(record) + "\n" for record in asked))
+    study.base = study.base.replace("  val: []", f"  val: [{records.parent / 'val.jsonl'}]").replace("16", "4")
+    rewarded = {"data.train": "asked.jsonl", "train.objective": "grpo", "grpo.reward": {"format": 1, "token_f1": 2}}
+    rewarded |= {"starts_from": "plain", "train.steps": 3, "train.logging_steps": 1, "train.track": "tensorboard"}
+    rewarded |= {"grpo.max_new_tokens": 4, "grpo.cut": "kept", "grpo.filter": False, "grpo.kl": 0.1}
+    output = study.write("shown", {"plain": None, "rewarded": rewarded})
+    assert "2 of 2 runs complete" in study("run", "shown.yaml")
+
+    drawn = read_drawn(output / "rewarded-1" / "drawn.jsonl")
+    assert {line.step for line in drawn} == {1, 2, 3} and all(len(line.answers) == 8 for line in drawn)
+    assert {line.question for line in drawn} <= {turn["question"] for record in asked for turn in record["turns"]}
+    report = json.loads(study("report", "shown.yaml", "--json"))
+    assert [variant["variant"] for variant in report["variants"]] == ["plain", "rewarded"]
+    page = as_text((output / "report.html").read_text())
+    assert all(words in page for words in ("Answers drawn while training", "mean reward", "were mixed", "% sampling"))
+
+    run_file = output / "run-files" / "rewarded-1.yaml"
+    state = json.loads(run("status", run_file, "--json").stdout)
+    assert state["training"]["reward"] is not None and 0 <= state["training"]["mixed_share"] <= 1
+    events = EventAccumulator(str(output / "rewarded-1" / "tensorboard")).Reload()
+    tags = {f"train/{name}" for name in ("reward", "mixed_share", "entropy", "answer_tokens", "kl", "sampling_seconds")}
+    assert tags <= set(events.Tags()["scalars"])
+    refused = run("bench", "step", run_file)
+    assert refused.exit_code == 2 and "--set train.objective=sft" in refused.stderr

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -43,15 +42,11 @@ def command_of(folder, run, *flags, **watch):
 
 @pytest.fixture
 def run_ranks(preloaded):
-    """Runs a training to its end on the CPU, with one process a rank, started as by srun: by torchrun's variables."""
+    """Runs a training to its end on the CPU, with one process a rank."""
 
     def run_ranks(folder, run, *flags, num_ranks=2, **watch):
         arguments = command_of(folder, run, *flags, **watch)
-        common = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        ranks = []
-        for number in range(num_ranks):
-            variables = common | {"RANK": str(number), "LOCAL_RANK": str(number)} if num_ranks > 1 else {}
-            ranks.append(preloaded.start(WATCHED.read_text(), *arguments, folder=folder, name=f"{number}", **variables))
+        ranks = preloaded.start_ranks(num_ranks, WATCHED.read_text(), *arguments, folder=folder)
         codes = [rank.wait() for rank in ranks]
         return Ended(codes, "".join(rank.out for rank in ranks), "".join(rank.error for rank in ranks))
 
@@ -68,12 +63,6 @@ def trained(run_ranks):
         return ended
 
     return trained
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def torchrun(folder, run, *flags, num_ranks=2, on_gpu=False, **watch):
@@ -133,42 +122,49 @@ def make(make_cached_run, sample, tmp_path):
     return make
 
 
-@pytest.mark.guarantee("Two processes together compute the same gradient of a step as one process.")
+@pytest.mark.guarantee("Two, four or eight processes together compute the same gradient of a step as one process.")
 @pytest.mark.parametrize(
-    ("batch", "val", "variant"),
+    ("num_ranks", "batch", "val", "variant"),
     [
-        ({"mode": "shared", "tokens_per_pack": 400}, "one.jsonl", "ddp"),
-        ({"mode": "shared", "tokens_per_pack": 600}, None, "fsdp"),
-        ({"mode": "shared", "tokens_per_pack": 400}, None, "captured"),
+        (2, {"mode": "shared", "tokens_per_pack": 400}, "one.jsonl", "ddp"),
+        (2, {"mode": "shared", "tokens_per_pack": 600}, None, "fsdp"),
+        (2, {"mode": "shared", "tokens_per_pack": 400}, None, "captured"),
+        (4, {"mode": "separate", "samples_per_forward": 16}, None, "ddp"),
+        (4, {"mode": "packed", "tokens_per_pack": 800}, None, "fsdp"),
+        (8, {"mode": "shared", "tokens_per_pack": 4000}, "one.jsonl", "captured"),
     ],
 )
-def test_two_ranks_give_the_results_of_one(make, trained, tmp_path, batch, val, variant):
+def test_several_ranks_give_the_results_of_one(make, trained, tmp_path, num_ranks, batch, val, variant):
     """With DDP, with sharded weights, and with captured passes, whose gradients the ranks exchange without DDP.
 
-    In the first two the ranks use gradient checkpointing, and in the first one validates on a single sample.
-    Where weights are whole, the ranks also share the questions that are answered while training. With DDP the first
-    one evaluates only when the other has ended.
+    In the first and the last case the ranks validate on a single sample, and with DDP and FSDP they use gradient
+    checkpointing. A step of one question has fewer samples than there are ranks, and steps of four and eight ranks are
+    split into more packs than fit. Where weights are whole, the ranks also share the questions that are answered while
+    training. With two ranks and DDP the first one evaluates only when the other has ended.
     """
     fsdp, val = variant == "fsdp", val and tmp_path / val
     every = None if fsdp else 3
     checkpointing = {"fsdp": True, "ddp": "selective"}.get(variant, False)
     one = make("one", val, every=every, **batch)
-    two = make("two", val, {"fsdp": fsdp, "gradient_checkpointing": checkpointing}, every, **batch)
+    several = make("several", val, {"fsdp": fsdp, "gradient_checkpointing": checkpointing}, every, **batch)
     alone, together = tmp_path / "alone", tmp_path / "together"
     trained(alone, one, num_ranks=1)
-    ended = trained(together, two, captured=variant == "captured", waits_for_others=variant == "ddp")
+    watch = {"captured": variant == "captured", "waits_for_others": variant == "ddp" and num_ranks == 2}
+    ended = trained(together, several, num_ranks=num_ranks, **watch)
     assert ("captured" in ended.error) == (variant == "captured")
     for step in range(4):
-        names = [f"gradients-{step}-{rank}.safetensors" for rank in range(2)]
+        names = [f"gradients-{step}-{rank}.safetensors" for rank in range(num_ranks)]
         assert_close(together / names[0], alone / names[0])
-        assert_equal(together / names[0], together / names[1])
-        assert len({(together / f"validation-{step + 1}-{rank}").read_text() for rank in range(2)}) == 1
-    for in_two, in_one in zip(losses(two), losses(one), strict=True):
-        assert in_two == pytest.approx(in_one, rel=TOLERANCE)
+        for name in names[1:]:
+            assert_equal(together / names[0], together / name)
+        assert len({(together / f"validation-{step + 1}-{rank}").read_text() for rank in range(num_ranks)}) == 1
+    for in_several, in_one in zip(losses(several), losses(one), strict=True):
+        assert in_several == pytest.approx(in_one, rel=TOLERANCE)
     assert_close(
-        two.output / "adapter" / "adapter_model.safetensors", one.output / "adapter" / "adapter_model.safetensors"
+        several.output / "adapter" / "adapter_model.safetensors", one.output / "adapter" / "adapter_model.safetensors"
     )
-    assert_equal(together / "weights-0.safetensors", together / "weights-1.safetensors")
+    for rank in range(1, num_ranks):
+        assert_equal(together / "weights-0.safetensors", together / f"weights-{rank}.safetensors")
     lines = [line for line in ended.error.splitlines() if line.startswith("step ") and "grad" in line]
     assert [line.split()[1] for line in lines] == [f"{step}/4" for step in range(1, 5)]
     assert ended.out.count("4 steps") == 1

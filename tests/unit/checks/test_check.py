@@ -147,6 +147,36 @@ def test_only_the_first_records_are_read_unless_all_are_asked_for(checked):
     assert everything.num_records == 595 and everything.is_complete and "--all" not in everything.text()
 
 
+@pytest.mark.parametrize(
+    ("every", "split", "expected"),
+    [
+        ("epoch", "val", [("error", "val")]),
+        (None, "val", [("warning", "val")]),
+        ("epoch", "test", [("error", "val"), ("warning", "test")]),
+    ],
+)
+def test_a_metric_that_applies_to_no_question_is_found(checked, every, split, expected):
+    found = checked(eval={"metric": "point_inside", "every": every, "split": split}).problems("evaluation")
+    text = "eval.metric: point_inside applies to none of the questions of "
+    assert [(one.level, one.value.removeprefix(text)) for one in found] == expected
+
+
+def test_a_function_of_ones_own_is_tried_on_a_reference(checked, tmp_path, monkeypatch):
+    (tmp_path / "graded.py").write_text("def by(question, answer, reference, record):\n    return 1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    [error] = checked("eval.metric=graded:by").problems("evaluation")
+    assert error.level == "error" and "graded:by failed on" in error.value and "ZeroDivisionError" in error.value
+
+
+def test_all_records_are_compared_with_the_recipe_of_variants(checked, own):
+    lines = (own / "train.jsonl").read_text().splitlines()
+    record = json.loads(lines[0])
+    record["turns"][0]["answer"] = "(3, 4)"
+    (own / "train.jsonl").write_text("\n".join([*lines, json.dumps(record)]) + "\n")
+    [error] = checked("cache.augment.rotate=5", data=on(own), most=9).problems("variants")
+    assert error.level == "error" and f"{own / 'train.jsonl'}:{len(lines) + 1}" in error.value
+
+
 def test_an_image_in_the_cache_need_not_exist(checked, copy_built, own, tmp_path):
     """Training needs its features only; the plan knows the file by its name."""
     copy_built(tmp_path / "caches", own)
@@ -242,6 +272,22 @@ def test_gpu_memory_of_quantised_weights_is_computed(checked, monkeypatch):
     monkeypatch.setattr("lookonce.checks.check.measured_name", lambda path, config: "Qwen3-VL-8B")
     results = checked("train.frozen=nf4", gpu_gb=80).report.results
     assert "about 40 GB of 80 GB, computed for nf4 weights and not measured" in str(results)
+
+
+def test_a_training_by_rewards_needs_memory_for_its_answers_and_its_time_is_not_known(checked, monkeypatch):
+    monkeypatch.setattr("lookonce.checks.check.measured_name", lambda path, config: "Qwen3-VL-8B")
+    options = ("train.objective=grpo", "train.steps=7", "grpo.samples=4", "grpo.max_new_tokens=16")
+    result = checked(*options, "batch.samples_per_step=32", gpu_gb=40)
+    [memory] = [one for one in result.report.results if one.what == "GPU memory"]
+    logits = f"at most {32 * 4 * 16 * 151_936 * 12 / 1e9:.0f} GB of it are logits of drawn answers, computed and not"
+    assert memory.level == "warning" and "about 53 GB of 40 GB" in memory.value and logits in memory.value
+    assert memory.do.startswith("lower batch.tokens_per_pack, grpo.samples or grpo.max_new_tokens")
+    [drawing] = [one for one in result.report.results if one.what == "drawing"]
+    assert drawing.value.startswith(
+        "7 steps; a step draws 4 answers to each of 32 questions, at most 2,048 tokens, and"
+    )
+    assert "--set train.objective=grpo" in drawing.do and "--set train.steps=10 --set output=" in drawing.do
+    assert not any(one.what == "drawing" for one in checked().report.results)
 
 
 RESULTS = [

@@ -122,7 +122,10 @@ def test_every_error_is_a_message(monkeypatch, run_file, error, code, message):
 
 @pytest.mark.parametrize(
     "words",
-    ["train RUN", "eval RUN", "predict RUN --question q", "study run STUDY", "bench step RUN", "adapter merge RUN new"],
+    [
+        *("train RUN", "eval RUN", "predict RUN --question q", "study run STUDY", "bench step RUN"),
+        *("adapter merge RUN new", "cache build RUN"),
+    ],
 )
 @pytest.mark.parametrize(("name", "value"), [("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("RANK", "x")])
 def test_what_is_left_of_torchrun_in_the_environment_is_named_by_all_commands(

@@ -87,7 +87,19 @@ def test_every_epoch_shows_one_variant_and_each_is_seen_before_any_is_again():
     assert of_seed.keys(images[::-1], 3) == of_seed.keys(images, 3)[::-1]
 
 
-POINTS = [("Where?", "[120, 44]"), ("Click it", '{"bbox_2d": [1, 2, 30, 40]}'), ("Where?", "x=0.3, y=0.4")]
+POINTS = [
+    ("Where?", "[120, 44]"),
+    ("Click it", '{"bbox_2d": [1, 2, 30, 40]}'),
+    ("Where?", "x=0.3, y=0.4"),
+    ("Where are they?", "(1, 2), (3, 4), (5, 6)"),
+    ("Find all", '[{"bbox_2d": [1, 2, 3, 4], "label": "a"}, {"bbox_2d": [5, 6, 7, 8], "label": "b"}]'),
+]
+AMONG_WORDS = [
+    ("What is at (120, 44)?", "a polyp"),
+    ("What is in [1, 2, 30, 40]?", "no"),
+    ("Where?", "The polyp is at (120, 34)."),
+    ("Where?", '<point x="61.5" y="40.4" alt="b">b</point>'),
+]
 SIDED = [
     ("Which side?", "Left"),
     ("Where is it?", "upper-left; center"),
@@ -99,19 +111,19 @@ REFUSED = [
         ({name: value, "variants": 2}, *turn, name)
         for name, value in ALL.items()
         if name in ("rotate", "crop", "hflip")
-        for turn in POINTS
+        for turn in [*POINTS, *AMONG_WORDS]
     ),
     *(({"hflip": True, "variants": 2}, *turn, "left and right") for turn in SIDED),
     ({"rotate": 46}, *SIDED[0], "left and right"),
     ({"rotate": 1, "force": True}, *POINTS[0], "brightness and contrast"),
 ]
 ALLOWED = [
-    *(({"brightness": 0.2, "contrast": 0.2}, *turn) for turn in [*POINTS, *SIDED]),
-    *(({"hflip": True, "rotate": 90, "force": True}, *turn) for turn in SIDED),
+    *(({"brightness": 0.2, "contrast": 0.2}, *turn) for turn in [*POINTS, *AMONG_WORDS, *SIDED]),
+    *(({"hflip": True, "rotate": 90, "force": True}, *turn) for turn in [*SIDED, *AMONG_WORDS]),
     *(({"rotate": 45, "crop": 0.5}, *turn) for turn in SIDED),
     *(
         ({"hflip": True, "variants": 2}, "How many?", text)
-        for text in ("2", "5-10mm", "bright", "cleft", "copyrighted", "1,200")
+        for text in ("2", "5-10mm", "bright", "cleft", "copyrighted", "1,200", "one of (1, 2, 3)")
     ),
 ]
 
@@ -122,6 +134,13 @@ def test_a_recipe_that_makes_answers_wrong_is_refused_with_the_record(recipe, qu
         Augment(**recipe).check([record("How many?", "2"), record(question, answer)])
     assert "train.jsonl:7" in str(refused.value)
     Augment(**recipe).check([Record((), record(question, answer).turns)])  # no image that is changed
+
+
+@pytest.mark.parametrize(("text", "reason"), [("right", "left and right"), ("(1, 2)", "the point in the answer")])
+def test_other_right_answers_are_checked_too(text, reason):
+    other = Record((Path("/a.jpg"),), (Turn("Where?", "there"),), metadata={"references": ["there", text]})
+    with pytest.raises(UsageError, match=reason):
+        Augment(hflip=True, variants=2).check([other])
 
 
 @pytest.mark.parametrize(("recipe", "question", "answer"), ALLOWED)

@@ -118,6 +118,33 @@ def test_numbers_change_where_they_stand(clicks, sample, tmp_path):
     assert 0 < width * height <= 20_000
 
 
+FORMS = {
+    '[{"bbox_2d": [80, 0, 160, 33], "label": "a (3, 4)"}, {"bbox_2d": [0, 0, 801, 333], "label": "b"}]': (
+        '[{"bbox_2d": [100, 0, 200, 99], "label": "a (3, 4)"}, {"bbox_2d": [0, 0, 1000, 1000], "label": "b"}]'
+    ),
+    "{'point_2d': [80, 33], 'label': 'b7'}": "{'point_2d': [100, 99], 'label': 'b7'}",
+    '[{"point_2d": [80, 33]}, {"point_2d": [0, 333]}]': '[{"point_2d": [100, 99]}, {"point_2d": [0, 1000]}]',
+    "(80, 33), (0, 0), (801, 333)": "(100, 99), (0, 0), (1000, 1000)",
+    "<box>(0, 0), (80, 33)</box>": "<box>(0, 0), (100, 99)</box>",
+    '{"x1": 80, "x2": 801, "y1": 33, "y2": 333}': '{"x1": 100, "x2": 1000, "y1": 99, "y2": 1000}',
+    "xmax=801 xmin: 80, y_min=33 y_max=33": "xmax=1000 xmin: 100, y_min=99 y_max=99",
+    "y=33 x=80": "y=99 x=100",
+}
+
+
+def test_several_points_and_named_ones_change_and_texts_that_may_have_some_are_counted(clicks, tmp_path):
+    """A file in two units would be trained on without a word."""
+    left = ["The polyp is at (80, 33).", "click(80, 33)", "<point>80 33</point>", '<p x="80" y="33">b</p>', "(1, 2, 3)"]
+    rows = [one(answer) for answer in (*FORMS, *left, "1,200", "10 x 20")]
+    source = write_lines(tmp_path / "forms.jsonl", *rows, one("no", question="What is at (80, 33)?"))
+    result = run(source, tmp_path / "out.jsonl", "--points", "pixels:1000", "--json")
+    assert answers(tmp_path / "out.jsonl") == [*FORMS.values(), *left, "1,200", "10 x 20", "no"]
+    report = json.loads(result.stdout)
+    assert report["num_points"] == len(FORMS) and report["num_points_left"] == 5  # "(1, 2, 3)" is none
+    assert report["first_left"] == f'{source}:{len(FORMS) + 1}: "The polyp is at (80, 33)."'
+    assert "5 texts with coordinates" in run(source, tmp_path / "2.jsonl", "--points", "pixels:1000").stdout
+
+
 def one(answer: str, **values: object) -> dict[str, object]:
     return {"image": "a.png", "question": "Save?", "answer": answer} | values
 
@@ -129,6 +156,8 @@ def one(answer: str, **values: object) -> dict[str, object]:
         (one("(5, -1)"), "1000:pixels", "is not in `1000`, which is 0 to 1000"),
         (one("(0.5, 0.1)"), "pixels:1000", "these are ratios and not `pixels`; write: --points ratio:1000"),
         (one("[50, 60, 20, 90]"), "pixels:1000", "no box of left, top, right and bottom"),
+        (one('{"x1": 50, "x2": 20, "y1": 1, "y2": 2}'), "pixels:1000", "no box of left, top, right and bottom"),
+        (one("(1, 2), (3, 4), (5, 334)"), "pixels:1000", "is not in `pixels`"),
         (one("yes"), "pixels:1000", "no answer is a point or a box"),
         (one("(1, 5)", image="gone.png"), "pixels:ratio", "gone.png.*its points cannot be converted"),
         (one("(1, 5)", image=None, images=["a.png", "a.png"]), "pixels:ratio", "it has 2 images, not 1"),

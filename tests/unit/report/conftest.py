@@ -9,17 +9,26 @@ from pathlib import Path
 import pytest
 from support.answers import look_finished, look_trained
 
+from lookonce.datasets.records import Record, Turn
 from lookonce.eval.scores.metrics import Evaluation
 from lookonce.eval.scores.prediction import Prediction, write_predictions
 from lookonce.files import write_json, write_text
 from lookonce.run.folder import RunFolder
+from lookonce.train.data.policy import Drawn
+from lookonce.train.loop.log_files import DrawnLog
+
+REWARDED = {"reward_spread": 0.25, "mixed_share": 0.5, "entropy": 1.5, "answer_tokens": 3.0, "kl": 0.0625}
+REWARDED |= {"questions_drawn": 7, "cut_share": 0.0}
+REWARDED |= {"sampling_seconds": 3.0, "rewarding_seconds": 0.5, "training_seconds": 1.5}
+"""What a line of the log of a training by rewards has besides."""
 
 
 @pytest.fixture
 def make_folder(make_run, tmp_path: Path) -> Callable[..., Path]:
     """Makes a run folder with these answers; without answers, one whose training has stopped.
 
-    With `beside`, questions follow earlier answers, and these are the answers after true ones and after none.
+    With `beside`, questions follow earlier answers, and these are the answers after true ones and after none. With
+    `drawn` it is a training by rewards, which drew these answers to questions of the same texts.
     """
 
     def make(
@@ -28,6 +37,7 @@ def make_folder(make_run, tmp_path: Path) -> Callable[..., Path]:
         seed: int = 0,
         beside: Mapping[str, Sequence[Prediction]] | None = None,
         metric: str = "exact_match",
+        drawn: Sequence[str] = (),
     ) -> Path:
         train = tmp_path / "train.jsonl"
         record = {"image_filename": "a.jpg", "question": "q0", "answer": "yes"}
@@ -40,6 +50,14 @@ def make_folder(make_run, tmp_path: Path) -> Callable[..., Path]:
         lines = [
             {"step": step, "loss": 4 / step, "time": 1e9 + step, "tokens_per_second": 10.0} for step in range(1, 9)
         ]
+        if drawn:
+            lines = [line | REWARDED | {"reward": line["step"] / 16} for line in lines]
+            log = DrawnLog(
+                folder.drawn, [(Record((Path(f"/{text}"),), (Turn(text, text),), origin=text), 0) for text in drawn]
+            )
+            for step in (1, 8):
+                answers = [Drawn([1], 0.125 * number, text=text) for number, text in enumerate(drawn)]
+                log.write(step, [(number, answers) for number in range(len(drawn))])
         lines += [{"step": 8, "eval_loss": 0.25, "time": 1e9 + 9}]
         write_text(folder.log, "".join(json.dumps(line) + "\n" for line in lines))
         if rows:

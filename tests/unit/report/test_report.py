@@ -17,8 +17,8 @@ from lookonce.report.runs import open_runs
 from lookonce.run.folder import RunFolder
 
 TITLES = (
-    *("Exact match", "Comparison", "Exact match by group", "Other metrics", "Curves", "Answers", "Errors", "Cost"),
-    *("Settings", "Data and leaks", "Provenance and limits"),
+    *("Exact match", "Comparison", "Exact match by group", "Other metrics", "Curves", "Answers drawn while training"),
+    *("Answers", "Errors", "Cost", "Settings", "Data and leaks", "Provenance and limits"),
 )
 
 
@@ -34,7 +34,7 @@ def test_hostile_texts_stay_text_in_page_and_json(make_folder):
         replace(row, question=text, answer=f"{text}!", predicted=text, category=text, images=(f"/{text}",))
         for row, text in zip(questions(), hostile * 4, strict=False)
     ]
-    report, text = made(make_folder("a<b>&", rows))
+    report, text = made(make_folder("a<b>&", rows, drawn=hostile))
     page = assert_harmless(text)
     assert "<script>alert(1)</script>" in "".join(page.text)
     assert "\u202e" not in text and "\\u202eright\\u200f to left" in text
@@ -42,7 +42,8 @@ def test_hostile_texts_stay_text_in_page_and_json(make_folder):
 
 
 def test_every_part_has_its_section_and_its_key(make_folder):
-    report, text = made(make_folder("a", wrong(questions(), 9)), make_folder("b", wrong(questions(), 30), seed=1))
+    folders = make_folder("a", wrong(questions(), 9), drawn=["yes"]), make_folder("b", wrong(questions(), 30), seed=1)
+    report, text = made(*folders)
     found = as_text(text)
     assert [title for title in TITLES if title not in found] == []
     assert report.to_page() == text, "the same runs give the same bytes"
@@ -52,7 +53,10 @@ def test_every_part_has_its_section_and_its_key(make_folder):
 @pytest.mark.guarantee("Every number on the page of a report is in the JSON of the report.")
 @pytest.mark.parametrize("names", ["a", "ab"])
 def test_the_json_has_every_number_of_the_page(make_folder, names):
-    report, text = made(*(make_folder(name, wrong(questions(), ord(name) - 80), seed=ord(name)) for name in names))
+    drawn = {"a": ["yes", "no"], "b": []}
+    report, text = made(
+        *(make_folder(name, wrong(questions(), ord(name) - 80), ord(name), drawn=drawn[name]) for name in names)
+    )
     known = numbers_in(json.loads(json.dumps(report.to_json())))
     found = numbers_of(text)
     assert len(found) > 60 and found - known == set()

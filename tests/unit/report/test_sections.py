@@ -115,3 +115,18 @@ def test_the_metric_of_the_runs_is_what_the_page_and_the_comparison_are_about(ma
         "metric"
     ] == "exact_match"
     assert find_scores(RunFolder(folders[0]), "val")["val"].text() == "50.0% [44.2 to 55.8] F1 of words on 60 questions"
+
+
+def test_a_training_by_rewards_is_drawn_by_its_rewards_and_not_by_its_loss(make_folder):
+    paths = make_folder("a", questions(), drawn=["yes", "no", "no"]), make_folder("b", questions())
+    numbers, found = made(*paths)
+    first, second = numbers["curves"]["a"], numbers["curves"]["b"]
+    assert first["loss"] == {} and first["validation_loss"] == {8: 0.25} and first["kl"][8] == 0.0625
+    assert second["loss"] and "reward" not in second
+    titles = {"loss", "mean reward", "share of mixed questions", "KL divergence to the model at the start"}
+    assert titles <= Report.of(open_runs(paths)).plots().keys()
+    rewards = {"num_questions": 56, "first": 0.0625, "last": 0.46875, "mixed_share": 0.5}
+    assert rewards.items() <= numbers["cost"]["a"]["rewards"].items() and numbers["cost"]["b"]["rewards"] is None
+    assert "60% sampling, 10% rewarding, 30% training" in found
+    assert "a: mean reward 0.062 in the first fifth of the steps, 0.469 in the last; 50.0% of 56 questions" in found
+    assert "no reward 0.12" in found and "step 8" in found

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from support.answers import questions, wrong
 
 from lookonce.eval.join import Run
-from lookonce.report.answers import NUM_SHOWN, draw_sheet
+from lookonce.report.answers import NUM_DRAWN, NUM_SHOWN, draw_sheet, questions_over_time
+from lookonce.run.log_file import DrawnQuestion
 
 
 def run(name: str, rows) -> Run:
@@ -35,3 +37,11 @@ def test_answers_are_joined_whatever_their_order():
     sheet = draw_sheet([run("a", rows), run("b", mixed)])
     assert [number for number, _ in sheet.values()] == [7, len(rows) - 7, 0, 0]
     assert all(one == other for _, drawn in sheet.values() for one, other in drawn)
+
+
+def test_drawn_questions_that_come_again_are_shown_early_and_late_and_then_others_of_both_ends():
+    lines = [DrawnQuestion(step, f"{step}", [], "q", [], []) for step in range(100)]
+    again = [replace(lines[step], step=step + distance) for step, distance in ((3, 5), (4, 90), (4, 40))]
+    shown = [[line.step for line in asked] for asked in questions_over_time([*reversed(lines), *again])]
+    assert shown == [[4, 94], [3, 8], [0], [1], [2], [97], [98], [99]] and len(shown) == NUM_DRAWN
+    assert questions_over_time(lines[:2]) == [lines[:1], lines[1:2]] and questions_over_time([]) == []

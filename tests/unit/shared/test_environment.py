@@ -189,3 +189,11 @@ WHEEL = {"url": "file:///tmp/lookonce.whl", "archive_info": {}}
 def test_without_a_note_of_a_commit_there_is_none(installed, described, note):
     installed(note)
     assert version.commit() is None and described == []
+
+
+@pytest.mark.parametrize(("processes", "cores"), [(None, 16), ("1", 16), ("3", 5), ("8", 2), ("32", 1)])
+def test_the_cores_of_a_machine_are_divided_among_the_processes_of_torchrun(monkeypatch, processes, cores):
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(16))
+    if processes:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+    assert environment.num_cores() == cores

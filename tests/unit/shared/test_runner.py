@@ -116,16 +116,21 @@ def test_memory_of_the_gpu_that_is_not_freed_ends_the_process(serve, monkeypatch
     assert serve(lambda: None, lambda: None) == number and freed[:2] == ["empty_cache", "reset_peak_memory_stats"]
 
 
-@pytest.mark.parametrize(("tracker", "number"), [("wandb", 0), ("mlflow", 0), ("tensorboard", 2)])
-def test_a_tracker_with_one_run_a_process_gets_one(serve, make_run, tmp_path, tracker, number):
-    (tmp_path / "run.yaml").write_text(make_run(train={"track": [tracker]}).to_yaml())
+@pytest.mark.parametrize(
+    ("section", "number"),
+    [
+        *(({"train": {"track": [tracker]}}, number) for tracker, number in (("wandb", 0), ("tensorboard", 2))),
+        ({"train": {"track": ["mlflow"]}}, 0),
+        ({"eval": {"metric": "my_scores:grade"}}, 0),  # its module may change before the next command
+        ({"eval": {"metric": "token_f1"}}, 2),
+        ({"grpo": {"reward": {"exact_match": 1.0, "my_scores:grade": 1.0}}}, 0),
+    ],
+    ids=str,
+)
+def test_what_keeps_state_in_its_process_gets_one_of_its_own(serve, make_run, tmp_path, section, number):
+    (tmp_path / "run.yaml").write_text(make_run(**section).to_yaml())
     words = ("train", str(tmp_path / "run.yaml"))
     assert serve(lambda: None, lambda: None, words=(words, words)) == number
-
-
-def test_a_run_of_several_processes_gets_new_ones(serve, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert serve(lambda: None, pytest.fail) == 0
 
 
 def test_compiled_code_is_kept_for_the_same_settings_only(serve, make_run, tmp_path, monkeypatch):

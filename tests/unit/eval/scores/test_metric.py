@@ -12,7 +12,7 @@ from lookonce.errors import UsageError
 from lookonce.eval.compare import compare
 from lookonce.eval.join import Run
 from lookonce.eval.scores import match
-from lookonce.eval.scores.metric import METRICS, Scorer, own_function
+from lookonce.eval.scores.metric import METRICS, Scorer, own_function, working_scorer
 from lookonce.eval.scores.metrics import Evaluation, headline
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.eval.statistics import share_interval, totals
@@ -101,6 +101,14 @@ def length(question, answer, reference, record):
 def broken(question, answer, reference, record):
     return 1 / 0 if record["origin"] == "a:7" else {"a:8": 1.5, "a:9": float("nan")}.get(record["origin"], 1)
 
+def exits(question, answer, reference, record):
+    raise SystemExit(0)
+
+def prints(question, answer, reference, record):
+    print("graded")
+    record.clear()
+    return 1
+
 def other(answer, reference):
     return 1
 
@@ -111,6 +119,7 @@ value = 3
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     (tmp_path / "my_scores.py").write_text(OWN)
+    (tmp_path / "my_script.py").write_text("import sys\nprint('usage')\nsys.exit(0)\n")
     monkeypatch.syspath_prepend(tmp_path)
     yield
     sys.modules.pop("my_scores", None)
@@ -122,6 +131,27 @@ def test_a_function_of_ones_own_scores_each_answer_by_its_best_reference(own):
     assert headline(rows, {}, "my_scores:length")[0].score == pytest.approx(0.75)
     found = compare([Run(name, rows, "", None, "my_scores:length") for name in "ab"])
     assert found.metric == "my_scores:length" and found.candidates[0].score == pytest.approx(0.75)
+
+
+def test_a_function_that_prints_leaves_stdout_alone_and_one_that_exits_is_an_error(own, capsys):
+    """Stdout may be JSON, and exit code 0 would be that of a finished command."""
+    row = replace(sentences(1)[0], references=("a", "b"))
+    assert Scorer([row], "my_scores:prints")(["a"]).tolist() == [1]
+    with pytest.raises(UsageError, match="my_scores:exits failed on a:0 .*SystemExit"):
+        Scorer([row], "my_scores:exits")(["a"])
+    with pytest.raises(UsageError, match="my_script:grade cannot be imported"):
+        Scorer([row], "my_script:grade")
+    printed = capsys.readouterr()
+    assert printed.out == "" and "graded" in printed.err and "usage" in printed.err
+
+
+def test_a_metric_is_tried_before_there_are_answers(own):
+    rows = sentences(1)
+    for metric in ("exact_match", "my_scores:length"):
+        assert working_scorer(rows, metric).rows
+    for metric, said in {"my_scores:exits": "failed on a:0", "point_inside": "applies to none of the 9"}.items():
+        with pytest.raises(UsageError, match=said):
+            working_scorer(rows, metric, "the 9")
 
 
 @pytest.mark.guarantee("An error in a user's metric names the record, and so does a score that is not from 0 to 1.")

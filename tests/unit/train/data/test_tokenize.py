@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,18 @@ def test_a_template_that_no_training_can_use_is_refused(own_chat_tokenizer, writ
     own_chat_tokenizer.tokenizer.chat_template = f"{{% for m in messages %}}{written}{{% endfor %}}"
     with pytest.raises(RecordsError, match=message):
         own_chat_tokenizer.example(Record((), YES_NO[:1]), [], [])
+
+
+@pytest.mark.parametrize("rendered", ["{{ m.content | trim }}", ""], ids=["trimmed", "left out"])
+def test_a_template_that_leaves_the_system_text_out_is_refused(own_chat_tokenizer, rendered):
+    own_chat_tokenizer.tokenizer.chat_template = (
+        f"{{% for m in messages %}}{{% if m.role == 'system' %}}{rendered}"
+        "{% elif m.role == 'user' %}{{ m.content[-1].text }}:{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+    )
+    for make in (own_chat_tokenizer.tokens, lambda record: own_chat_tokenizer.prompt(record, 0)):
+        make(Record((), YES_NO[:1]))
+        with nullcontext() if rendered else pytest.raises(RecordsError, match="a:1: .* leaves the system text out"):
+            make(Record((), YES_NO[:1], " Be brief.\n", origin="a:1"))
 
 
 def test_a_tokenizer_of_another_model_without_a_template_or_with_one_that_does_not_know_thinking_is_refused(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import threading
 import time
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,10 +14,12 @@ import pytest
 import torch
 from support.processes import wait_until
 
+from lookonce.datasets.records import Record, Turn
 from lookonce.errors import Stopped, TrainingError
 from lookonce.files import write_json
-from lookonce.run.log_file import Progress, read_progress
-from lookonce.train.loop.log_files import Heartbeat, MetricsLog, step_line
+from lookonce.run.log_file import DrawnAnswer, DrawnQuestion, Progress, read_drawn, read_progress
+from lookonce.train.data.policy import Drawn
+from lookonce.train.loop.log_files import DrawnLog, Heartbeat, MetricsLog, step_line
 
 
 def started(folder, step=0) -> tuple[MetricsLog, SimpleNamespace, SimpleNamespace]:
@@ -123,6 +127,38 @@ def test_a_step_line_shows_rate_waiting_and_time_to_go():
     expected = "loss 0.5000  lr 2.0e-04  123 samples/s  45,679 tokens/s  data wait 2.1%  eta 01:15"
     assert step_line(logs, measured) == expected
     assert "tokens/s  17.3 GB reserved  data wait" in step_line(logs, measured | {"memory_gb": 17.26})
+
+
+def test_the_line_of_a_training_by_rewards_has_its_answers_and_not_its_loss():
+    measured = {"samples_per_second": 12.4, "tokens_per_second": 456.0, "wait_share": 0.021, "eta_seconds": 75.0}
+    logs = {"loss": 0.01, "reward": 0.4219, "mixed_share": 0.31, "entropy": 0.684, "answer_tokens": 2.1, "cut_share": 0}
+    logs |= {"sampling_seconds": 6.2, "rewarding_seconds": 0.8, "training_seconds": 3.0, "learning_rate": 2e-4}
+    line = "reward 0.422  mixed 31%  entropy 0.68  length 2.1  sampling 62%  lr 2.0e-04  12 questions/s  eta 01:15"
+    assert step_line(logs, measured) == line
+    with_more = step_line(logs | {"kl": 0.01234, "cut_share": 0.125}, measured)
+    assert "length 2.1  cut 12%  kl 0.0123  sampling" in with_more
+    del logs["reward"]
+    assert step_line(logs, measured).startswith("no new answers  sampling 62%  lr")
+
+
+def test_drawn_answers_are_read_as_they_were_whatever_characters_they_have(tmp_path):
+    path, text = (
+        tmp_path / "drawn.jsonl",
+        "".join(map(chr, [*range(0x21), 0x7F, 0x85, 0x2028, 0x2029, 0x202E, 0x1F600])),
+    )
+    question = Record((Path("a.jpg"),), (Turn("before", "x"), Turn(text, "yes")), origin="r:1"), 1
+    log = DrawnLog(path, [question])
+    for step in (2, 4, 6):
+        log.write(step, [(0, [Drawn([1], 0.5, text=text), Drawn([2], -1.0, is_cut=True)])])
+    asked = DrawnQuestion(
+        2, "r:1", ["a.jpg"], text, ["yes"], [DrawnAnswer(text, 0.5, False), DrawnAnswer("", -1, True)]
+    )
+    assert read_drawn(path) == [replace(asked, step=step) for step in (2, 4, 6)]
+    log.drop_after(4)
+    assert [line.step for line in read_drawn(path)] == [2, 4]
+    with path.open("a") as file:
+        file.write('{"step": NaN}\n[]\n{"step": 3, "ques')
+    assert len(read_drawn(path)) == 2 and read_drawn(tmp_path / "none") == []
 
 
 @pytest.fixture

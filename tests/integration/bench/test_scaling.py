@@ -1,0 +1,49 @@
+"""What the ranks of benchmarks/scaling.py measure together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[3] / "benchmarks"
+RANK = """
+import json, sys
+order = json.loads(sys.argv[1])
+sys.path.insert(0, order[0])
+import lookonce.bench.step as step
+step.MIN_SECONDS = 0
+import scaling
+scaling.of_rank(*order[1:])
+"""
+
+
+@pytest.fixture
+def measured(preloaded, tmp_path):
+    """Measures on two ranks; the rows that the first one prints."""
+
+    def measured(run, *order):
+        (tmp_path / "run.yaml").write_text(run.to_yaml())
+        words = json.dumps([str(FOLDER), order[0], str(tmp_path / "run.yaml"), *order[1:]])
+        ranks = preloaded.start_ranks(2, RANK, words, folder=tmp_path)
+        assert [rank.wait() for rank in ranks] == [0, 0], [rank.error for rank in ranks]
+        assert ranks[1].out == ""
+        return [json.loads(line) for line in ranks[0].out.splitlines()]
+
+    return measured
+
+
+def test_steps_have_the_time_of_the_exchange_of_gradients(measured, make_cached_run, sample):
+    run = make_cached_run(data={"train": str(sample / "test.jsonl"), "val": [], "image_root": str(sample)})
+    rows = measured(run, "step", "44", "22")
+    assert [(row["ranks"], row["samples a step"]) for row in rows] == [(2, 44), (2, 22)]
+    for row in rows:
+        assert row["exchange alone, ms"] > 0 and 0 < row["exchange, ms"] < row["ms a step"]
+
+
+def test_a_cache_is_built_by_all_ranks_beside_its_limits(measured, make_run, tmp_path):
+    [row] = measured(make_run(), "cache", str(tmp_path / "scratch"))
+    limits = {name: row[name] for name in row if name.endswith(" alone")}
+    assert row["ranks"] == 2 and row[row["limit"]] == min(limits.values()) and len(limits) == 3
+    assert row["share of the limit"] == pytest.approx(row["images a second"] / row[row["limit"]])
