@@ -6,7 +6,8 @@ training. Answers depend on the weights, the seed, the step and the question alo
 each takes its packs of the same step.
 
 Questions come from a stream, epoch after epoch. With `grpo.filter` those whose answers teach nothing are replaced by
-the next ones of the stream until the step is full; a step asks no question twice, and the next step goes on behind
+the next ones of the stream until the step is full; a step asks no question twice, nor more than
+`MOST` times its own number, and the next step goes on behind
 the last one that was needed. So the place in the stream depends on the answers, and checkpoints have it. If no question
 is left from which anything can be learned, the training ends with that step.
 
@@ -51,6 +52,8 @@ from lookonce.train.model.packs import share_of_loss
 
 ANSWERS = "drawn.json"
 """The file in a checkpoint with the answers that the next step has too."""
+MOST = 100
+"""How many times as many questions as it has a step may ask, or one could take hours."""
 SHOWN = 2
 """Questions of a logged step whose answers are shown."""
 Asked = Sequence[tuple[int, Example]]
@@ -197,7 +200,7 @@ class RewardTrainer(PackTrainer):
         positions: list[int] = []
         groups: list[Sequence[Drawn]] = []
         step, seconds = self.state.global_step, self._seconds
-        start, most = self._position, len(self._plan.examples)
+        start, most = self._position, min(len(self._plan.examples), MOST * self._num_questions)
         while len(groups) < self._num_questions and self._position - start < most:
             num = min(self._num_to_ask(len(groups), self._position - start), start + most - self._position)
             asked = self._stream.take(self._position, num)

@@ -208,6 +208,15 @@ def test_a_training_whose_answers_are_all_cut_off_does_not_begin(make, tmp_path)
         train(make(tmp_path, {"max_new_tokens": 1, "filter": False}), **QUIET)
 
 
+def test_a_step_asks_a_limited_number_of_questions(train_with, monkeypatch):
+    monkeypatch.setattr("lookonce.train.loop.rewards.MOST", 4)
+    notes: list[str] = []
+    draw = Fixed(lambda calls: {*range(0, 87, 20)})
+    _, learned = train_with(draw, 3, notes)
+    assert any(note.startswith("step 1: of 20 questions") for note in notes)
+    assert sum(map(len, draw.asked)) == 60 and all(step and len(step) < 5 for step in learned)
+
+
 def test_a_training_that_has_nothing_to_learn_from_does_not_begin(train_with):
     expected = "of 87 questions none got answers that differ in reward, .* lookonce eval RUN --samples 3, then choose"
     with pytest.raises(TrainingError, match=expected):
