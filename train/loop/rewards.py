@@ -6,10 +6,10 @@ training. Answers depend on the weights, the seed, the step and the question alo
 each takes its packs of the same step.
 
 Questions come from a stream, epoch after epoch. With `grpo.filter` those whose answers teach nothing are replaced by
-the next ones of the stream until the step is full; a step asks no question twice, nor more than
-`MOST` times its own number, and the next step goes on behind
-the last one that was needed. So the place in the stream depends on the answers, and checkpoints have it. If no question
-is left from which anything can be learned, the training ends with that step.
+the next ones of the stream until the step is full; a step asks no question twice, nor more than `MOST` times its own
+number, and the next step goes on behind the last one that was needed. So the place in the stream depends on the
+answers, and checkpoints have it. If no question is left from which anything can be learned, the training ends with that
+step.
 
 With several `iterations` the answers of a step serve the next ones too, with the log-probabilities of their first pass.
 A checkpoint between them has these answers, so that a resumed training has the same.
@@ -23,6 +23,7 @@ many targets as they ever will.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from collections import defaultdict
@@ -177,7 +178,8 @@ class RewardTrainer(PackTrainer):
         self._tokens_ahead.append(sum(each.micro_batch.pack.num_tokens for each in packs if not _is_filler(each)))
         self.model.train()  # type: ignore[union-attr]
         if self.options.kl and is_first:
-            self._keep_reference(packs)
+            with self._compiling_apart():
+                self._keep_reference(packs)
         if not packs:
             for weight in self._trained():
                 weight.grad = torch.zeros_like(weight)
@@ -195,6 +197,13 @@ class RewardTrainer(PackTrainer):
     def _waited(self) -> float:
         return self._waited_before + super()._waited
 
+    @contextlib.contextmanager
+    def _compiling_apart(self) -> Iterator[None]:
+        """Do not count what is compiled within the block as a recompilation of the step's passes."""
+        num_graphs = num_compiled_graphs()
+        yield
+        self.compiled_apart += num_compiled_graphs() - num_graphs
+
     def _draw_step(self) -> None:
         """Draw answers to questions until the step is full."""
         positions: list[int] = []
@@ -204,9 +213,8 @@ class RewardTrainer(PackTrainer):
         while len(groups) < self._num_questions and self._position - start < most:
             num = min(self._num_to_ask(len(groups), self._position - start), start + most - self._position)
             asked = self._stream.take(self._position, num)
-            num_graphs = num_compiled_graphs()
-            drawn = self.draw(self.model, asked, seed_of(self.args.seed, step))
-            self.compiled_apart += num_compiled_graphs() - num_graphs
+            with self._compiling_apart():
+                drawn = self.draw(self.model, asked, seed_of(self.args.seed, step))
             for group in drawn:
                 is_mixed = teaches(group, self.options, self._image_token_id)
                 self._note_answers(group, is_mixed)

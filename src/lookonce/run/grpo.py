@@ -79,8 +79,8 @@ class GrpoSection(Section):
     """`token`: mean over all tokens of a step's answers, TRL's `dapo`. `sequence`: mean over its answers, each with the
     mean of its tokens, TRL's `grpo`."""
     filter: Same[bool] = True
-    """Replace questions whose answers have equal rewards, from which nothing is learned, by others until a step is full,
-    or has asked 100 times as many as it has. Otherwise they count in the mean, as in TRL."""
+    """Replace questions whose answers have equal rewards, from which nothing is learned, by others, until a step is
+    full or has asked 100 times as many. Otherwise they count in the mean, as in TRL."""
 
 
 def refused(batch: BatchSection, dropout: float, fsdp: bool) -> str | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lookonce.errors import RecordsError, RunFolderError, TrainingError, UsageError
 from lookonce.run.config import RunFile
@@ -105,6 +106,30 @@ def test_a_training_by_rewards_that_was_interrupted_ends_as_one_that_was_not(
         assert figures[0]["kl"] == pytest.approx(0, abs=1e-9) and figures[-1]["kl"] > 1e-6
     if case.startswith("three times"):
         assert max(line["clipped_share"] for line in figures) > 0.01
+
+
+@pytest.mark.guarantee(
+    "An interrupted and resumed training ends with the adapter of an uninterrupted one, bit for bit: on a CPU,"
+    " and on a GPU with the sample's model."
+)
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("default")  # the compiler warns
+@pytest.mark.parametrize("case", ["once", "three times, near the start"])
+def test_captured_passes_learn_from_answers_that_captured_passes_draw(make, trainings, tmp_path, monkeypatch, case):
+    """On a GPU in bfloat16: later draws and passes compile nothing, and a resumed training has the same answers."""
+    notes: list[str] = []
+    one, other = (make(tmp_path / name, GRPO[case], precision="bf16") for name in ("one", "other"))
+    train(one, notify=notes.append)
+    assert any("captured as a CUDA graph" in note for note in notes)
+    assert any("the first pack agrees with its questions as separate rows" in note for note in notes)
+    assert not [note for note in notes if "recompilation" in note]
+    train_until(other, 5, monkeypatch)
+    train(other, resume=True, **QUIET)
+    trainings.assert_same_adapter(other, one)
+    assert lines_of(other.output / "drawn.jsonl") == lines_of(one.output / "drawn.jsonl")
+    figures = [line for line in lines_of(one.output / "log.jsonl") if "log_prob_distance" in line]
+    assert all(line["log_prob_distance"] < 0.1 for line in figures)
 
 
 def test_a_checkpoint_between_two_steps_with_the_same_answers_needs_them(make, tmp_path, monkeypatch):
