@@ -91,8 +91,9 @@ class Evaluations(TrainerCallback):
         if not self._patience or num_worse < self._patience or state.global_step >= state.max_steps:
             return ""
         return (
-            f"ended after step {state.global_step:,} of {state.max_steps:,} (train.patience): {num_worse} measurements "
-            f"in a row were no better than that after step {best_step:,}"
+            f"ended after step {state.global_step:,} of {state.max_steps:,} (train.patience): "
+            f"{'1 measurement was' if num_worse == 1 else f'{num_worse:,} measurements in a row were'} no better than "
+            f"that after step {best_step:,}"
         )
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -163,7 +163,8 @@ def test_a_training_that_gets_no_better_ends_and_resumes_to_the_same_end(trainin
     assert summary.num_steps == last and trainings.checkpoints(run)[-1] == last
     kept = load_file(run.output / "checkpoints" / f"checkpoint-{best}" / "adapter_model.safetensors")
     assert all((kept[weight] == value).all() for weight, value in trainings.adapter(run).items())
-    said = f"(train.patience): {patience} measurements in a row were no better than that after step {best}"
+    worse = "1 measurement was" if patience == 1 else f"{patience} measurements in a row were"
+    said = f"(train.patience): {worse} no better than that after step {best}"
     state = find_state(run).training.text()
     assert all(said in " ".join(text.split()) for text in ("\n".join(notes), summary.text(), state))
     expected = [line for line in trainings.log(whole) if line[0] < last]
