@@ -25,6 +25,7 @@ from lookonce.run.sections import BatchSection, LoraSection
 from lookonce.selftest.model import ieee_float32
 from lookonce.train.data.batches import IGNORED, Batch
 from lookonce.train.data.tokenize import to_messages
+from lookonce.train.loop.log_files import MetricsLog
 from lookonce.train.model import compile
 from lookonce.train.model.attention import PackMask
 from lookonce.train.model.compile import training_on_packs
@@ -73,6 +74,7 @@ MAX_TOKENS = 1500
 CPU = torch.device("cpu")
 SIZES = {"min_pixels": 1, "max_pixels": 120_000}
 """So that images have grids of several sizes, of more than one window of the tower."""
+QUIET: dict[str, Any] = {"notify": lambda note: None}
 Step = tuple[float, dict[str, torch.Tensor]]
 """Loss and gradients."""
 
@@ -138,6 +140,24 @@ class Trainings:
     @staticmethod
     def checkpoints(run: RunFile) -> list[int]:
         return sorted(int(path.name.rpartition("-")[2]) for path in (run.output / "checkpoints").glob("checkpoint-*"))
+
+
+class InterruptedLines(MetricsLog):
+    """Interrupts the training after a step, as a cluster that ends the job."""
+
+    last_step: int
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        super().on_step_end(args, state, control, **kwargs)
+        if state.global_step == self.last_step:
+            raise KeyboardInterrupt
+
+
+def train_until(run: RunFile, step: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+    """Train a run, and interrupt it after a step."""
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("lookonce.train.train.MetricsLog", type("Lines", (InterruptedLines,), {"last_step": step}))
+        train(run, **QUIET, **options)
 
 
 @pytest.fixture(scope="session")

@@ -11,34 +11,16 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
+from support.trainings import QUIET, train_until
 
 from lookonce.cache.store.reader import VisionCache
 from lookonce.errors import ImageError, RunFolderError
 from lookonce.eval.run import evaluate_run
 from lookonce.run.open import TO_BUILD, open_run
-from lookonce.train.loop.log_files import MetricsLog
 from lookonce.train.loop.trainer import PackTrainer
 from lookonce.workflow import train
 
-QUIET = {"notify": lambda note: None}
 pytestmark = pytest.mark.usefixtures("no_fsync")
-
-
-class InterruptedLines(MetricsLog):
-    """Interrupts the training after a step, as a cluster that ends the job."""
-
-    last_step: int
-
-    def on_step_end(self, args, state, control, **kwargs):
-        super().on_step_end(args, state, control, **kwargs)
-        if state.global_step == self.last_step:
-            raise KeyboardInterrupt
-
-
-def train_until(run, step, monkeypatch, **options):
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("lookonce.train.train.MetricsLog", type("Lines", (InterruptedLines,), {"last_step": step}))
-        train(run, **QUIET, **options)
 
 
 def train_without_saving(run, monkeypatch):

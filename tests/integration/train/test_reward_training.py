@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.trainings import QUIET, train_until
 
 from lookonce.errors import RecordsError, RunFolderError, TrainingError, UsageError
 from lookonce.run.config import RunFile
@@ -17,13 +18,11 @@ from lookonce.run.open import TO_TRAIN, open_run
 from lookonce.run.startup import Startup
 from lookonce.train.data.policy import Drawn
 from lookonce.train.loop.arguments import training_arguments
-from lookonce.train.loop.log_files import MetricsLog
 from lookonce.train.loop.rewards import Asked
 from lookonce.train.loop.session import make_trainer
 from lookonce.train.model.load import add_lora, load_untuned
 from lookonce.workflow import train
 
-QUIET = {"notify": lambda note: None}
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
 TOLERANCE = 1e-5
@@ -50,23 +49,6 @@ def make(trainings, make_run_in) -> Callable[..., RunFile]:
         return make_run_in(folder, output=str(folder / "run"), **options | {"eval": {"split": "val"}})
 
     return make
-
-
-class Interrupted(MetricsLog):
-    """Interrupts the training after a step, as a cluster that ends the job."""
-
-    last_step: int
-
-    def on_step_end(self, args, state, control, **kwargs):
-        super().on_step_end(args, state, control, **kwargs)
-        if state.global_step == self.last_step:
-            raise KeyboardInterrupt
-
-
-def train_until(run, step, monkeypatch, **options):
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("lookonce.train.train.MetricsLog", type("Lines", (Interrupted,), {"last_step": step}))
-        train(run, **QUIET, **options)
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
