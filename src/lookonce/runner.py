@@ -9,7 +9,7 @@ one. A command that calls functions of the user's own (`eval.metric`, `grpo.rewa
 their modules may have changed for the next one, and may keep anything.
 
 Compiled code is kept for a command with the same options whose run has the same settings, apart from `FREE`; it is then
-the code that such a process finds on the disk. For other commands it is forgotten, because the compiler makes other
+the code that such a process finds on the disk. For other commands it is discarded, because the compiler makes other
 code if it has seen similar shapes before.
 
 What stays on a GPU is CUDA's context with compiled kernels, and some kilobytes of masks. Weights, optimizer, and

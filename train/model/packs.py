@@ -253,7 +253,7 @@ _PASSES: WeakKeyDictionary[Any, PackPasses] = WeakKeyDictionary()
 
 
 def forget_masks() -> None:
-    """Forget the masks that compiled code writes to, once that is forgotten."""
+    """Forget the masks that compiled code writes to, once that is discarded."""
     _MASKS.clear()
 
 
