@@ -8,7 +8,7 @@ bits of an uninterrupted one. A group with more questions than there is room for
 again. The prompts are computed in packs of training, one after another.
 
 Several answers to a question, its samples, are branches of its prompt as questions are branches of their image: each
-has room of its own behind the prompt, which is computed once. So the slots of a batch are a tree in depth-first order,
+has slots of its own behind the prompt, which is computed once. So the slots of a batch are a tree in depth-first order,
 as a pack is: the tokens that continue a token lie behind it, up to a slot that is known when the batch is laid out.
 
 The answers of a batch while they grow are columns of tensors on the device, one for each branch, changed in place.
