@@ -27,7 +27,6 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -60,16 +59,42 @@ def _set_environment(values: dict[str, str]) -> None:
     os.environ.update(values)
 
 
-def _flags() -> list[Any]:
+def _with_precision() -> list[Any]:
+    """What has a precision of float32: PyTorch, and kinds of products, which may have their own."""
+    cudnn, mkldnn = BACKENDS.cudnn, BACKENDS.mkldnn
+    return [BACKENDS, BACKENDS.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv]
+
+
+def _precisions() -> list[str]:
+    return [torch.get_float32_matmul_precision(), *(each.fp32_precision for each in _with_precision())]
+
+
+def _set_precisions(values: list[str]) -> None:
+    """Set all of them: transformers sets PyTorch's, and accelerate on a GPU that of matrix products."""
+    torch.set_float32_matmul_precision(values[0])  # sets some of the others
+    for each, value in zip(_with_precision(), values[1:], strict=True):
+        each.fp32_precision = value
+
+
+def _flags() -> dict[str, Any]:
     """Settings of PyTorch that no command changes, as far as is known."""
-    cuda, cudnn, mkldnn = BACKENDS.cuda, BACKENDS.cudnn, BACKENDS.mkldnn
-    return [
-        [module.fp32_precision for module in (cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv)],
-        [cudnn.enabled, cudnn.benchmark, cudnn.deterministic, torch.are_deterministic_algorithms_enabled()],
-        [cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled()],
-        [torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()],
-        [torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda"), torch.is_anomaly_enabled()],
-    ]
+    cuda, cudnn = BACKENDS.cuda, BACKENDS.cudnn
+    return {
+        "cudnn.enabled": cudnn.enabled,
+        "cudnn.benchmark": cudnn.benchmark,
+        "cudnn.deterministic": cudnn.deterministic,
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "flash attention": cuda.flash_sdp_enabled(),
+        "memory-efficient attention": cuda.mem_efficient_sdp_enabled(),
+        "attention by products": cuda.math_sdp_enabled(),
+        "attention of cuDNN": cuda.cudnn_sdp_enabled(),
+        "default data type": torch.get_default_dtype(),
+        "gradients": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "autocast on the CPU": torch.is_autocast_enabled("cpu"),
+        "autocast on the GPU": torch.is_autocast_enabled("cuda"),
+        "anomaly detection": torch.is_anomaly_enabled(),
+    }
 
 
 def _keep(value: Any) -> None:
@@ -80,7 +105,7 @@ STATE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "the environment": (lambda: dict(os.environ), _set_environment),
     "the handlers of signals": (lambda: [signal.getsignal(number) for number in (*SIGNALS, signal.SIGINT)], _keep),
     "the number of threads": (torch.get_num_threads, torch.set_num_threads),
-    "the precision of float32": (lambda: BACKENDS.fp32_precision, partial(setattr, BACKENDS, "fp32_precision")),
+    "the precision of float32": (_precisions, _set_precisions),
     "flags of PyTorch": (_flags, _keep),
 }
 """What a command may change of its process: how to read it, and how to put it back."""
@@ -156,7 +181,14 @@ def _put_back(state: dict[str, Any]) -> list[str]:
     """Put back what a command has changed; names what is still different."""
     for name, (_, put_back) in STATE.items():
         put_back(state[name])
-    return [name for name, (read, _) in STATE.items() if read() != state[name]]
+    return [name + _changed(state[name], read()) for name, (read, _) in STATE.items() if read() != state[name]]
+
+
+def _changed(before: Any, after: Any) -> str:
+    """Which items of a dictionary have changed."""
+    if not isinstance(before, dict):
+        return ""
+    return f" ({', '.join(name for name in before | after if before.get(name) != after.get(name))})"
 
 
 def _free_memory() -> list[str]:

@@ -63,6 +63,10 @@ CHANGES: dict[str, Callable[[], Any]] = {
     "environment": lambda: os.environ.update(NEW="1", HOME="/"),
     "threads": lambda: torch.set_num_threads(3),
     "tf32": lambda: setattr(torch.backends, "fp32_precision", "tf32"),
+    "tf32 of products, as accelerate sets it on a GPU": lambda: [
+        setattr(torch.backends, "fp32_precision", "tf32"),
+        setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+    ],
     "seeds": lambda: [random.seed(1), np.random.seed(1), torch.manual_seed(1)],
 }
 
@@ -72,7 +76,8 @@ def test_what_a_command_changes_is_put_back(serve, change):
     drawn, seen = [], []
 
     def look() -> None:
-        precisions = [torch.backends.fp32_precision, torch.backends.cuda.matmul.fp32_precision]
+        precisions = [torch.get_float32_matmul_precision(), torch.backends.fp32_precision]
+        precisions += [each.fp32_precision for each in (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)]
         seen.append([dict(os.environ), torch.get_num_threads(), precisions])
         drawn.append(draw())
 
@@ -81,23 +86,30 @@ def test_what_a_command_changes_is_put_back(serve, change):
 
 
 LEFT: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-    "signals": (lambda: signal.signal(signal.SIGUSR1, print), lambda: signal.signal(signal.SIGUSR1, signal.SIG_DFL)),
-    "dtype": (lambda: torch.set_default_dtype(torch.float64), lambda: torch.set_default_dtype(torch.float32)),
-    "gradients": (lambda: torch.set_grad_enabled(False), lambda: torch.set_grad_enabled(True)),
-    "kernels": (
+    "the handlers of signals": (
+        lambda: signal.signal(signal.SIGUSR1, print),
+        lambda: signal.signal(signal.SIGUSR1, signal.SIG_DFL),
+    ),
+    "flags of PyTorch (default data type)": (
+        lambda: torch.set_default_dtype(torch.float64),
+        lambda: torch.set_default_dtype(torch.float32),
+    ),
+    "flags of PyTorch (gradients)": (lambda: torch.set_grad_enabled(False), lambda: torch.set_grad_enabled(True)),
+    "flags of PyTorch (flash attention)": (
         lambda: torch.backends.cuda.enable_flash_sdp(False),
         lambda: torch.backends.cuda.enable_flash_sdp(True),
     ),
 }
 
 
-@pytest.mark.parametrize(("change", "undo"), LEFT.values(), ids=LEFT)
-def test_what_cannot_be_put_back_ends_the_process(serve, capsys, change, undo):
+@pytest.mark.parametrize("name", LEFT)
+def test_what_cannot_be_put_back_ends_the_process(serve, capsys, name):
+    change, undo = LEFT[name]
     try:
         assert serve(change, pytest.fail) == 0
     finally:
         undo()
-    assert "the next command of the study gets a new process, because of " in capsys.readouterr().err
+    assert f"the next command of the study gets a new process, because of {name}\n" in capsys.readouterr().err
 
 
 def test_a_failed_command_ends_the_process_with_its_code(serve):
