@@ -29,7 +29,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, pstdev
 from typing import Annotated, Any, Protocol
 
 import numpy as np
@@ -73,7 +72,10 @@ class Draw(Protocol):
     """What both took so far."""
 
     def __call__(self, model: Any, asked: Asked, seed: int) -> list[list[Drawn]]:
-        """The answers to each question, of all ranks; the same seed, question and weights give the same."""
+        """The answers to each question, of all ranks; the same seed, question and weights give the same.
+
+        It leaves the model in training mode.
+        """
         ...
 
 
@@ -176,7 +178,6 @@ class RewardTrainer(PackTrainer):
             self._draw_step()
         began, packs = time.perf_counter(), self._packs()
         self._tokens_ahead.append(sum(each.micro_batch.pack.num_tokens for each in packs if not _is_filler(each)))
-        self.model.train()  # type: ignore[union-attr]
         if self.options.kl and is_first:
             with self._compiling_apart():
                 self._keep_reference(packs)
@@ -296,12 +297,12 @@ class RewardTrainer(PackTrainer):
 
     def _note_answers(self, group: Sequence[Drawn], is_mixed: bool) -> None:
         """Count the answers to a question."""
-        rewards = [answer.reward for answer in group]
+        rewards = np.array([answer.reward for answer in group])
         self._add(
             questions=1,
             mixed=is_mixed,
-            reward=fmean(rewards),
-            spread=pstdev(rewards),
+            reward=float(rewards.mean()),
+            spread=float(rewards.std()),
             answers=len(group),
             cut=sum(answer.is_cut for answer in group),
             tokens=sum(len(answer.token_ids) for answer in group),

@@ -378,7 +378,8 @@ class PackTrainer(Trainer):
 
         Trainer and DDP average over ranks, but a step's loss is their sum.
         """
-        model.train()
+        if not self.model.training:  # type: ignore[union-attr]  # to find its modules takes 10 ms
+            model.train()
         before = self._waited
         total = torch.zeros((), device=self.args.device)
         for batch, is_last in inputs:

@@ -100,6 +100,7 @@ def test_a_training_by_rewards_that_was_interrupted_ends_as_one_that_was_not(
 @pytest.mark.parametrize("case", ["once", "three times, near the start"])
 def test_captured_passes_learn_from_answers_that_captured_passes_draw(make, trainings, tmp_path, monkeypatch, case):
     """On a GPU in bfloat16: later draws and passes compile nothing, and a resumed training has the same answers."""
+    monkeypatch.setenv("LOOKONCE_SELFTEST", "on")
     notes: list[str] = []
     one, other = (make(tmp_path / name, GRPO[case], precision="bf16") for name in ("one", "other"))
     train(one, notify=notes.append)
