@@ -6,16 +6,18 @@
 shared     one pass over each image, for all questions about it and all answers to them, from the cache
 packed     the same answers and loss, but each answer is trained, and each question answered, with its own copy of the
            image: packs from the cache without padding, the most that a trainer that shares nothing can do
-trl        TRL's GRPOTrainer with transformers' generation: a padded row per answer, the tower in each pass
+trl        TRL's GRPOTrainer with transformers' generation: a padded row per answer, the tower in each pass. Its frames
+           are decoded in front of the training, since it would decode all frames of a step again for each of its passes
 
 All have the same weights, LoRA, frames of Kvasir-VQA's sizes, nine questions about each in the same order, `--samples`
 answers to each question, and answers of `--tokens` tokens: random weights seldom end one, and TRL is not let. Rewards
 are made of the tokens of an answer, so they differ and cost nothing. The first step of all variants has the answers of
 the first one, so that log-probabilities and the gradient's norm can be compared; it is not timed.
 
-Each variant is a process of its own. Seconds are medians of the steps that are timed; training includes the optimizer.
-The limit is what a step's matrix products, without the tower's, take at the rate of large ones: forward and backward
-over what is trained, and forward over what is sampled.
+Each variant is a process of its own. Steps have frames of other sizes, and variants time other steps, so seconds are
+those of a mean step: those of the steps that are timed, divided by their tokens as separate rows, times those of a mean
+step of an epoch. Training includes the optimizer. The limit is what the matrix products of a mean step, without the
+tower's, take at the rate of large ones: forward and backward over what is trained, and forward over what is sampled.
 """
 
 from __future__ import annotations
@@ -32,13 +34,14 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
 import transformers
+from PIL import Image
 
 from lookonce.bench.step import make_run, matmul_flops_per_second, num_flops, synchronize
 from lookonce.datasets.records import Record
@@ -112,6 +115,10 @@ class HashedRewards(Policy):
         return [one._replace(token_ids=ids, reward=reward_of(ids), is_cut=False) for one, ids in answers]
 
 
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else float("nan")
+
+
 def alone(examples: Sequence[Example], image_token_id: int) -> list[Group]:
     """Each example as a group of its own, as in `batch.mode: packed`."""
     groups = [group_examples([example], image_token_id)[0] for example in examples]
@@ -130,13 +137,15 @@ class Cell:
         run = self.run = make_run(options.place, options.model, options.images, options.tokenizer, settings)
         open_run(run, TO_BUILD).build()
         self.opened = open_run(run, TO_MEASURE)
+        self.dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
         self.image_token_id: int = self.opened.chat_tokenizer.image_token_id
         asked, prompts, _ = self.opened.questions("train")
         groups = [group.examples for group in group_examples(prompts, self.image_token_id)]
         kept = [n for group in groups for n in group[:PER_IMAGE] if len(group) >= PER_IMAGE]
         self.questions, self.prompts = [asked[n] for n in kept], [prompts[n] for n in kept]
         plan = Sampler.of(self.prompts, self.image_token_id, run.batch, run.train.seed)
-        self.order = [number for number, _ in QuestionStream(self.prompts, plan).take(0, len(self.prompts))]
+        self.stream = QuestionStream(self.prompts, plan)
+        self.order = [number for number, _ in self.stream.take(0, len(self.prompts))]
         """The numbers of the questions as they are asked."""
         self.path: Path = options.place / f"first-{options.model}-{options.questions}-{num_tokens}.json"
         """The answers of the first step and their log-probabilities, by the variant that was measured first."""
@@ -150,13 +159,16 @@ class Cell:
         with self.opened, tempfile.TemporaryDirectory() as folder:
             model = (self.trl if self.variant == "trl" else self.ours)(clock, Path(folder))
             timed = clock.logs[-len(clock.steps) :] if clock.steps else []
+            share = self.share(range(STEPS[self.variant][0], len(clock.ends)))
             return {
                 "variant": self.variant,
                 "tokens": self.num_tokens,
                 "device": f"{device_name()}, torch {torch.__version__}, transformers {transformers.__version__}",
                 "steps": clock.steps,
-                "sampling": median([log["sampling_seconds"] for log in timed] or [0.0]),
-                "rewarding": median([log.get("rewarding_seconds", 0.0) for log in timed] or [0.0]),
+                "share": share,
+                "step": _mean(clock.steps) / share,
+                "sampling": _mean([log["sampling_seconds"] for log in timed]) / share,
+                "rewarding": _mean([log.get("rewarding_seconds", 0.0) for log in timed]) / share,
                 "answers": options.questions * options.samples,
                 "images": options.questions / PER_IMAGE,
                 "before": clock.ends[0] - clock.began,
@@ -166,9 +178,24 @@ class Cell:
                 **self.limits(model),
             }
 
+    def share(self, steps: Sequence[int]) -> float:
+        """The tokens of the rows of some steps, by their numbers from 0 on, as a share of those of mean ones."""
+        num = self.options.questions
+        asked = [self.stream.take(step * num, num) for step in steps]
+        tokens = [prompt.num_tokens + self.num_tokens for step in asked for _, prompt in step]
+        return _mean(tokens) / _mean([prompt.num_tokens + self.num_tokens for prompt in self.prompts])
+
     def limits(self, model: Any) -> dict[str, Any]:
-        """Tokens that are trained and sampled in the first step, and seconds of their products."""
-        prompts = [self.prompts[number] for number in self.order[: self.options.questions]]
+        """Tokens that are trained and sampled in a mean step of the first epoch, and seconds of their products."""
+        num, rate = self.options.questions, matmul_flops_per_second(best_device(), self.dtype)
+        steps = [self.order[start : start + num] for start in range(0, len(self.order) - num + 1, num)]
+        sums = np.mean([self._work(model, [self.prompts[number] for number in step]) for step in steps], axis=0)
+        scale = 1 / self.share(range(len(steps)))
+        trained, sampled, flops = (sums * scale).tolist()
+        return {"trained": round(trained), "sampled": round(sampled), "limit": flops / rate, "tflops": rate / 1e12}
+
+    def _work(self, model: Any, prompts: Sequence[Example]) -> tuple[float, float, float]:
+        """Tokens that are trained and sampled with these questions, and floating-point operations."""
         ids = np.random.default_rng(0).integers(0, 1000, (len(prompts), self.options.samples, self.num_tokens))
         flat = [answered(prompt, each) for prompt, group in zip(prompts, ids, strict=True) for each in group]
         rows, groups, size = alone(flat, self.image_token_id), group_examples(flat, self.image_token_id), len(ids[0])
@@ -176,13 +203,8 @@ class Cell:
         parts = [(group, range(n, n + size)) for group in groups for n in range(0, len(group.examples), size)]
         by_question = [nested(group.subset(part), flat) for group, part in parts]
         trained, sampled = {"shared": (tree, tree), "packed": (rows, by_question), "trl": (rows, rows)}[self.variant]
-        rate = matmul_flops_per_second(best_device(), torch.bfloat16 if torch.cuda.is_available() else torch.float32)
-        return {
-            "trained": sum(group.num_tokens for group in trained),
-            "sampled": sum(group.num_tokens for group in sampled),
-            "limit": (num_flops(model, trained, flat) + num_flops(model, sampled, flat) / 2) / rate,
-            "tflops": rate / 1e12,
-        }
+        tokens = [sum(group.num_tokens for group in part) for part in (trained, sampled)]
+        return (*tokens, num_flops(model, trained, flat) + num_flops(model, sampled, flat) / 2)
 
     def compared(self) -> list[float]:
         """The mean and the largest distance to the log-probabilities of the first variant."""
@@ -230,20 +252,25 @@ class Cell:
 
         run, options, log_probs = self.run, self.options, self.log_probs
         given = [ids for group in self.first["answers"] for ids in group] if self.first else []
+        decoded = {path: Image.open(path).convert("RGB") for record, _ in self.questions for path in record.images}
 
         class Timed(GRPOTrainer):  # type: ignore[misc]
             """Has the given answers in its first step, and keeps their log-probabilities."""
+
+            sampling_seconds = 0.0
+            """Since the last step that was logged."""
 
             def _generate_and_score_completions(self, inputs: Any) -> Any:
                 began = time.perf_counter()
                 found = super()._generate_and_score_completions(inputs)
                 synchronize(best_device())
-                self.sampling_seconds = time.perf_counter() - began
+                self.sampling_seconds += time.perf_counter() - began
                 return found
 
-            def _generate_single_turn(self, *args: Any, **others: Any) -> Any:
-                is_given = given and self.state.global_step == 0
-                return (given, None) if is_given else super()._generate_single_turn(*args, **others)
+            def _generate_single_turn(self, prompt_ids: Any, *args: Any, **others: Any) -> Any:
+                if not given or self.state.global_step:
+                    return super()._generate_single_turn(prompt_ids, *args, **others)
+                return [given.pop(0) for _ in prompt_ids], None
 
             def _get_per_token_logps_and_entropies(self, model: Any, input_ids: Any, *args: Any, **others: Any) -> Any:
                 found = super()._get_per_token_logps_and_entropies(model, input_ids, *args, **others)
@@ -254,13 +281,15 @@ class Cell:
 
             def log(self, logs: dict[str, float], *args: Any) -> None:
                 super().log(logs | {"sampling_seconds": self.sampling_seconds}, *args)
+                self.sampling_seconds = 0.0
 
         on_gpu, num_answers = torch.cuda.is_available(), options.questions * options.samples
-        on_device: Any = {"bf16": on_gpu, "use_cpu": not on_gpu, "dataloader_num_workers": 8 if on_gpu else 0}
+        on_device: Any = {"bf16": on_gpu, "use_cpu": not on_gpu}
         config = GRPOConfig(
             output_dir=str(folder),
             per_device_train_batch_size=options.rows,
-            gradient_accumulation_steps=num_answers // options.rows,  # whose answers are generated together
+            gradient_accumulation_steps=num_answers // options.rows,
+            generation_batch_size=min(options.generated, num_answers),
             num_generations=options.samples,
             max_completion_length=self.num_tokens,
             generation_kwargs={"min_new_tokens": self.num_tokens, "suppress_tokens": [self.image_token_id]},
@@ -271,7 +300,9 @@ class Cell:
             **{"max_steps": 100_000, "logging_steps": 1, "save_strategy": "no", "report_to": "none"},
         )
         dataset = datasets.Dataset.from_list([self._row(*self.questions[number]) for number in self.order])
-        dataset = dataset.cast_column("images", datasets.Sequence(datasets.Image()))
+        dataset.set_transform(
+            lambda rows: rows | {"images": [[decoded[Path(path)] for path in paths] for paths in rows["images"]]}
+        )
         model = load_with_tower(self.opened.model_folder, PRECISIONS[run.train.precision], run.model.attention)
         model = add_lora(model, self.opened.model_folder, run.lora, run.train.seed)
 
@@ -300,12 +331,11 @@ def report(measured: Sequence[dict[str, Any]]) -> str:
     """A table of Markdown; `measured` has at least one variant."""
     lines = [HEADER, "|".join(["---"] * (HEADER.count("|") + 1))]
     for found in measured:
-        first = next(each for each in measured if each["tokens"] == found["tokens"])
-        step, of_first = (median(each["steps"] or [float("nan")]) for each in (found, first))
+        first, step = next(each for each in measured if each["tokens"] == found["tokens"]), found["step"]
         parts = found["sampling"], found["rewarding"], step - found["sampling"] - found["rewarding"]
         seconds = (step, *parts, found["limit"], step / found["images"])
         cells = (
-            f"{found['variant']}, {found['answers']} answers of {found['tokens']} tokens | {step / of_first:.1f}x",
+            f"{found['variant']}, {found['answers']} answers of {found['tokens']} tokens | {step / first['step']:.1f}x",
             *(f"{each:.3f}" for each in (*seconds, 1e3 * step / found["answers"])),
             f"{found['trained']:,} | {found['sampled']:,} | {found['peak_gb']:.1f} | {found['before']:.0f}",
             f"{found['grad_norm']:.5g} | {', '.join(f'{distance:.1e}' for distance in found['differ'])}",
@@ -326,6 +356,7 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=72, help="of a step")
     parser.add_argument("--samples", type=int, default=8, help="answers to each question")
     parser.add_argument("--rows", type=int, default=8, help="of a forward and backward pass of TRL")
+    parser.add_argument("--generated", type=int, default=288, help="answers that TRL generates at once")
     parser.add_argument("--seconds", type=float, default=120, help="after which no further step of a variant begins")
     parser.add_argument("--set", action="append", default=[], dest="assignments", help="a key of the run file")
     parser.add_argument("--worker", help=argparse.SUPPRESS)

@@ -228,6 +228,11 @@ def test_run_files_in_documents_have_keys_that_exist(root):
     assert checked > 8
 
 
+def test_no_page_has_two_versions_of_a_merge(root):
+    for page in [*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "benchmarks").rglob("*.md")]:
+        assert not re.search(r"^(<<<<<<<|>>>>>>>) ", page.read_text(), re.M), page
+
+
 def messages(root: Path) -> str:
     """All text in the code of the product, a text of several pieces in one, with {} for what is filled in."""
     found = []

@@ -1,9 +1,11 @@
-"""How much GPU memory a training needs: the measurements behind the table in docs/training.md.
+"""How much GPU memory a training needs, and how long one by rewards takes: measurements behind the documents' tables.
 
 Design: the figures are those of two reports (benchmarks/training_h200_2026-11-23.md, and that of the day after for the
 2B): LoRA of rank 16, bf16, AdamW. Memory grows linearly with the tokens of the longest pack, so two measured lengths
 give it for others. The documented longest packs for a card follow from them. Tests compare both with the documents.
 With quantised weights little was measured: the memory is that of bf16, less nine tenths of what their own size saves.
+The time of drawn answers (benchmarks/grpo_h100_2026-11-26.md) grows with their length; 8 answers to a question and 9
+questions an image were measured.
 """
 
 from __future__ import annotations
@@ -53,6 +55,11 @@ MODELS = {
 }
 
 
+DRAWN_TOKENS = (8, 64)
+DRAWN_MS = {"Qwen3-VL-2B": (0.83, 3.61), "Qwen3-VL-8B": (2.29, 10.61)}
+"""Milliseconds an answer of these lengths takes to be drawn, rewarded and trained on, on an H100."""
+
+
 def measured_name(model: str, config: Any = None) -> str | None:
     """Which of `MODELS` a model is, by its configuration, or by its Hub name if that is not known; None if none."""
     if config is None:
@@ -78,6 +85,14 @@ def peak_gb(name: str, num_tokens: int, checkpointing: Checkpointing, frozen: st
 def logits_gb(num_targets: int) -> float:
     """The memory that the loss of this many targets takes beside that: a training on answers has few."""
     return num_targets * VOCABULARY * LOGIT_BYTES / 1e9
+
+
+def drawn_ms(name: str | None, num_tokens: int) -> float | None:
+    """The time that an answer of this length takes in a training by rewards, in milliseconds, if it was measured."""
+    if name not in DRAWN_MS:
+        return None
+    (first, last), (low, high) = DRAWN_TOKENS, DRAWN_MS[name]
+    return low + (num_tokens - first) * (high - low) / (last - first)
 
 
 def longest_pack(name: str, gpu_gb: float, checkpointing: Checkpointing, frozen: str = UNQUANTISED) -> int:

@@ -190,7 +190,7 @@ def check_memory(run: RunFile, model: CheckedModel, gpu_gb: float | None) -> lis
     if draws := run.train.objective == "grpo":
         targets = min(tokens, run.batch.samples_per_step * options.samples * options.max_new_tokens)
         needed += (logits := logits_gb(targets))
-        basis += f"; at most {logits:.0f} GB of it are logits of drawn answers, computed and not measured"
+        basis += f"; at most {logits:.0f} GB of it are logits of drawn answers; drawing uses what is left"
     need = f"{name}, packs of {tokens:,} tokens: about {needed:.0f} GB"
     if gpu_gb is None:
         return [
@@ -335,7 +335,7 @@ def check(
     results += check_context(run, records, images.keys)
     results += check_questions(run, records)
     results += check_tokens(run, records, model, images)
-    results += check_drawing(run, path, assignments, records)
+    results += check_drawing(run, path, assignments, records, model)
     results += check_disk(run, model, images, records.is_complete)
     results += check_memory(run, model, gpu_memory_gb or gpu_gb())
     results += [*check_start(run), *check_output(run, images)]

@@ -44,9 +44,10 @@ from lookonce.run.config import RunFile
 from lookonce.run.open import fingerprint_of, source_of
 from lookonce.run.records import SPLITS, for_training, with_contexts, without_fold
 from lookonce.run.sections import METRICS, BatchSection
-from lookonce.text import Notify, count, first_line, listed, located, shell, size
+from lookonce.text import Notify, count, duration, first_line, listed, located, shell, size
 from lookonce.train.data.sampler import num_steps
 from lookonce.train.data.token_stats import Distribution, TokenCounter
+from lookonce.train.model.gpu_memory import drawn_ms, measured_name
 
 NUM_NAMED = 3
 """How many of the records or images with one problem are named."""
@@ -506,8 +507,14 @@ def _too_long(batch: BatchSection, split: str, lengths: list[tuple[int, str]], a
     )
 
 
-def check_drawing(run: RunFile, path: Path, assignments: Sequence[str], records: CheckedRecords) -> Iterator[Result]:
-    """How much a training by rewards draws, and how to measure the time; nothing for another training."""
+QUESTIONS_OF_IMAGE = 9
+"""As in the measurement of the time that drawn answers take."""
+
+
+def check_drawing(
+    run: RunFile, path: Path, assignments: Sequence[str], records: CheckedRecords, model: CheckedModel
+) -> Iterator[Result]:
+    """How much a training by rewards draws, and how long it takes; nothing for another training."""
     if run.train.objective != "grpo":
         return
     options, per_step = run.grpo, run.batch.samples_per_step
@@ -520,9 +527,14 @@ def check_drawing(run: RunFile, path: Path, assignments: Sequence[str], records:
         f"{drawn * options.max_new_tokens:,} tokens"
         + (", and more where rewards are equal (grpo.filter)" if options.filter else "")
     )
+    time = "its time was not measured for this model"
     if run.train.steps or records.is_complete:
         steps = run.train.steps or math.ceil(run.train.epochs * num_steps(num_questions, run.batch.samples_per_step))
         value = f"{count(steps, 'step')}; {value}"
+        config = model.model_folder.config if model.model_folder else None
+        if milliseconds := drawn_ms(measured_name(run.model.path, config), options.max_new_tokens):
+            hours = duration(steps * drawn * milliseconds / 1000)
+            time = f"about {hours} on one H100 with {QUESTIONS_OF_IMAGE} questions an image and answers of that length"
     changes = (*assignments, "train.steps=10", f"output={run.output}-trial")
     trial = shell("lookonce", "train", path, *(word for text in changes for word in ("--set", text)))
-    yield Result("ok", "drawing", f"{value}; hours are not measured: a trial prints questions/s", trial)
+    yield Result("ok", "drawing", f"{value}; {time}; a trial prints questions/s", trial)

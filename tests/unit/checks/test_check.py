@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from lookonce.errors import ModelError
 from lookonce.files import write_json
 from lookonce.run.folder import CLAIM, RunFolder
 from lookonce.run.open import TO_BUILD, open_run
+from lookonce.text import duration
 
 pytestmark = pytest.mark.usefixtures("one_model_check")
 
@@ -274,20 +276,26 @@ def test_gpu_memory_of_quantised_weights_is_computed(checked, monkeypatch):
     assert "about 40 GB of 80 GB, computed for nf4 weights and not measured" in str(results)
 
 
-def test_a_training_by_rewards_needs_memory_for_its_answers_and_its_time_is_not_known(checked, monkeypatch):
+def test_a_training_by_rewards_needs_memory_and_time_for_its_answers(checked, monkeypatch):
     monkeypatch.setattr("lookonce.checks.check.measured_name", lambda path, config: "Qwen3-VL-8B")
     options = ("train.objective=grpo", "train.steps=7", "grpo.samples=4", "grpo.max_new_tokens=16")
     result = checked(*options, "batch.samples_per_step=32", gpu_gb=40)
     [memory] = [one for one in result.report.results if one.what == "GPU memory"]
-    logits = f"at most {32 * 4 * 16 * 151_936 * 12 / 1e9:.0f} GB of it are logits of drawn answers, computed and not"
+    logits = f"at most {32 * 4 * 16 * 151_936 * 12 / 1e9:.0f} GB of it are logits of drawn answers; drawing"
     assert memory.level == "warning" and "about 53 GB of 40 GB" in memory.value and logits in memory.value
     assert memory.do.startswith("lower batch.tokens_per_pack, grpo.samples or grpo.max_new_tokens")
     [drawing] = [one for one in result.report.results if one.what == "drawing"]
     assert drawing.value.startswith(
         "7 steps; a step draws 4 answers to each of 32 questions, at most 2,048 tokens, and"
     )
+    assert "its time was not measured for this model; a trial prints questions/s" in drawing.value
     assert "--set train.objective=grpo" in drawing.do and "--set train.steps=10 --set output=" in drawing.do
     assert not any(one.what == "drawing" for one in checked().report.results)
+    monkeypatch.setattr("lookonce.checks.inputs.measured_name", lambda path, config: "Qwen3-VL-8B")
+    milliseconds = 2.29 + (16 - 8) * (10.61 - 2.29) / (64 - 8)
+    [drawing] = [one for one in checked(*options, "train.steps=3000").report.results if one.what == "drawing"]
+    answers = 3000 * int(re.search(r"each of (\d+) questions", drawing.value)[1]) * 4
+    assert f"about {duration(answers * milliseconds / 1000)} on one H100 with 9 questions an image" in drawing.value
 
 
 RESULTS = [

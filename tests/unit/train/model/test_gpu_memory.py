@@ -10,6 +10,8 @@ import pytest
 from lookonce.run.sections import UNQUANTISED
 from lookonce.train.model.gpu_memory import (
     CARDS_GB,
+    DRAWN_MS,
+    DRAWN_TOKENS,
     LEAST_TOKENS,
     LENGTHS,
     MODELS,
@@ -53,6 +55,13 @@ def test_the_peaks_are_those_of_the_report(root):
     assert len(found) == 3 * len(MODELS) and LENGTHS == (2048, 7680)
     for (model, checkpointing), peaks in found.items():
         assert MODELS[f"Qwen3-VL-{model}"].peaks_gb[VALUES[checkpointing]] == peaks
+
+
+def test_the_times_of_drawn_answers_are_those_of_the_report(root):
+    report = (root / "benchmarks/grpo_h100_2026-11-26.md").read_text()
+    rows = re.findall(r"^\| (\dB), `shared`, (\d+) tokens \|[^|]*\| \*\*([\d.]+)\*\*", report, re.M)
+    found = {(f"Qwen3-VL-{model}", int(tokens)): float(milliseconds) for model, tokens, milliseconds in rows}
+    assert found == {(name, n): ms for name, of in DRAWN_MS.items() for n, ms in zip(DRAWN_TOKENS, of, strict=True)}
 
 
 @pytest.mark.parametrize(("gpu_gb", "usable"), [(12, 9.75), (22.5, 20.25), (24, 21.6), (80, 72)])
