@@ -60,20 +60,26 @@ def _set_environment(values: dict[str, str]) -> None:
 
 
 def _with_precision() -> list[Any]:
-    """What has a precision of float32: PyTorch, and kinds of products, which may have their own."""
+    """What has a precision of float32: PyTorch, its libraries, and kinds of products, which may have their own."""
     cudnn, mkldnn = BACKENDS.cudnn, BACKENDS.mkldnn
-    return [BACKENDS, BACKENDS.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv]
+    return [BACKENDS, cudnn, mkldnn, BACKENDS.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv]
 
 
 def _precisions() -> list[str]:
-    return [torch.get_float32_matmul_precision(), *(each.fp32_precision for each in _with_precision())]
+    try:
+        of_products = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the others do not agree with it
+        of_products = ""
+    return [of_products, *(each.fp32_precision for each in _with_precision())]
 
 
 def _set_precisions(values: list[str]) -> None:
-    """Set all of them: transformers sets PyTorch's, and accelerate on a GPU that of matrix products."""
+    """Set all of them: transformers sets PyTorch's, and torch.compile makes it that of matrix products too."""
     torch.set_float32_matmul_precision(values[0])  # sets some of the others
     for each, value in zip(_with_precision(), values[1:], strict=True):
         each.fp32_precision = value
+    if found := sys.modules.get("transformers.utils.import_utils"):
+        getattr(found.enable_tf32, "cache_clear", int)()  # or the next command's call would set nothing
 
 
 def _flags() -> dict[str, Any]:

@@ -339,6 +339,16 @@ def test_pack_trainer_ends_with_the_adapter_of_lookonce_train_bit_for_bit(sample
     assert_is_adapter_of(resumed, trained)
 
 
+def test_all_layers_are_in_training_mode_from_the_first_step_on(sample, built, tmp_path):
+    """With `from_pretrained` and PEFT they are in evaluation mode below a model in training mode."""
+    tuned, sampler = to_train(sample, built)
+    layer, modes = tuned.get_base_model().eval().model.language_model.layers[0], list[bool]()
+    assert tuned.training
+    layer.register_forward_pre_hook(lambda module, inputs: modes.append(module.training))
+    PackTrainer(tuned, arguments(tmp_path, max_steps=1), sampler).train()
+    assert modes and all(modes)
+
+
 def test_pack_trainer_refuses_what_would_weigh_targets_wrong(sample, built, tmp_path):
     tuned, sampler = to_train(sample, built)
     with pytest.raises(UsageError, match=r"gradient_accumulation_steps is 4, .* set PackBatchSampler\("):

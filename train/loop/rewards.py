@@ -74,7 +74,7 @@ class Draw(Protocol):
     def __call__(self, model: Any, asked: Asked, seed: int) -> list[list[Drawn]]:
         """The answers to each question, of all ranks; the same seed, question and weights give the same.
 
-        It leaves the model in training mode.
+        The model stays in its mode: in training.
         """
         ...
 

@@ -277,6 +277,7 @@ class PackTrainer(Trainer):
         self._resumed_from = step_of(Path(checkpoint)) if checkpoint else -1
         try:
             self._compute_rows()
+            self.model.train()  # type: ignore[union-attr]  # from_pretrained leaves the layers in evaluation mode
             with (
                 numbers_only(Path(checkpoint) if checkpoint else None),
                 self._on_packs(),

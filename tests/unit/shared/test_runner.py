@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers.utils.import_utils import enable_tf32
 
 from lookonce import runner
 from lookonce.run import startup
@@ -63,10 +64,12 @@ CHANGES: dict[str, Callable[[], Any]] = {
     "environment": lambda: os.environ.update(NEW="1", HOME="/"),
     "threads": lambda: torch.set_num_threads(3),
     "tf32": lambda: setattr(torch.backends, "fp32_precision", "tf32"),
-    "tf32 of products, as accelerate sets it on a GPU": lambda: [
+    "tf32 of products, as torch.compile leaves it": lambda: [
         setattr(torch.backends, "fp32_precision", "tf32"),
-        setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+        setattr(torch.backends.cuda.matmul, "fp32_precision", torch.backends.cuda.matmul.fp32_precision),
     ],
+    "tf32 by its former name": lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+    "tf32 of a library": lambda: setattr(torch.backends.cudnn, "fp32_precision", "tf32"),
     "seeds": lambda: [random.seed(1), np.random.seed(1), torch.manual_seed(1)],
 }
 
@@ -83,6 +86,17 @@ def test_what_a_command_changes_is_put_back(serve, change):
 
     assert serve(look, change, look) == 3
     assert seen[0] == seen[1] and drawn[0] == drawn[1]
+
+
+def test_each_command_can_ask_for_tf32(serve):
+    seen = []
+
+    def train() -> None:
+        enable_tf32(True)
+        seen.append([each.fp32_precision for each in (torch.backends, torch.backends.cuda.matmul)])
+
+    assert serve(train, train) == 2 and seen == [["tf32", "tf32"]] * 2
+    assert torch.backends.fp32_precision == "none"
 
 
 LEFT: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
