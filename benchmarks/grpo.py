@@ -14,10 +14,11 @@ answers to each question, and answers of `--tokens` tokens: random weights seldo
 are made of the tokens of an answer, so they differ and cost nothing. The first step of all variants has the answers of
 the first one, so that log-probabilities and the gradient's norm can be compared; it is not timed.
 
-Each variant is a process of its own. Steps have frames of other sizes, and variants time other steps, so seconds are
-those of a mean step: those of the steps that are timed, divided by their tokens as separate rows, times those of a mean
-step of an epoch. Training includes the optimizer. The limit is what the matrix products of a mean step, without the
-tower's, take at the rate of large ones: forward and backward over what is trained, and forward over what is sampled.
+Each variant is a process of its own. Frames have different sizes, so steps differ by a factor of two, and each variant
+times different steps. So seconds are those of a mean step: those of the steps that are timed, divided by the products
+that the variant computes in them, times those of a mean step. Training includes the optimizer. The limit is what these
+matrix products of a mean step, without the tower's, take at the rate of large ones: forward and backward over what is
+trained, and forward over what is sampled.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ class Cell:
         with self.opened, tempfile.TemporaryDirectory() as folder:
             model = (self.trl if self.variant == "trl" else self.ours)(clock, Path(folder))
             timed = clock.logs[-len(clock.steps) :] if clock.steps else []
-            share = self.share(range(STEPS[self.variant][0], len(clock.ends)))
+            share = self.share(model, range(STEPS[self.variant][0], len(clock.ends)))
             return {
                 "variant": self.variant,
                 "tokens": self.num_tokens,
@@ -178,21 +179,22 @@ class Cell:
                 **self.limits(model),
             }
 
-    def share(self, steps: Sequence[int]) -> float:
-        """The tokens of the rows of some steps, by their numbers from 0 on, as a share of those of mean ones."""
+    def share(self, model: Any, steps: Sequence[int]) -> float:
+        """The products of some steps, by their numbers from 0 on, as a share of those of mean ones."""
         num = self.options.questions
-        asked = [self.stream.take(step * num, num) for step in steps]
-        tokens = [prompt.num_tokens + self.num_tokens for step in asked for _, prompt in step]
-        return _mean(tokens) / _mean([prompt.num_tokens + self.num_tokens for prompt in self.prompts])
+        asked = [[prompt for _, prompt in self.stream.take(step * num, num)] for step in steps]
+        return _mean([self._work(model, prompts)[2] for prompts in asked]) / self._mean_work(model)[2]
 
     def limits(self, model: Any) -> dict[str, Any]:
-        """Tokens that are trained and sampled in a mean step of the first epoch, and seconds of their products."""
-        num, rate = self.options.questions, matmul_flops_per_second(best_device(), self.dtype)
-        steps = [self.order[start : start + num] for start in range(0, len(self.order) - num + 1, num)]
-        sums = np.mean([self._work(model, [self.prompts[number] for number in step]) for step in steps], axis=0)
-        scale = 1 / self.share(range(len(steps)))
-        trained, sampled, flops = (sums * scale).tolist()
+        """Tokens that are trained and sampled in a mean step, and seconds of its products."""
+        rate = matmul_flops_per_second(best_device(), self.dtype)
+        trained, sampled, flops = self._mean_work(model)
         return {"trained": round(trained), "sampled": round(sampled), "limit": flops / rate, "tflops": rate / 1e12}
+
+    def _mean_work(self, model: Any) -> list[float]:
+        """What `_work` says of an epoch, for as many questions as a step has."""
+        of_epoch = self._work(model, [self.prompts[number] for number in self.order])
+        return [value * self.options.questions / len(self.order) for value in of_epoch]
 
     def _work(self, model: Any, prompts: Sequence[Example]) -> tuple[float, float, float]:
         """Tokens that are trained and sampled with these questions, and floating-point operations."""

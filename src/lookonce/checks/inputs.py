@@ -527,14 +527,22 @@ def check_drawing(
         f"{drawn * options.max_new_tokens:,} tokens"
         + (", and more where rewards are equal (grpo.filter)" if options.filter else "")
     )
-    time = "its time was not measured for this model"
-    if run.train.steps or records.is_complete:
-        steps = run.train.steps or math.ceil(run.train.epochs * num_steps(num_questions, run.batch.samples_per_step))
+    steps = run.train.steps
+    if not steps and records.is_complete:
+        steps = math.ceil(run.train.epochs * num_steps(num_questions, run.batch.samples_per_step))
+    if steps:
         value = f"{count(steps, 'step')}; {value}"
-        config = model.model_folder.config if model.model_folder else None
-        if milliseconds := drawn_ms(measured_name(run.model.path, config), options.max_new_tokens):
-            hours = duration(steps * drawn * milliseconds / 1000)
-            time = f"about {hours} on one H100 with {QUESTIONS_OF_IMAGE} questions an image and answers of that length"
+    config = model.model_folder.config if model.model_folder else None
+    milliseconds = drawn_ms(measured_name(run.model.path, config), options.max_new_tokens)
+    if milliseconds is None or options.iterations > 1:
+        time = "its time was not measured " + ("for this model" if milliseconds is None else "with grpo.iterations")
+    elif steps:
+        time = (
+            f"about {duration(steps * drawn * milliseconds / 1000)} on one H100 where images have "
+            f"{QUESTIONS_OF_IMAGE} questions, not counting replaced questions"
+        )
+    else:
+        time = "how long it takes depends on the number of records: --all reads them"
     changes = (*assignments, "train.steps=10", f"output={run.output}-trial")
     trial = shell("lookonce", "train", path, *(word for text in changes for word in ("--set", text)))
     yield Result("ok", "drawing", f"{value}; {time}; a trial prints questions/s", trial)

@@ -292,10 +292,15 @@ def test_a_training_by_rewards_needs_memory_and_time_for_its_answers(checked, mo
     assert "--set train.objective=grpo" in drawing.do and "--set train.steps=10 --set output=" in drawing.do
     assert not any(one.what == "drawing" for one in checked().report.results)
     monkeypatch.setattr("lookonce.checks.inputs.measured_name", lambda path, config: "Qwen3-VL-8B")
-    milliseconds = 2.29 + (16 - 8) * (10.61 - 2.29) / (64 - 8)
+    milliseconds = 2.2 + (16 - 8) * (10.49 - 2.2) / (64 - 8)
     [drawing] = [one for one in checked(*options, "train.steps=3000").report.results if one.what == "drawing"]
     answers = 3000 * int(re.search(r"each of (\d+) questions", drawing.value)[1]) * 4
-    assert f"about {duration(answers * milliseconds / 1000)} on one H100 with 9 questions an image" in drawing.value
+    assert f"about {duration(answers * milliseconds / 1000)} on one H100 where images have 9" in drawing.value
+    [drawing] = [one for one in checked(*options, "grpo.iterations=2").report.results if one.what == "drawing"]
+    assert "its time was not measured with grpo.iterations" in drawing.value
+    some = ("train.objective=grpo", "train.epochs=1", "train.steps=null")
+    [drawing] = [one for one in checked(*some, most=3).report.results if one.what == "drawing"]
+    assert "depends on the number of records: --all reads them" in drawing.value
 
 
 RESULTS = [
