@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lookonce.datasets.sample.model import write_model
 from lookonce.families.lookup import FAMILIES
@@ -103,6 +104,29 @@ def test_commands_one_after_another_give_what_each_gives_alone(preloaded, write_
         assert alone.wait() == 0, alone.error
     for name in runs:
         assert results(tmp_path / "kept" / name) == results(tmp_path / "alone" / name), name
+
+
+@pytest.mark.guarantee(
+    "A run of a study equals one in a process of its own, whatever ran in its process before, bit for bit."
+)
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_commands_on_a_gpu_stay_in_their_process_and_give_what_each_gives_alone(preloaded, write_run, tmp_path):
+    """With compiled layers and captured passes, which change settings of PyTorch that a CPU run leaves alone."""
+    kept, alone = (tmp_path / "kept", tmp_path / "alone")
+    for place in (kept, alone):
+        place.mkdir()
+        for seed in (1, 2, 3):
+            write_run(f"{place.name}/{seed}", train={"seed": seed, "precision": "bf16", "steps": 6})
+    runs = [f"train kept/{seed}.yaml" for seed in (1, 2, 3)]
+    process = preloaded.start(SERVE.replace("PLANT", ""), *runs, folder=tmp_path)
+    assert process.wait(300) == 0, (tmp_path / "log").read_text()
+    assert "a new process" not in (tmp_path / "log").read_text()
+    main = "import sys; from lookonce.cli import main; main(sys.argv[1:])"
+    for seed in (1, 2, 3):
+        process = preloaded.start(main, "train", f"alone/{seed}.yaml", folder=tmp_path)
+        assert process.wait(300) == 0, process.error
+        assert results(kept / str(seed)) == results(alone / str(seed)), seed
 
 
 @pytest.mark.guarantee("A run of a study that fails or runs out of memory ends its process, and hurts no other run.")
