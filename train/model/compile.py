@@ -52,6 +52,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import MethodType
@@ -149,6 +150,13 @@ def _forward(part: Any, *args: Any, **options: Any) -> Any:
     """A module's forward method, checkpointed."""
     forward = partial(part.stored_forward, **options)
     return checkpoint(forward, *args, use_reentrant=False) if torch.is_grad_enabled() else forward(*args)
+
+
+def load_compiler() -> None:
+    """Import the compiler and Triton's kernels, which the first pass would import, if passes are compiled here."""
+    if torch.cuda.is_available() and find_spec("triton"):
+        for name in ("torch._inductor.compile_fx", "lookonce.train.model.lora_joined"):
+            import_module(name)
 
 
 @contextlib.contextmanager

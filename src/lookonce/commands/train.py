@@ -71,8 +71,11 @@ def train(
         startup = Startup(notify if rank() == 0 else quiet, age_s=(age_s := process_age()))
         startup.seconds[LIBRARIES] = round(age_s, 3)  # a process begins with Python and its first libraries
         with startup.timed(LIBRARIES), environment.fewer_imports():
+            from lookonce.train.model.compile import load_compiler
             from lookonce.workflow import train as train_run
 
+            if run.train.compile:
+                load_compiler()
         summary = train_run(
             run, resume=resume, restart=restart, verify_images=verify_images, notify=notify, startup=startup
         )
