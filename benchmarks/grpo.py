@@ -5,14 +5,14 @@
 
 shared     one pass over each image, for all questions about it and all answers to them, from the cache
 packed     the same answers and loss, but each answer is trained, and each question answered, with its own copy of the
-           image: packs from the cache without padding, the most that a trainer that shares nothing can do
+           image: packs from the cache without padding, the most that a trainer without trees over images can do
 trl        TRL's GRPOTrainer with transformers' generation: a padded row per answer, the tower in each pass. Its frames
            are decoded in front of the training, since it would decode all frames of a step again for each of its passes
 
 All have the same weights, LoRA, frames of Kvasir-VQA's sizes, nine questions about each in the same order, `--samples`
-answers to each question, and answers of `--tokens` tokens: random weights seldom end one, and TRL is not let. Rewards
-are made of the tokens of an answer, so they differ and cost nothing. The first step of all variants has the answers of
-the first one, so that log-probabilities and the gradient's norm can be compared; it is not timed.
+answers to each question, and answers of `--tokens` tokens: random weights seldom end one before, and TRL is told not
+to. Rewards are made of the tokens of an answer, so they differ and cost nothing. The first step of all variants has the
+answers of the first one, so that log-probabilities and the gradient's norm can be compared; it is not timed.
 
 Each variant is a process of its own. Frames have different sizes, so steps differ by a factor of two, and each variant
 times different steps. So seconds are those of a mean step: those of the steps that are timed, divided by the products

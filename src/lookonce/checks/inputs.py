@@ -507,8 +507,8 @@ def _too_long(batch: BatchSection, split: str, lengths: list[tuple[int, str]], a
     )
 
 
-QUESTIONS_OF_IMAGE = 9
-"""As in the measurement of the time that drawn answers take."""
+MEASURED_WITH = "measured with 9 questions an image, 8 answers to each, and answers of 8 and 64 tokens"
+"""What the time of drawn answers was measured with: others are computed from it."""
 
 
 def check_drawing(
@@ -538,8 +538,8 @@ def check_drawing(
         time = "its time was not measured " + ("for this model" if milliseconds is None else "with grpo.iterations")
     elif steps:
         time = (
-            f"about {duration(steps * drawn * milliseconds / 1000)} on one H100 where images have "
-            f"{QUESTIONS_OF_IMAGE} questions, not counting replaced questions"
+            f"about {duration(steps * drawn * milliseconds / 1000)} on one H100 if all answers are that long, not "
+            f"counting replaced questions ({MEASURED_WITH})"
         )
     else:
         time = "how long it takes depends on the number of records: --all reads them"

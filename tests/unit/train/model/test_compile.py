@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 
 import pytest
@@ -124,3 +125,13 @@ def test_replaced_methods_exist_and_are_restored(model):
         assert inner.get_placeholder_mask.__qualname__ != before[0].__qualname__
         assert text._deepstack_process is add_features
     assert (inner.get_placeholder_mask, text._deepstack_process) == before
+
+
+@pytest.mark.parametrize(("has_gpu", "number"), [(True, 2), (False, 0)])
+def test_the_compiler_is_loaded_where_there_is_a_gpu(monkeypatch, has_gpu, number):
+    loaded: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(compile, "find_spec", lambda name: name)
+    monkeypatch.setattr(compile, "import_module", loaded.append)
+    compile.load_compiler()
+    assert len(loaded) == number and all(importlib.util.find_spec(name) for name in loaded)
