@@ -22,7 +22,7 @@ import contextlib
 import math
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +34,7 @@ from lookonce.errors import TrainingError
 from lookonce.train.data.batches import Batch, RowCollator, image_inputs, image_keys
 from lookonce.train.data.dataset import PackIndices
 from lookonce.train.data.sampler import MicroBatch
+from lookonce.train.data.tokenize import Example
 from lookonce.train.model.compile import checkpointed
 from lookonce.train.model.linear_attention import linear_layers
 from lookonce.train.model.load import base_model, is_sharded, text_model
@@ -139,6 +140,17 @@ def first_pack_of(trainer: Any, step: int) -> PackIndices | None:
     num_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * sampler.num_steps)
     packs: list[PackIndices] = trainer.first_packs(step) if step < num_steps else []
     return next((pack for pack in packs if not pack.micro_batch.pack.is_filler), None)
+
+
+def of_similar_length(examples: Iterable[Example], max_tokens: int) -> list[list[Example]]:
+    """Rows for as few passes as hold at most so many tokens each, or one row, when all are as long as the longest."""
+    passes: list[list[Example]] = []
+    for example in sorted(examples, key=lambda each: each.num_tokens):
+        if passes and (len(passes[-1]) + 1) * example.num_tokens <= max_tokens:
+            passes[-1].append(example)
+        else:
+            passes.append([example])
+    return passes
 
 
 def rounding_of(args: Any, model: Any) -> float:
@@ -269,15 +281,12 @@ class FirstPack:
 
     def _as_rows(self, parts: int = 1) -> Outcome:
         """The compared questions as rows, as many together as have the tokens of the pack, or a part of these."""
-        trainer, model, examples = self._trainer, self._trainer.model.train(), self._examples
+        trainer, model = self._trainer, self._trainer.model.train()
         dataset = trainer.train_sampler.dataset
         rows = RowCollator.of(dataset.chat_tokenizer, dataset.features)
-        longest = max(example.num_tokens for example in examples)
-        fit = max(1, min(len(examples), self._pack.micro_batch.pack.num_tokens // longest))
-        rows_per_pass = math.ceil(fit / parts)
+        passes = of_similar_length(self._examples, self._pack.micro_batch.pack.num_tokens)
         total = torch.zeros((), device=trainer.args.device)
-        for start in range(0, len(examples), rows_per_pass):
-            together = examples[start : start + rows_per_pass]
+        for together in (each[part::parts] for each in passes for part in range(min(parts, len(each)))):
             text = rows.text_batch(together, [1 / self._num_targets()] * len(together))
             batch = text | image_inputs(dataset.features, image_keys(together), trainer.args.device)
             with trainer.accelerator.autocast(), _at_temperature(model, trainer.of_rewards):  # as in the training
@@ -285,7 +294,7 @@ class FirstPack:
         return Outcome.of(model, total)
 
     @property
-    def _examples(self) -> list[Any]:
+    def _examples(self) -> list[Example]:
         examples = self._trainer.examples_of(self._pack)
         return [examples[self._pack[position]] for position in self._positions]
 

@@ -153,10 +153,14 @@ def _forward(part: Any, *args: Any, **options: Any) -> Any:
 
 
 def load_compiler() -> None:
-    """Import the compiler and Triton's kernels, which the first pass would import, if passes are compiled here."""
+    """Import the compiler and Triton's kernels, which the first pass would import, if passes are compiled here.
+
+    Its processes start too, which takes them some seconds. Until then, kernels would be compiled one after another.
+    """
     if torch.cuda.is_available() and find_spec("triton"):
         for name in ("torch._inductor.compile_fx", "lookonce.train.model.lora_joined"):
             import_module(name)
+        import_module("torch._inductor.async_compile").AsyncCompile.wakeup()
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -13,7 +14,8 @@ from transformers import TrainingArguments
 
 from lookonce import PackBatchSampler, PackTrainer, VQADataset, load_without_tower, packed_attention, read_records
 from lookonce.errors import TrainingError
-from lookonce.train.loop.first_pack import VARIABLE, FirstPack, first_pack_of
+from lookonce.train.data.tokenize import Example
+from lookonce.train.loop.first_pack import VARIABLE, FirstPack, first_pack_of, of_similar_length
 from lookonce.train.model import attention, loss, packs
 from lookonce.workflow import train
 
@@ -219,3 +221,11 @@ def test_a_training_on_a_gpu_stops_before_its_first_step_if_branches_see_each_ot
             trained(make_cached_run, precision="bf16")
     finally:
         torch._dynamo.reset()
+
+
+def test_long_rows_do_not_make_passes_of_short_ones_small():
+    lengths = (340, 2060, 410, 2059, 339)
+    rows = [Example(np.ones(length, np.int32), np.ones(length, bool), (), (), "") for length in lengths]
+    passes = of_similar_length(rows, max_tokens=4403)
+    assert [[row.num_tokens for row in each] for each in passes] == [[339, 340, 410], [2059, 2060]]
+    assert [len(each) for each in of_similar_length(rows, max_tokens=100)] == [1] * 5

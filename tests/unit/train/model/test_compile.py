@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
+from torch._inductor.async_compile import AsyncCompile
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from lookonce.errors import ModelError
@@ -127,11 +129,13 @@ def test_replaced_methods_exist_and_are_restored(model):
     assert (inner.get_placeholder_mask, text._deepstack_process) == before
 
 
-@pytest.mark.parametrize(("has_gpu", "number"), [(True, 2), (False, 0)])
-def test_the_compiler_is_loaded_where_there_is_a_gpu(monkeypatch, has_gpu, number):
+@pytest.mark.parametrize(("has_gpu", "number"), [(True, 3), (False, 0)])
+def test_the_compiler_is_loaded_and_its_processes_start_where_there_is_a_gpu(monkeypatch, has_gpu, number):
     loaded: list[str] = []
+    stand_in = mock.Mock(spec_set=["AsyncCompile"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     monkeypatch.setattr(compile, "find_spec", lambda name: name)
-    monkeypatch.setattr(compile, "import_module", loaded.append)
+    monkeypatch.setattr(compile, "import_module", lambda name: loaded.append(name) or stand_in)
     compile.load_compiler()
     assert len(loaded) == number and all(importlib.util.find_spec(name) for name in loaded)
+    assert stand_in.AsyncCompile.wakeup.called is has_gpu and hasattr(AsyncCompile, "wakeup")
