@@ -65,6 +65,7 @@ from torch._dynamo.utils import counters
 from torch._functorch import config as autograd_config
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
 from torch.fx.experimental import _config as fx_config
 from torch.utils.checkpoint import checkpoint
 
@@ -316,6 +317,8 @@ class CompileCache:
 
     def load(self) -> None:
         """Give the compiler what earlier processes have kept; a note names each file that cannot be used."""
+        if torch.cuda.is_available():  # as the compiler sets it, but with its first kernel, which may be found here
+            os.environ.setdefault("TRITON_CACHE_DIR", triton_cache_dir(torch.cuda.current_device()))
         for path in self._folder.glob(f"{self._prefix}-*{SUFFIX}"):
             try:
                 self._load(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -152,3 +153,14 @@ def test_a_folder_that_cannot_be_written_to_is_said(training, tmp_path):
     (tmp_path / "compiler").write_text("a file")
     said = f"compiled code is not kept in {tmp_path}/compiler (File exists); choose another `cache.dir` to keep it"
     assert passed(training(["a"]))[1][-1] == said
+
+
+@pytest.mark.parametrize("given", [None, "mine"])
+def test_kernels_are_kept_in_the_compilers_folder_from_the_first_one_on(training, monkeypatch, tmp_path, given):
+    cache, *_ = training(["a"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    environment = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)} | ({"TRITON_CACHE_DIR": given} if given else {})
+    with mock.patch.dict(os.environ, environment, clear=True):
+        cache.load()
+        assert os.environ["TRITON_CACHE_DIR"] == (given or str(tmp_path / "triton" / "1"))
