@@ -291,7 +291,7 @@ def _markdown(rows: list[Row], compared: str) -> list[str]:
 
 def make(folder: str, model: str, tokenizer: str, ranks: list[int], samples: int, images: int, steps: int) -> None:
     """Write model, frames and run files, and build the cache of the training."""
-    num_questions = 2 * samples * max(ranks)
+    num_questions = 4 * samples * max(ranks)  # packs of few steps differ from those of an epoch
     run = make_run(Path(folder), model, max(-(-num_questions // 384), 1) * 64, Path(tokenizer) if tokenizer else None)
     [train] = run.data.train
     data, lines = train.parent, train.read_text().splitlines(keepends=True)

@@ -19,9 +19,10 @@ the image is processed once more.
 
 Of a step's groups as few packs as possible are made, all of about the same length, because the longest pack determines
 the memory that is needed and how long ranks wait for each other. Groups are taken longest first, and each goes into the
-least filled pack (Graham's LPT rule, https://doi.org/10.1137/0117039). If a pack becomes too long, packing starts again
-with more packs. The packs of large steps are more than nine tenths full. The cost of this simple rule is one pack too
-many in some steps, with all packs a little shorter.
+least filled pack (Graham's LPT rule, https://doi.org/10.1137/0117039). Then the longest and the shortest pack exchange
+groups while that makes them more alike, because ranks whose packs are a few tokens apart may be padded to lengths that
+are 256 apart. If a pack becomes too long, packing starts again with more packs. The packs of large steps are more than
+nine tenths full. The cost of this simple rule is one pack too many in some steps, with all packs a little shorter.
 
 Every rank gets the same number of packs. A group is split, and its prefix repeated, if it is longer than a pack or if
 there are fewer groups than packs. If nothing is left to split, a rank repeats a pack with target weights of 0, because
@@ -43,6 +44,8 @@ from lookonce.train.data.tokenize import Example
 
 BLOCK = 128
 """Tokens per block of FlexAttention's kernels; on a GPU, packs are padded to whole blocks."""
+ALIKE = BLOCK // 4
+"""Packs whose numbers of tokens differ by no more are not made more alike."""
 GROWTH = 0.01
 """Share of packs added per attempt, so that a whole validation split, which is one step, takes few attempts."""
 
@@ -253,7 +256,10 @@ def _most_tokens(sequences: Iterable[Group | Pack]) -> int:
 
 
 def _distribute(sizes: Sequence[int], num_bins: int, max_each: int) -> list[list[int]]:
-    """The indices of `sizes` in bins: largest first, each into the least filled bin with fewer than `max_each`."""
+    """The indices of `sizes` in bins of at most `max_each`, largest first.
+
+    Each goes into the least filled bin with room, and then some are exchanged.
+    """
     bins: list[list[int]] = [[] for _ in range(num_bins)]
     heap = [(0, number) for number in range(num_bins)]
     for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
@@ -261,7 +267,33 @@ def _distribute(sizes: Sequence[int], num_bins: int, max_each: int) -> list[list
         bins[number].append(index)
         if len(bins[number]) < max_each:
             heappush(heap, (filled + sizes[index], number))
-    return bins
+    _exchange(bins, sizes, max_each)
+    return [sorted(indices, key=lambda index: (-sizes[index], index)) for indices in bins]
+
+
+def _exchange(bins: list[list[int]], sizes: Sequence[int], max_each: int) -> None:
+    """Make the fullest and the least filled bin more alike, at most as many times as there are bins."""
+    filled = [sum(sizes[index] for index in indices) for indices in bins]
+    for _ in bins:
+        most, least = filled.index(max(filled)), filled.index(min(filled))
+        difference = filled[most] - filled[least]
+        if difference <= ALIKE:
+            break
+        in_return: list[int | None] = [*bins[least], *([None] if len(bins[least]) < max_each else [])]
+        moves = [
+            (sizes[mine] - (0 if its is None else sizes[its]), mine, its) for mine in bins[most] for its in in_return
+        ]
+        moves = [move for move in moves if 0 < move[0] < difference]
+        if not moves:
+            break
+        moved, mine, its = min(moves, key=lambda move: abs(2 * move[0] - difference))
+        bins[most].remove(mine)
+        bins[least].append(mine)
+        if its is not None:
+            bins[least].remove(its)
+            bins[most].append(its)
+        filled[most] -= moved
+        filled[least] += moved
 
 
 def row_batches(step: Sequence[Group], samples_per_forward: int, num_ranks: int = 1) -> list[list[Pack]]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.groups import groups_of
 
-from lookonce.train.data.packing import Group, Pack, pack_step, row_batches
+from lookonce.train.data.packing import Group, Pack, _distribute, pack_step, row_batches
 
 LIMIT = 100
 LENGTHS = st.tuples(st.integers(0, 60), st.lists(st.integers(1, 40), min_size=1, max_size=8))
@@ -83,6 +84,30 @@ def test_one_rank_needs_no_filler_and_splits_only_groups_longer_than_a_pack(step
 def test_packs_in_typical_cases(lengths, num_ranks, expected):
     ranks = pack_step(groups_of(lengths), LIMIT, num_ranks)
     assert [[[part.num_tokens for part in pack.groups] for pack in packs] for packs in ranks] == expected
+
+
+def test_groups_are_exchanged_until_packs_are_alike():
+    groups = groups_of([(0, [length]) for length in (3000, 3000, 2000, 2000, 2000)])  # longest first: 7000, 5000
+    ranks = pack_step(groups, 8000, 2)
+    assert [[[part.num_tokens for part in pack.groups] for pack in packs] for packs in ranks] == [
+        [[2000, 2000, 2000]],
+        [[3000, 3000]],
+    ]
+
+
+@given(st.lists(st.integers(300, 2000), min_size=6, max_size=40), st.integers(2, 8))
+def test_exchanging_loses_nothing_and_makes_the_longest_pack_no_longer(sizes, num_bins):
+    with mock.patch("lookonce.train.data.packing._exchange", lambda *_: None):
+        before = _distribute(sizes, num_bins, len(sizes))
+    bins = _distribute(sizes, num_bins, len(sizes))
+    assert sorted(index for indices in bins for index in indices) == [*range(len(sizes))]
+    assert _most(bins, sizes) <= _most(before, sizes)
+    for indices in bins:
+        assert [sizes[index] for index in indices] == sorted((sizes[index] for index in indices), reverse=True)
+
+
+def _most(bins: list[list[int]], sizes: list[int]) -> int:
+    return max(sum(sizes[index] for index in indices) for indices in bins)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
