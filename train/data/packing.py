@@ -19,10 +19,11 @@ the image is processed once more.
 
 Of a step's groups as few packs as possible are made, all of about the same length, because the longest pack determines
 the memory that is needed and how long ranks wait for each other. Groups are taken longest first, and each goes into the
-least filled pack (Graham's LPT rule, https://doi.org/10.1137/0117039). Then the longest and the shortest pack exchange
-groups while that makes them more alike, because ranks whose packs are a few tokens apart may be padded to lengths that
-are 256 apart. If a pack becomes too long, packing starts again with more packs. The packs of large steps are more than
-nine tenths full. The cost of this simple rule is one pack too many in some steps, with all packs a little shorter.
+least filled pack (Graham's LPT rule, https://doi.org/10.1137/0117039). If a pack becomes too long, packing starts again
+with more packs. The packs of large steps are more than nine tenths full. The cost of this simple rule is one pack too
+many in some steps, with all packs a little shorter. With several ranks, the longest and the shortest pack then exchange
+groups while that makes them more alike: packs that are a few tokens apart may be padded to lengths that are 256 apart,
+and the other ranks wait for the longest.
 
 Every rank gets the same number of packs. A group is split, and its prefix repeated, if it is longer than a pack or if
 there are fewer groups than packs. If nothing is left to split, a rank repeats a pack with target weights of 0, because
@@ -46,6 +47,8 @@ BLOCK = 128
 """Tokens per block of FlexAttention's kernels; on a GPU, packs are padded to whole blocks."""
 ALIKE = BLOCK // 4
 """Packs whose numbers of tokens differ by no more are not made more alike."""
+MOST_BINS, MOST_PAIRS = 64, 2_500
+"""With more, no groups are exchanged: it would take long, and the packs of many groups are alike."""
 GROWTH = 0.01
 """Share of packs added per attempt, so that a whole validation split, which is one step, takes few attempts."""
 
@@ -204,18 +207,18 @@ def pack_step(step: Sequence[Group], tokens_per_pack: int, num_ranks: int = 1) -
     """
     groups = [fitting for group in step for fitting in _split_to_fit(group, tokens_per_pack)]
     num_packs = num_ranks * math.ceil(sum(group.num_tokens for group in groups) / (tokens_per_pack * num_ranks))
-    while _most_tokens(packs := _packs(groups, num_packs)) > tokens_per_pack:
+    while _most_tokens(packs := _packs(groups, num_packs, num_ranks > 1)) > tokens_per_pack:
         num_packs += num_ranks * math.ceil(num_packs / num_ranks * GROWTH)
     filler = replace(min(packs, key=lambda pack: pack.num_tokens), is_filler=True)
     packs += [filler] * (num_packs - len(packs))
-    ranks = _distribute([pack.num_tokens for pack in packs], num_ranks, num_packs // num_ranks)
+    ranks = _distribute([pack.num_tokens for pack in packs], num_ranks, num_packs // num_ranks, exchanges=True)
     return [[packs[index] for index in indices] for indices in ranks]
 
 
-def _packs(groups: Sequence[Group], num_packs: int) -> list[Pack]:
+def _packs(groups: Sequence[Group], num_packs: int, exchanges: bool) -> list[Pack]:
     """All groups in `num_packs` packs of any length; in fewer packs if the groups cannot be split further."""
     groups = _split_further(groups, num_packs)
-    packs = _distribute([group.num_tokens for group in groups], num_packs, len(groups))
+    packs = _distribute([group.num_tokens for group in groups], num_packs, len(groups), exchanges)
     return [Pack(tuple(groups[index] for index in sorted(indices))) for indices in packs if indices]
 
 
@@ -255,10 +258,10 @@ def _most_tokens(sequences: Iterable[Group | Pack]) -> int:
     return max(sequence.num_tokens for sequence in sequences)
 
 
-def _distribute(sizes: Sequence[int], num_bins: int, max_each: int) -> list[list[int]]:
+def _distribute(sizes: Sequence[int], num_bins: int, max_each: int, exchanges: bool = False) -> list[list[int]]:
     """The indices of `sizes` in bins of at most `max_each`, largest first.
 
-    Each goes into the least filled bin with room, and then some are exchanged.
+    Each goes into the least filled bin with room; then some are exchanged, if it `exchanges`.
     """
     bins: list[list[int]] = [[] for _ in range(num_bins)]
     heap = [(0, number) for number in range(num_bins)]
@@ -267,31 +270,28 @@ def _distribute(sizes: Sequence[int], num_bins: int, max_each: int) -> list[list
         bins[number].append(index)
         if len(bins[number]) < max_each:
             heappush(heap, (filled + sizes[index], number))
-    _exchange(bins, sizes, max_each)
+    if exchanges and num_bins <= MOST_BINS:
+        _exchange(bins, sizes)
     return [sorted(indices, key=lambda index: (-sizes[index], index)) for indices in bins]
 
 
-def _exchange(bins: list[list[int]], sizes: Sequence[int], max_each: int) -> None:
-    """Make the fullest and the least filled bin more alike, at most as many times as there are bins."""
+def _exchange(bins: list[list[int]], sizes: Sequence[int]) -> None:
+    """Make the fullest and the least filled bin more alike, at most as many times as there are bins.
+
+    One index goes for another, so no bin has more of them than before, which could leave a rank without a pack.
+    """
     filled = [sum(sizes[index] for index in indices) for indices in bins]
     for _ in bins:
         most, least = filled.index(max(filled)), filled.index(min(filled))
         difference = filled[most] - filled[least]
-        if difference <= ALIKE:
+        if difference <= ALIKE or len(bins[most]) * len(bins[least]) > MOST_PAIRS:
             break
-        in_return: list[int | None] = [*bins[least], *([None] if len(bins[least]) < max_each else [])]
-        moves = [
-            (sizes[mine] - (0 if its is None else sizes[its]), mine, its) for mine in bins[most] for its in in_return
-        ]
-        moves = [move for move in moves if 0 < move[0] < difference]
-        if not moves:
+        pairs = [(sizes[mine] - sizes[its], mine, its) for mine in bins[most] for its in bins[least]]
+        helpful = [pair for pair in pairs if 0 < pair[0] < difference]
+        if not helpful:
             break
-        moved, mine, its = min(moves, key=lambda move: abs(2 * move[0] - difference))
-        bins[most].remove(mine)
-        bins[least].append(mine)
-        if its is not None:
-            bins[least].remove(its)
-            bins[most].append(its)
+        moved, mine, its = min(helpful, key=lambda pair: abs(2 * pair[0] - difference))
+        bins[most][bins[most].index(mine)], bins[least][bins[least].index(its)] = its, mine
         filled[most] -= moved
         filled[least] += moved
 

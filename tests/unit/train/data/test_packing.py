@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import replace
-from unittest import mock
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.groups import groups_of
 
@@ -97,13 +98,39 @@ def test_groups_are_exchanged_until_packs_are_alike():
 
 @given(st.lists(st.integers(300, 2000), min_size=6, max_size=40), st.integers(2, 8))
 def test_exchanging_loses_nothing_and_makes_the_longest_pack_no_longer(sizes, num_bins):
-    with mock.patch("lookonce.train.data.packing._exchange", lambda *_: None):
-        before = _distribute(sizes, num_bins, len(sizes))
-    bins = _distribute(sizes, num_bins, len(sizes))
+    before, bins = (_distribute(sizes, num_bins, len(sizes), exchanges) for exchanges in (False, True))
     assert sorted(index for indices in bins for index in indices) == [*range(len(sizes))]
     assert _most(bins, sizes) <= _most(before, sizes)
     for indices in bins:
         assert [sizes[index] for index in indices] == sorted((sizes[index] for index in indices), reverse=True)
+
+
+@given(st.lists(st.integers(300, 8000), min_size=2, max_size=40), st.integers(2, 8))
+@example([6193, 5698, 7649, 1042, 3145, 7529], 2)
+def test_ranks_have_equally_many_packs_of_long_groups_too(lengths, num_ranks):
+    ranks = pack_step(groups_of([(0, [length]) for length in lengths]), 8192, num_ranks)
+    assert len({len(packs) for packs in ranks}) == 1
+    own = [pack for packs in ranks for pack in packs if not pack.is_filler]
+    assert sorted(part.num_tokens for pack in own for part in pack.groups) == sorted(lengths)
+    assert all(pack.num_tokens <= 8192 for pack in own)
+
+
+@pytest.mark.parametrize(("largest", "num"), [(2000, 30), (4000, 20)])
+def test_exchanged_bins_are_much_more_alike(largest, num):
+    left = {False: 0, True: 0}
+    for seed in range(20):
+        sizes = np.random.default_rng(seed).integers(300, largest, num).tolist()
+        for exchanges in left:
+            filled = [sum(sizes[index] for index in indices) for indices in _distribute(sizes, 4, num, exchanges)]
+            left[exchanges] += max(filled) - min(filled)
+    assert left[True] < 0.4 * left[False]
+
+
+def test_many_groups_are_packed_as_fast_as_before():
+    groups = groups_of([(0, [40])] * 13_101)
+    began = time.perf_counter()
+    pack_step(groups, 262_144, 2)
+    assert time.perf_counter() - began < 2
 
 
 def _most(bins: list[list[int]], sizes: list[int]) -> int:
