@@ -362,7 +362,7 @@ class PackTrainer(Trainer):
 
     def eval_batch_of(self, indices: PackIndices) -> Batch:
         """The same for a pack of the validation."""
-        assert self.eval_sampler
+        assert self.eval_sampler is not None  # its truth value would pack all questions
         return self.eval_collator(self.eval_sampler.dataset.__getitems__(indices))
 
     def _counted(self, steps: Iterator[list[PackIndices]]) -> Iterator[list[PackIndices]]:
@@ -518,7 +518,7 @@ class PackTrainer(Trainer):
     def _validate(self) -> dict[str, float]:
         """The validation loss over all samples, weighted as in training; it does not depend on how they are batched."""
         sampler = self.eval_sampler
-        assert sampler
+        assert sampler is not None
         model: Any = self.model
         model.eval()
         total = torch.zeros((), device=self.args.device)

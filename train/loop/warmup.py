@@ -178,7 +178,7 @@ def _run(trainer: Any, indices: PackIndices) -> list[torch.Tensor]:
 
 def _validate(trainer: Any) -> None:
     """Run the longest pack of the validation, which needs memory beside the captured passes."""
-    if sampler := trainer.eval_sampler:
+    if (sampler := trainer.eval_sampler) is not None:
         longest = max(sampler.plan.upcoming(0, 1), key=lambda micro_batch: micro_batch.pack.num_tokens)
         [indices] = sampler.step_of([longest])
         model: Any = trainer.model

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from lookonce.errors import UsageError
 from lookonce.run.sections import BatchSection
 from lookonce.train.data.dataset import DataCollatorForPacks, PackBatchSampler, VQADataset
+from lookonce.train.data.packing import pack_step
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.arguments import training_arguments
 from lookonce.train.loop.trainer import Evaluations, PackTrainer, check_can_answer
@@ -81,6 +83,14 @@ def test_the_validation_loss_is_the_mean_over_tokens_however_they_are_batched(ma
     expected = cross_entropy(logits, torch.tensor([token for row in ROWS for token in row]))
     trainer = trainer_of(make_run, tmp_path, examples, examples, **batch)
     assert trainer.evaluate()["eval_loss"] == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_a_validation_packs_its_questions_once(make_run, tmp_path):
+    examples = [example(row) for row in ROWS]
+    trainer = trainer_of(make_run, tmp_path, examples, examples, mode="packed", tokens_per_pack=8)
+    with mock.patch("lookonce.train.data.sampler.pack_step", wraps=pack_step) as packed:
+        trainer.evaluate()
+    assert len(packed.call_args_list) == 1
 
 
 @pytest.mark.parametrize("batch", CUTS)
