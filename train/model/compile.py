@@ -65,7 +65,6 @@ from torch._dynamo.utils import counters
 from torch._functorch import config as autograd_config
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
 from torch.fx.experimental import _config as fx_config
 from torch.utils.checkpoint import checkpoint
 
@@ -298,6 +297,12 @@ def num_compiled_graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
+def _triton_folder() -> str:
+    """Triton's own default. The compiler sets another folder with the first kernel that it compiles, so a process that
+    finds all kernels would look for what starts them where it is not."""
+    return os.path.join(os.environ.get("TRITON_HOME") or os.path.expanduser("~"), ".triton", "cache")
+
+
 class CompileCache:
     """The compiled code of one model on one kind of GPU, with one set of versions."""
 
@@ -317,8 +322,8 @@ class CompileCache:
 
     def load(self) -> None:
         """Give the compiler what earlier processes have kept; a note names each file that cannot be used."""
-        if torch.cuda.is_available():  # as the compiler sets it, but with its first kernel, which may be found here
-            os.environ.setdefault("TRITON_CACHE_DIR", triton_cache_dir(torch.cuda.current_device()))
+        if torch.cuda.is_available():
+            os.environ.setdefault("TRITON_CACHE_DIR", _triton_folder())
         for path in self._folder.glob(f"{self._prefix}-*{SUFFIX}"):
             try:
                 self._load(path)

@@ -155,12 +155,11 @@ def test_a_folder_that_cannot_be_written_to_is_said(training, tmp_path):
     assert passed(training(["a"]))[1][-1] == said
 
 
-@pytest.mark.parametrize("given", [None, "mine"])
-def test_kernels_are_kept_in_the_compilers_folder_from_the_first_one_on(training, monkeypatch, tmp_path, given):
+@pytest.mark.parametrize("given", [{}, {"TRITON_HOME": "/other"}, {"TRITON_CACHE_DIR": "mine"}])
+def test_kernels_are_kept_in_tritons_folder_from_the_first_one_on(training, monkeypatch, given):
     cache, *_ = training(["a"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    environment = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)} | ({"TRITON_CACHE_DIR": given} if given else {})
-    with mock.patch.dict(os.environ, environment, clear=True):
+    with mock.patch.dict(os.environ, {"HOME": "/mine", **given}, clear=True):
         cache.load()
-        assert os.environ["TRITON_CACHE_DIR"] == (given or str(tmp_path / "triton" / "1"))
+        expected = given.get("TRITON_CACHE_DIR", f"{given.get('TRITON_HOME', '/mine')}/.triton/cache")
+        assert os.environ["TRITON_CACHE_DIR"] == expected
