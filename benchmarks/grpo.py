@@ -59,7 +59,7 @@ from lookonce.train.loop.rewards import RewardTrainer
 from lookonce.train.loop.session import make_trainer
 from lookonce.train.model.load import PRECISIONS, add_lora, load_with_tower, load_without_tower
 
-STEPS, MIN_SECONDS = {"shared": (3, 10), "packed": (2, 4), "trl": (0, 2)}, 8.0
+STEPS, MIN_SECONDS = {"shared": (3, 10), "packed": (2, 4), "trl": (1, 2)}, 8.0
 """Steps that are not timed, as ours capture passes over new shapes, and the least that are, unless time is over."""
 PER_IMAGE = 9
 """Questions about each image; images with fewer are left out."""
@@ -78,17 +78,13 @@ class Clock(transformers.TrainerCallback):
     """Times the steps of a trainer, stops it, and prints what each step took."""
 
     def __init__(self, variant: str, seconds: float) -> None:
-        self.began = self._start = time.perf_counter()
-        self.ends, self.logs = list[float](), list[dict[str, float]]()
+        self.began, self.ends, self.logs = time.perf_counter(), list[float](), list[dict[str, float]]()
         (self._first, self._least), self._limit = STEPS[variant], self.began + seconds
 
     @property
     def steps(self) -> list[float]:
-        """Seconds of each step that is timed."""
-        return np.diff([self._start, *self.ends])[self._first :].tolist()
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._start = time.perf_counter()
+        """Seconds of each step that is timed; the first one has no beginning."""
+        return np.diff(self.ends)[self._first - 1 :].tolist()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         synchronize(best_device())
