@@ -16,6 +16,7 @@ function prints goes to stderr, since stdout may be JSON, and one that ends the 
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import math
@@ -55,7 +56,7 @@ OF_ALL = ("bleu", "chrf")
 PARAMETERS = ("question", "answer", "reference", "record")
 OF_RECORD = ("origin", "images", "image_keys", "turn", "references", "source", "category", "stage")
 """What a function of the user's own gets of the record."""
-FORM = f"def NAME({', '.join(PARAMETERS)}) -> float, from 0 to 1"
+FORM = f"def NAME({', '.join(PARAMETERS)}) -> float"
 
 
 def name_of(metric: str) -> str:
@@ -80,23 +81,24 @@ def with_boxes(predictions: Sequence[Prediction]) -> list[Prediction]:
 
 
 @cache
-def own_function(metric: str) -> Callable[[str, str, str, Mapping[str, Any]], float]:
-    """The function that `module:function` names.
+def own_function(metric: str, kind: str = "metric") -> Callable[[str, str, str, Mapping[str, Any]], float]:
+    """The function that `module:function` names; it is a metric, from 0 to 1, or a reward, which may be any number.
 
     Raises:
         UsageError: it cannot be imported, is a module of Python itself, or has other parameters.
     """
     module, _, name = metric.partition(":")
-    advice = f"name a function of yours, {FORM}, in a module that is installed or in a folder of PYTHONPATH"
+    values = "from 0 to 1" if kind == "metric" else "any finite number"
+    advice = f"name a function of yours, {FORM}, {values}, in a module that is installed or in a folder of PYTHONPATH"
     if module.partition(".")[0] in sys.stdlib_module_names or "__main__" in module:
-        raise UsageError(f"the metric {metric} is part of Python, or a program; {advice}")
+        raise UsageError(f"the {kind} {metric} is part of Python, or a program; {advice}")
     try:
         with redirect_stdout(sys.stderr):
             function = getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:
-        raise UsageError(f"the metric {metric} cannot be imported ({first_line(error)}); {advice}") from None
+        raise UsageError(f"the {kind} {metric} cannot be imported ({first_line(error)}); {advice}") from None
     if not inspect.isfunction(function) or tuple(inspect.signature(function).parameters) != PARAMETERS:
-        raise UsageError(f"the metric {metric} has another form; {advice}")
+        raise UsageError(f"the {kind} {metric} has another form; {advice}")
     return function
 
 
@@ -167,6 +169,11 @@ def working_scorer(predictions: Sequence[Prediction], metric: str, of: str = "th
     return scorer
 
 
+def place_of(row: Prediction, answer: str) -> str:
+    """A record, question and answer in a message."""
+    return f"{row.origin} (question {quoted(row.question)}, answer {quoted(answer)})"
+
+
 def own_score(metric: str, answer: str, row: Prediction, metadata: Mapping[str, Any] | None = None) -> float:
     """The best score of an answer to a question with any reference, by a function of the user's own.
 
@@ -175,15 +182,16 @@ def own_score(metric: str, answer: str, row: Prediction, metadata: Mapping[str, 
     Raises:
         UsageError: the function failed, or returned no such number; names the record.
     """
-    function = own_function(metric)
-    where = f"{row.origin} (question {quoted(row.question)}, answer {quoted(answer)})"
+    function, where = own_function(metric), place_of(row, answer)
     best = -math.inf
     for reference in right_answers(row):
-        record = {**(metadata or {}), **{name: getattr(row, name) for name in OF_RECORD}}
+        record = {**copy.deepcopy(dict(metadata or {})), **{name: getattr(row, name) for name in OF_RECORD}}
         try:
             with redirect_stdout(sys.stderr):
                 value = float(function(row.question, answer, reference, record))
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the user's own may be of any kind
             problem = f"{type(error).__name__}: {first_line(error)}"
             raise UsageError(f"{metric} failed on {where}: {problem}; correct it, and run the command again") from error
         if not (0 <= value <= 1 if metadata is None else math.isfinite(value)):

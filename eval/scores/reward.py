@@ -20,12 +20,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lookonce.datasets.points import NUMBER, reference_numbers
+from lookonce.errors import UsageError
 from lookonce.eval.scores import match
-from lookonce.eval.scores.metric import MATCHED, Matched, own_function, own_score, right_answers
+from lookonce.eval.scores.metric import MATCHED, Matched, own_function, own_score, place_of, right_answers
 from lookonce.eval.scores.prediction import Prediction
 from lookonce.run.grpo import REWARDS, GrpoSection
 from lookonce.text import nfc
 
+MOST = 1_000_000
+"""The largest reward, with its weight: differences of larger ones are lost in rounding."""
 UNITS = (0.1, 100.0)
 """The distance of points that is worth one half: in parts of 1, and in other units."""
 
@@ -95,7 +98,7 @@ class Reward:
         """
         self.weights, self._punishes_cut = dict(options.reward), options.cut == "punished"
         for name in self.weights.keys() - SCORES.keys():
-            own_function(name)
+            own_function(name, "reward")
 
     def __call__(
         self, row: Prediction, answers: Sequence[str], are_cut: Sequence[bool], metadata: Mapping[str, Any]
@@ -111,8 +114,16 @@ class Reward:
         row, worth = row.in_nfc, dict[str, float]()
         for answer, is_cut in zip(map(nfc, answers), are_cut, strict=True):
             if answer not in worth and not (is_cut and self._punishes_cut):
-                scored = [weight * self._score(name, row, answer, metadata) for name, weight in self.weights.items()]
-                worth[answer] = math.fsum(scored)
+                scored = {
+                    name: weight * self._score(name, row, answer, metadata) for name, weight in self.weights.items()
+                }
+                for name, value in scored.items():
+                    if abs(value) > MOST:
+                        raise UsageError(
+                            f"the reward {name} is {value:g} with its weight for {place_of(row, answer)}, and at most "
+                            f"{MOST:,} from 0 can be learned from; divide it, or lower its weight in grpo.reward"
+                        )
+                worth[answer] = math.fsum(scored.values())
         lowest = min(worth.values(), default=0.0)
         lowest = min(lowest, math.fsum(min(weight, 0.0) for weight in self.weights.values()))
         return [

@@ -69,6 +69,7 @@ class _Rewards(BaseModel):
     position: Count
     tokens_per_batch: Steps | None
     sums: dict[str, float]
+    ended: str = ""
 
 
 class _Callbacks(BaseModel):

@@ -25,9 +25,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -210,30 +211,40 @@ class RewardTrainer(PackTrainer):
         positions: list[int] = []
         groups: list[Sequence[Drawn]] = []
         step, seconds = self.state.global_step, self._seconds
-        start, most = self._position, min(len(self._plan.examples), MOST * self._num_questions)
-        while len(groups) < self._num_questions and self._position - start < most:
-            num = min(self._num_to_ask(len(groups), self._position - start), start + most - self._position)
-            asked = self._stream.take(self._position, num)
+        answers: dict[int, Sequence[Drawn]] = {}
+        """Those to each question, by its number."""
+        most = min(len(self._plan.examples), MOST * self._num_questions)
+        while len(groups) < self._num_questions and len(answers) < most:
+            num = min(self._num_to_ask(len(groups), len(answers)), most - len(answers))
+            places = self._not_asked(num, answers.keys())
+            asked = [self._stream.take(place, 1)[0] for place in places]
             with self._compiling_apart():
                 drawn = self.draw(self.model, asked, seed_of(self.args.seed, step))
-            for group in drawn:
+            for place, (number, _), group in zip(places, asked, drawn, strict=True):
+                answers[number] = group
                 is_mixed = teaches(group, self.options, self._image_token_id)
                 self._note_answers(group, is_mixed)
                 if is_mixed or not self.options.filter:
-                    positions.append(self._position)
+                    positions.append(place)
                     groups.append(group)
-                self._position += 1
+                self._position = place + 1
                 if len(groups) == self._num_questions:
                     break
         sampling, rewarding = (self._seconds - seconds).tolist()
         self._add(sampling_seconds=sampling, rewarding_seconds=rewarding)
-        self._check_full(len(groups), self._position - start)
-        taken = self._take(positions, groups)
-        if not step and taken.num_masked == sum(len(group) for group in groups):
-            raise TrainingError(
-                f"all answers of the first step were cut off after {self.options.max_new_tokens} tokens, so there is "
-                "nothing to learn from; raise grpo.max_new_tokens, or set grpo.cut: punished"
-            )
+        self._check_full(len(groups), [*answers.values()])
+        self._take(positions, groups)
+
+    def _not_asked(self, num: int, asked: Collection[int]) -> list[int]:
+        """Where in the stream the next questions are that are not among those asked, by their numbers."""
+        places: dict[int, int] = {}
+        for place in itertools.count(self._position):
+            [(number, _)] = self._stream.take(place, 1)
+            if number not in asked:
+                places.setdefault(number, place)
+            if len(places) == num:
+                break
+        return [*places.values()]
 
     def _num_to_ask(self, num_found: int, num_asked: int) -> int:
         """How many questions are asked at once: as many as a step has, or a half, a quarter and so on if so many will
@@ -253,22 +264,32 @@ class RewardTrainer(PackTrainer):
         self._kept, self.step = (positions, groups), self._step_of(prompts, groups)
         return self.step
 
-    def _check_full(self, num: int, num_asked: int) -> None:
-        """Say that too few questions teach anything; end the training if none does."""
-        step = self.state.global_step
+    def _check_full(self, num: int, groups: Sequence[Sequence[Drawn]]) -> None:
+        """Say that too few of the questions asked teach anything; end the training if none does."""
+        step, answers = self.state.global_step, [answer for group in groups for answer in group]
+        num_cut = sum(answer.is_cut for answer in answers)
+        if not step and num_cut == len(answers) and self.options.cut == "masked":
+            raise TrainingError(
+                f"all answers of the first step were cut off after {count(self.options.max_new_tokens, 'token')}, so "
+                "there is nothing to learn from; raise grpo.max_new_tokens, or set grpo.cut: punished"
+            )
         if num == self._num_questions:
             return
-        found = f"of {count(num_asked, 'question')} {num or 'none'} got answers that differ in reward"
+        found = f"of {count(len(groups), 'question')} {num or 'none'} got answers that differ in reward"
         if num:
             if not self._has_notified:
                 self._has_notified = True
                 self.startup.notify(f"step {step + 1}: {found}, so it has fewer than {self._num_questions}")
             return
         if not step:
+            mean = _mean(sum(answer.reward for answer in answers), len(answers))
+            is_cut = num_cut > len(answers) / 2
             raise TrainingError(
-                f"{found}, so there is nothing to learn from; see what they are with: lookonce eval RUN --samples "
-                f"{self.options.samples}, then choose a reward with more values (grpo.reward), more grpo.samples or a "
-                "higher grpo.temperature, or start from an adapter that is sometimes right (train.start_from)"
+                f"{found}, so there is nothing to learn from; their mean reward is {mean:.3g}, and "
+                f"{num_cut / len(answers):.0%} were cut off after {count(self.options.max_new_tokens, 'token')}; "
+                f"{'raise grpo.max_new_tokens, or ' if is_cut else ''}choose a reward with more values (grpo.reward), "
+                "more grpo.samples, a higher grpo.temperature, an adapter that is right sometimes and not always "
+                "(train.start_from), or other questions"
             )
         self.evaluations.ended_early = f"ended after step {step + 1:,} of {self.state.max_steps:,}: {found}"
         self.control.should_training_stop = True
@@ -340,7 +361,9 @@ class RewardTrainer(PackTrainer):
         weight, kl, clipped, first, distance = (
             self._add_up(of_ranks) if self.args.world_size > 1 else of_ranks
         ).tolist()
-        each = {"clipped_share": _mean(clipped, weight), "log_prob_distance": _mean(distance, weight)}
+        each = {"clipped_share": _mean(clipped, weight)}
+        if first:  # else no step has drawn
+            each["log_prob_distance"] = _mean(distance, first)
         if sums["questions"]:  # else all steps had the answers of earlier ones
             drawn = {
                 "reward": _mean(sums["reward"], sums["questions"]),
@@ -364,7 +387,8 @@ class RewardTrainer(PackTrainer):
         """Save as `PackTrainer` does, with the place in the stream of questions."""
         states: Any = self.state.stateful_callbacks
         tokens, sums = self.draw.tokens_per_batch, {name: float(value) for name, value in self._sums.items()}
-        states[REWARDS] = {"position": self._position, "tokens_per_batch": tokens, "sums": sums}
+        ended = self.evaluations.ended_early
+        states[REWARDS] = {"position": self._position, "tokens_per_batch": tokens, "sums": sums, "ended": ended}
         super()._save_checkpoint(model, trial)
 
     def _save_rng_state(self, output_dir: str) -> None:
@@ -400,6 +424,7 @@ class RewardTrainer(PackTrainer):
         if kept := state.stateful_callbacks.get(REWARDS):
             self._position, self.draw.tokens_per_batch = kept["position"], kept["tokens_per_batch"]
             self._sums = defaultdict(float, kept["sums"])
+            self.evaluations.ended_early = kept.get("ended", "")
         if state.global_step % self.options.iterations:
             checkpoint = Path(str(self.args.output_dir)) / f"checkpoint-{state.global_step}"
             answers = read_form(checkpoint / ANSWERS, _Kept, AGAIN)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from lookonce.commands.options import (
     JSON,
@@ -126,7 +127,10 @@ def evaluate(
     named: tuple[Any, ...] = tuple(name for name in ("untuned", "shuffled", "reference", "none") if chosen[name])
     if num_samples and (baselines or len(named) > 1):
         raise UsageError("--samples takes at most one baseline at a time; name one, such as --untuned")
-    if not num_samples and (temperature, top_p, seed) != (1.0, 1.0, 0):
+    source = click.get_current_context().get_parameter_source
+    if not num_samples and any(
+        source(name) is ParameterSource.COMMANDLINE for name in ("temperature", "top_p", "seed")
+    ):
         raise UsageError("--temperature, --top-p and --seed are those of samples; add --samples 8, or leave them out")
     with only_results_on_stdout(), fewer_imports():
         from lookonce.eval.decoding.sampling import Sampling

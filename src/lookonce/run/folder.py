@@ -194,7 +194,8 @@ class RunFolder:
         recorded: dict[str, Any] = {"inputs": {name: self.recorded_inputs().get(name) for name in identity}}
         recorded["run"] = self.read_run().model_dump(mode="json")  # with defaults for newer keys
         differing = differences(_identity(run, identity), recorded)
-        return [difference for difference in differing if difference[0] not in ignored]
+        unused = () if run.train.objective == "grpo" else ("run.grpo.",)  # a mapping's own keys too
+        return [one for one in differing if one[0] not in ignored and not one[0].startswith(unused)]
 
     def claim(self, run: RunFile, identity: dict[str, Any]) -> None:
         """Claim the folder for this run; raises RunFolderError if it holds another run or other files."""

@@ -237,9 +237,9 @@ class OpenRun:
         ]
         if not kept:
             raise RecordsError(
-                f"none of {count(len(asked), 'question')} of {split} has at most {most:,} tokens, which leave room for "
-                f"an answer (grpo.max_new_tokens: {self.run.grpo.max_new_tokens}); raise "
-                f"`{self.run.batch.limiting_key}` or lower `cache.max_pixels`"
+                f"none of {count(len(asked), 'question')} of {split} leaves room for an answer of "
+                f"{self.run.grpo.max_new_tokens:,} tokens in {self.run.batch.longest_record:,}; lower "
+                f"`grpo.max_new_tokens`, raise `{self.run.batch.limiting_key}`, or lower `cache.max_pixels`"
             )
         questions, prompts = zip(*kept, strict=True)
         return [*questions], [*prompts], len(asked) - len(kept)

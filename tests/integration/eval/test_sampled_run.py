@@ -95,6 +95,7 @@ def test_the_untuned_model_has_files_of_its_own(trained, tmp_path):
         (("--samples", "2", "--untuned", "--shuffle-images"), "--samples takes at most one baseline at a time"),
         (("--samples", "2", "--no-context"), "need `data.context` in the run file"),
         (("--top-p", "0.9"), "add --samples 8, or leave them out"),
+        (("--temperature", "1"), "add --samples 8, or leave them out"),
         (("--samples", "1"), "2<=x<=1000"),
         (("--samples", "2", "--temperature", "1e-40"), "0.01<=x<=100"),  # logits would overflow
         (("--samples", "2", "--top-p", "1.1"), "0<x<=1"),

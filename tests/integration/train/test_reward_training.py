@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from lookonce.run.open import TO_TRAIN, open_run
 from lookonce.run.startup import Startup
 from lookonce.train.data.policy import Drawn
 from lookonce.train.loop.arguments import training_arguments
-from lookonce.train.loop.rewards import Asked
+from lookonce.train.loop.rewards import Asked, RewardTrainer
 from lookonce.train.loop.session import make_trainer
 from lookonce.train.model.load import add_lora, load_untuned
 from lookonce.workflow import train
@@ -78,9 +79,9 @@ def test_a_training_by_rewards_that_was_interrupted_ends_as_one_that_was_not(
     trainings.assert_same_adapter(other, one)
     assert lines_of(other.output / "log.jsonl") == lines_of(one.output / "log.jsonl")
     assert lines_of(other.output / "drawn.jsonl") == lines_of(one.output / "drawn.jsonl")
-    figures = [line for line in lines_of(one.output / "log.jsonl") if "log_prob_distance" in line]
+    figures = [line for line in lines_of(one.output / "log.jsonl") if "clipped_share" in line]
     assert [line["step"] for line in figures] == [1, 2, 4, 6]
-    assert all(line["log_prob_distance"] < TOLERANCE for line in figures)
+    assert all(line.get("log_prob_distance", 0) < TOLERANCE for line in figures)
     assert any(line.get("mixed_share", 1) < 1 for line in figures)
     if GRPO[case].get("iterations"):
         assert "reward" in figures[0] and "reward" not in figures[1], "the second step has the answers of the first"
@@ -216,6 +217,12 @@ def test_a_training_whose_answers_are_all_cut_off_does_not_begin(make, tmp_path)
         train(make(tmp_path, {"max_new_tokens": 1, "filter": False}), **QUIET)
 
 
+def test_a_step_that_crosses_an_epoch_asks_no_question_twice(train_with):
+    draw = Fixed(lambda calls: {*range(0, 87, 20)})  # five, which each step needs all of
+    _, learned = train_with(draw, 4, [])
+    assert [sorted(step) for step in learned] == [[0, 20, 40, 60, 80]] * 4
+
+
 def test_a_step_asks_a_limited_number_of_questions(train_with, monkeypatch):
     monkeypatch.setattr("lookonce.train.loop.rewards.MOST", 4)
     notes: list[str] = []
@@ -226,9 +233,45 @@ def test_a_step_asks_a_limited_number_of_questions(train_with, monkeypatch):
 
 
 def test_a_training_that_has_nothing_to_learn_from_does_not_begin(train_with):
-    expected = "of 87 questions none got answers that differ in reward, .* lookonce eval RUN --samples 3, then choose"
+    expected = (
+        "of 87 questions none got answers that differ in reward, .* mean reward is 1, and 0% were cut off .*; choose"
+    )
     with pytest.raises(TrainingError, match=expected):
         train_with(Fixed(lambda calls: set()), 3, [])
+
+
+def test_a_training_that_ended_early_and_was_killed_then_ends_there_again(make, trainings, tmp_path, monkeypatch):
+    """The checkpoint says that it has ended: the adapter of another step would be another one."""
+    few = {"samples": 2, "max_new_tokens": 2}
+    one, other = (make(tmp_path / name, OF_FORM | few) for name in ("one", "other"))
+    check = RewardTrainer._check_full
+
+    def ended(trainer: Any, num: int, groups: Any) -> None:
+        check(trainer, 0 if trainer.state.global_step == 2 else num, groups)
+
+    monkeypatch.setattr(RewardTrainer, "_check_full", ended)
+    train(one, **QUIET)
+    with monkeypatch.context() as killed:
+        killed.setattr(RewardTrainer, "_load_best_model", lambda trainer: None)
+        killed.setattr("lookonce.train.train.Training._save_adapter", mock.Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            train(other, **QUIET)
+    assert trainings.checkpoints(other)[-1] == 3
+    monkeypatch.undo()
+    train(other, resume=True, **QUIET)
+    trainings.assert_same_adapter(other, one)
+    assert "ended after step 3" in json.loads((other.output / "trained.json").read_text())["ended_early"]
+
+
+def test_the_distance_of_log_probabilities_is_that_of_passes_over_new_answers(make, tmp_path):
+    distances = []
+    for logging_steps in (1, 3):
+        run = make(tmp_path / str(logging_steps), OF_FORM | {"iterations": 3}, steps=6)
+        options = run.train.model_copy(update={"logging_steps": logging_steps})
+        train(run.model_copy(update={"train": options}), **QUIET)
+        distances.append({line["step"]: line.get("log_prob_distance") for line in lines_of(run.output / "log.jsonl")})
+    each, three = distances
+    assert [step for step, distance in each.items() if distance] == [1, 4] and three[6] == each[4]
 
 
 @pytest.mark.parametrize(
@@ -237,6 +280,8 @@ def test_a_training_that_has_nothing_to_learn_from_does_not_begin(train_with):
         ("raise KeyError('no such row')", "test.jsonl:.*KeyError: 'no such row'"),
         ("return float('nan')", "gave nan for .*test.jsonl:1 "),
         ("return 'good'", "test.jsonl:.*good"),
+        ("return -1e9", "is -1e\\+09 with its weight for .*test.jsonl:1 .* at most 1,000,000 from 0"),
+        ("raise GeneratorExit", "test.jsonl:.*GeneratorExit"),
     ],
 )
 def test_a_reward_of_the_users_own_that_fails_names_the_record(make, tmp_path, monkeypatch, body, expected):
@@ -273,7 +318,8 @@ def test_questions_that_leave_no_room_for_an_answer_are_left_out(make, tmp_path)
     [note] = [note for note in notes if note.startswith("left out")]
     assert "train questions, with more than 400 tokens, with an answer of grpo.max_new_tokens; raise" in note
     with pytest.raises(
-        RecordsError, match=r"none of 87 questions of train has at most 1 tokens, .*max_new_tokens: 399"
+        RecordsError,
+        match=r"none of 87 questions of train leaves room for an answer of 399 tokens in 400; lower `grpo.max_new",
     ):
         train(make(tmp_path / "none", OF_FORM | {"max_new_tokens": 399}, steps=1), **QUIET)
 

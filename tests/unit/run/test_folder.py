@@ -33,12 +33,12 @@ def changed(run, name: str):
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
-@pytest.mark.parametrize("best", [None, "loss", "metric"])
-def test_every_key_says_whether_it_may_differ_when_a_run_is_resumed(make_run, best):
+@pytest.mark.parametrize(("best", "objective"), [(None, "sft"), ("loss", "sft"), ("metric", "sft"), (None, "grpo")])
+def test_every_key_says_whether_it_may_differ_when_a_run_is_resumed(make_run, best, objective):
     """The words at its definition hold: a free value is taken, another one refused."""
     run = make_run(
         data={"context": {"by": "stage", "order": [1, 2]}},
-        train={"best": best, "save_steps": 4, "eval_steps": 4},
+        train={"best": best, "save_steps": 4, "eval_steps": 4, "objective": objective},
         eval={"every": 4},
     )
     folder = RunFolder(run.output)
@@ -47,6 +47,7 @@ def test_every_key_says_whether_it_may_differ_when_a_run_is_resumed(make_run, be
         other = changed(run, name)
         is_free = rule.may_differ in ("free", "content") and best not in rule.unless_best
         is_free |= name == "train.epochs" and run.train.steps is not None  # which then counts
+        is_free |= name.startswith("grpo.") and objective == "sft"  # which has no use for it
         found = {one.removesuffix(".exact_match") for one, _, _ in folder.differences(other, IDENTITY)}  # a mapping's
         assert found == (set() if is_free else {f"run.{name}"})
 
