@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
+
 from lookonce.eval.answers.engines import SharedPrefixes, tokens_beside_training, with_batches
 from lookonce.eval.answers.questions import Question, row_of
 from lookonce.eval.decoding.dialogue import Sample
@@ -57,7 +59,8 @@ class Policy:
             samples = engine.samples(model, [prompt for _, prompt in share], seed, self._opened.notify) if share else []
         drawn = time.perf_counter()
         self.sampling_seconds += drawn - began
-        mine = [self._rewarded(*question, group) for question, group in zip(share, samples, strict=True)]
+        with torch.set_grad_enabled(torch.is_grad_enabled()):  # puts back what a function of the user's own sets
+            mine = [self._rewarded(*question, group) for question, group in zip(share, samples, strict=True)]
         self.rewarding_seconds += time.perf_counter() - drawn
         return [group for of_rank in self._ranks.gather_for_all(mine) for group in of_rank]
 

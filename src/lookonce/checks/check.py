@@ -254,8 +254,9 @@ def _compare(needs: list[tuple[str, Path, int]], is_complete: bool) -> Result:
 
 
 def check_start(run: RunFile) -> Iterator[Result]:
-    """Whether `train.start_from` can be followed; a training that has begun does not need it any more."""
-    if run.train.start_from is None or RunFolder(run.output).holds_work:
+    """Whether `train.start_from` can be followed; a training that has begun needs it only as its reference."""
+    is_reference = run.train.objective == "grpo" and run.grpo.kl
+    if run.train.start_from is None or (RunFolder(run.output).holds_work and not is_reference):
         return
     try:
         start = find_start(run)

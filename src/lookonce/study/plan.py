@@ -74,7 +74,8 @@ def measure(run: RunFile) -> Workload:
     draws = run.train.objective == "grpo"
     if draws and model.counter and (num_asked := _num_questions(run, records, model.counter, images)):
         steps, samples = num_samples(run, num_asked)
-        return Workload(steps, samples, samples * run.grpo.samples, None, errors)
+        num_drawn = round(samples * math.ceil(steps / run.grpo.iterations) / max(steps, 1))
+        return Workload(steps, samples, num_drawn * run.grpo.samples, None, errors)
     kept = _usable_examples(run, records, model.counter, images) if model.counter and not draws else []
     if not kept or model.counter is None:
         return Workload(0, 0, 0, 0, (*errors, *(() if errors else ("no record can be trained on",))))
@@ -181,6 +182,8 @@ class Plan:
             for name in ("num_answers", "num_tokens")
         )
         counted = f"{count(sum(number for number, _ in left), 'run')}, {answers:,} answers, {tokens:,} tokens"
+        if any(number and workload.num_tokens is None for number, workload in left):
+            counted += " without those of drawn answers"
         if self.seconds is None:
             return f"{counted}; for times, train one run, or give --rate (milliseconds per sample)"
         return f"{counted}; {duration(self.seconds)} of training on one GPU"

@@ -42,6 +42,9 @@ def test_the_questions_of_a_training_by_rewards_are_those_that_leave_room_for_an
     found = measure(run)
     assert found.num_samples == len(questions) and 0 < num_too_long < 439
     assert (found.num_answers, found.num_tokens, found.errors) == (run.grpo.samples * len(questions), None, ())
+    steps = found.num_steps
+    twice = measure(run.model_copy(update={"grpo": run.grpo.model_copy(update={"iterations": 2})}))
+    assert twice.num_answers == pytest.approx(found.num_answers * -(-steps // 2) / steps, abs=run.grpo.samples)
 
 
 def test_variants_are_counted_and_timed_by_a_given_rate(write_study, built):

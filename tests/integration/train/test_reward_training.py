@@ -293,6 +293,22 @@ def test_a_reward_of_the_users_own_that_fails_names_the_record(make, tmp_path, m
         train(run, **QUIET)
 
 
+def test_a_reward_of_the_users_own_may_switch_gradients_off_and_change_its_record(make, tmp_path, monkeypatch):
+    (tmp_path / "own_careless.py").write_text(
+        "import torch\n"
+        "def worth(question, answer, reference, record):\n"
+        "    torch.set_grad_enabled(False)\n"
+        "    tags = record.setdefault('tags', [])\n"
+        "    tags.append(answer)\n"
+        "    return len(tags) + len(answer)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    run = make(tmp_path / "folder", {"reward": "own_careless:worth", "samples": 4, "max_new_tokens": 2}, steps=2)
+    train(run, **QUIET)
+    shown = [json.loads(line) for line in (run.output / "drawn.jsonl").read_text().splitlines()]
+    assert all(answer["reward"] == 1 + len(answer["text"]) for line in shown for answer in line["answers"])
+
+
 def test_a_reward_of_the_users_own_gets_question_answer_reference_and_record(make, tmp_path, monkeypatch):
     (tmp_path / "own_noted.py").write_text(
         "seen = []\n"
