@@ -46,8 +46,8 @@ from lookonce.run.sections import METRICS
 from lookonce.text import count, duration, first_line, json_text
 from lookonce.train.data.policy import Drawn
 
-MUCH_WAITING = 0.05
-"""Share of the time; the user is notified if training waits longer for data."""
+MUCH_WAITING, LEAST_S = 0.05, 1.0
+"""Share of the time, at least in seconds; the user is notified if training waits longer for data."""
 FOR_TRACKERS = ("samples_per_second", "tokens_per_second", "wait_share")
 STOCK_PRINTERS = (PrinterCallback, ProgressCallback)
 """Trainer's own printing callbacks, which these lines replace."""
@@ -118,13 +118,13 @@ class MetricsLog(TrainerCallback):
     def _show(self, state: Any, logs: dict[str, Any]) -> None:
         step = f"step {state.global_step:>{len(str(state.max_steps))}}/{state.max_steps}"
         if "loss" in logs:
-            is_first_line = self._at[0] == self.first_step  # the first batches are always waited for
+            is_first_line, busy = self._at[0] == self.first_step, self._at[1]  # the first batches are always waited for
             measured = self._measure(state)
             memory = peak_memory()
             tqdm.write(f"{step}  {step_line(logs, measured | memory)}", file=sys.stderr)
             self._append(state, logs | measured | memory)
             logs.update({name: measured[name] for name in FOR_TRACKERS} | memory)
-            if not is_first_line:
+            if not is_first_line and self._at[1] - busy >= LEAST_S:  # shorter times say nothing
                 self._notify_of_waiting(measured)
         elif evaluated := {name: value for name, value in logs.items() if name.startswith("eval_")}:
             validated = "eval_loss" in logs

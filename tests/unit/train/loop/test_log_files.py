@@ -69,6 +69,7 @@ def test_waiting_is_part_of_the_step_time(run):
 def test_slow_reading_is_reported_once_with_numbers(run, capsys):
     run(seconds=2.0, waited=1.0)  # no batch is ready before the first step
     run(seconds=2.0, waited=0.05)
+    run(seconds=0.5, waited=0.25)  # too short to tell
     assert "waits" not in capsys.readouterr().err
     run(seconds=2.0, waited=0.5, read=10**9)
     assert "training waits 25% of its time for features, which are read at 500 MB/s" in capsys.readouterr().err
