@@ -199,6 +199,7 @@ class Cell:
     def _work(self, model: Any, prompts: Sequence[Example]) -> tuple[float, float, float]:
         """Tokens that are trained and sampled with these questions, and floating-point operations."""
         ids = np.random.default_rng(0).integers(0, 1000, (len(prompts), self.options.samples, self.num_tokens))
+        ids += ids >= self.image_token_id  # which would make another group
         flat = [answered(prompt, each) for prompt, group in zip(prompts, ids, strict=True) for each in group]
         rows, groups, size = alone(flat, self.image_token_id), group_examples(flat, self.image_token_id), len(ids[0])
         tree = [nested(group, flat) for group in groups]
