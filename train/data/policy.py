@@ -131,10 +131,6 @@ class RewardStep:
     """The answers of a step that are trained on."""
 
     answers: Sequence[TrainedAnswer]
-    num_mixed: int
-    """Questions whose answers have different rewards."""
-    num_masked: int
-    """Answers from which nothing is learned: those that were cut off, if they are masked, or have an image token."""
     image_token_id: int
     batch: BatchSection = field(repr=False)
     """The section `batch` of the run file."""
@@ -150,7 +146,7 @@ class RewardStep:
     ) -> RewardStep:
         """The step of some questions, by their prompts, with equally many answers drawn to each."""
         if not drawn:
-            return cls([], 0, 0, image_token_id, batch)
+            return cls([], image_token_id, batch)
         reward_QG = np.array([[answer.reward for answer in group] for group in drawn], dtype=np.float64)
         advantage_QG, mixed_Q = advantages(reward_QG, options.scale), differ(reward_QG)
         counts_Q = mixed_Q if options.filter else np.ones_like(mixed_Q)
@@ -177,7 +173,7 @@ class RewardStep:
                     )
                 distinct[key].weight += 1 / (total * length if by_sequence else total)
             answers += distinct.values()
-        return cls(answers, int(mixed_Q.sum()), sum(map(sum, masked)), image_token_id, batch)
+        return cls(answers, image_token_id, batch)
 
     def micro_batches(self, num_ranks: int = 1) -> list[list[MicroBatch]]:
         """The packs of each rank, equally many; none if there is nothing to learn.

@@ -113,6 +113,12 @@ def test_a_check_says_what_would_stop_the_start_and_a_recorded_one_counts_when_t
     assert found.level == "error" and "is not a run folder" in found.value
     assert start_identity(gone, {"start": "recorded"}) == {"start": "recorded"}
     assert list(check_start(make_run())) == []
+    RunFolder(gone.output).folder.mkdir(parents=True, exist_ok=True)
+    RunFolder(gone.output).log.touch()  # it has begun
+    assert list(check_start(gone)) == []
+    options = {"start_from": str(tmp_path / "gone"), "objective": "grpo"}
+    [found] = check_start(make_run(train=options, grpo={"kl": 0.1}))
+    assert found.level == "error", "its reference are the weights of the start"
 
 
 @pytest.mark.parametrize(
