@@ -109,7 +109,7 @@ def test_the_tree_in_architecture_is_the_repository(root):
 def test_the_readme_is_short_and_says_how_fast_beside_what(root):
     text = (root / "README.md").read_text()
     assert len(text.split()) <= MAX_WORDS
-    report = (root / "benchmarks" / "peers_h200_2026-11-26.md").read_text()
+    report = (root / "benchmarks" / "peers_2026-11-26.md").read_text()
     of_8b, of_2b = report.split("\n## 2B\n")
     fastest = {name: _figure(part, r"[^|]*: the fastest") for name, part in (("2B", of_2b), ("8B", of_8b))}
     with_ten = {name: _figure(part, "lookonce `shared`") for name, part in (("2B", of_2b), ("8B", of_8b))}
