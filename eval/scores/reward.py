@@ -16,7 +16,7 @@ with several kinds of questions sums them with `exact_match`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lookonce.datasets.points import NUMBER, reference_numbers
@@ -27,6 +27,12 @@ from lookonce.eval.scores.prediction import Prediction
 from lookonce.run.grpo import REWARDS, GrpoSection
 from lookonce.text import nfc
 
+APPLIES: Mapping[str, tuple[str, Callable[[Sequence[str]], bool]]] = {
+    "count": ("a number", lambda references: any(_number(text) is not None for text in references)),
+    "point_inside": ("a box", lambda references: bool(match.reference_boxes(references))),
+    "point_distance": ("a point or a box", lambda references: any(map(reference_numbers, references))),
+}
+"""The rewards that are 0 for all answers to some questions: what a reference must be, and whether some are that."""
 MOST = 1_000_000
 """The largest reward, with its weight: differences of larger ones are lost in rounding."""
 UNITS = (0.1, 100.0)

@@ -106,6 +106,8 @@ class RewardTrainer(PackTrainer):
         """What is trained on; in front of a training, invented answers."""
         self.show: Callable[[int, Sequence[Shown]], None] | None = None
         """Is called with the number of a logged step, and some of its questions."""
+        self._teaches_nothing = False
+        """Whether it was said that nothing is learned."""
         self._kept: tuple[list[int], list[Sequence[Drawn]]] = [], []
         """The positions of the questions of the step in the stream, and the answers to them."""
         self._position = 0
@@ -349,6 +351,13 @@ class RewardTrainer(PackTrainer):
     def log(self, logs: dict[str, float], *args: Any, **others: Any) -> None:
         """Log as Trainer does, with what the steps since the line before have drawn and learned."""
         if "loss" in logs and self._sums["steps"]:
+            if self._sums["questions"] and not self._sums["mixed"] and not self._teaches_nothing:
+                self._teaches_nothing = True
+                asked = count(int(self._sums["questions"]), "question")
+                self.startup.notify(
+                    f"step {self.state.global_step:,}: none of the last {asked} got answers that differ in reward, so "
+                    "nothing was learned from them"
+                )
             logs.update(self._means())
             if self.show:
                 some = zip(*(column[:SHOWN] for column in self._kept), strict=True)

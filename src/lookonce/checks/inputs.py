@@ -35,16 +35,17 @@ from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.cache.store.fingerprint import Fingerprint
 from lookonce.cache.store.metadata import MANIFEST, read_plan
 from lookonce.cache.store.reader import VisionCache, find_cache
-from lookonce.checks.report import Result
+from lookonce.checks.report import Level, Result
 from lookonce.datasets.images import ImageIndex, ImageInfo, inspect_images
 from lookonce.datasets.records import Record, RecordsFile, Turn
 from lookonce.errors import BadImage, ImageError, LookonceError, ModelError, RecordsError, UsageError
 from lookonce.hub import locate
 from lookonce.run.config import RunFile
+from lookonce.run.grpo import GrpoSection
 from lookonce.run.open import fingerprint_of, source_of
 from lookonce.run.records import SPLITS, for_training, with_contexts, without_fold
 from lookonce.run.sections import METRICS, BatchSection
-from lookonce.text import Notify, count, duration, first_line, listed, located, shell, size
+from lookonce.text import Notify, count, duration, first_line, listed, located, nfc, shell, size
 from lookonce.train.data.sampler import num_steps
 from lookonce.train.data.token_stats import Distribution, TokenCounter
 from lookonce.train.model.gpu_memory import drawn_ms, measured_name
@@ -546,3 +547,18 @@ def check_drawing(
     changes = (*assignments, "train.steps=10", f"output={run.output}-trial")
     trial = shell("lookonce", "train", path, *(word for text in changes for word in ("--set", text)))
     yield Result("ok", "drawing", f"{value}; {time}; a trial prints questions/s", trial)
+    yield from _rewards_without_questions(options, records)
+
+
+def _rewards_without_questions(options: GrpoSection, records: CheckedRecords) -> Iterator[Result]:
+    """The rewards that are 0 for all answers to the training questions."""
+    from lookonce.eval.scores.reward import APPLIES
+
+    read = records.by_split["train"]
+    questions = [tuple(map(nfc, (turn.answer, *record.references))) for record in read for turn in record.turns]
+    useless = [name for name in options.reward if name in APPLIES and not any(map(APPLIES[name][1], questions))]
+    of = "train" if records.is_complete else f"the first {count(len(read), 'record')} of train"
+    level: Level = "error" if records.is_complete and len(useless) == len(options.reward) else "warning"
+    for name in useless if questions else ():
+        problem = f"{name} is 0 for all answers to {of}, because no reference is {APPLIES[name][0]}"
+        yield Result(level, "rewards", problem, "choose another reward (grpo.reward), or other records")

@@ -202,6 +202,17 @@ def test_without_the_filter_each_step_has_the_next_questions(train_with):
     assert sorted([number for step in learned for number in step][:87]) == [*range(87)]
 
 
+@pytest.mark.parametrize("mixed", [set(), {*range(87)}], ids=["none", "all"])
+def test_without_the_filter_a_training_that_learns_nothing_says_so_once(train_with, mixed):
+    notes: list[str] = []
+    train_with(Fixed(lambda calls: mixed), 6, notes, filter=False)
+    said = [note for note in notes if "differ in reward" in note]
+    expected = (
+        "step 1: none of the last 5 questions got answers that differ in reward, so nothing was learned from them"
+    )
+    assert said == ([] if mixed else [expected])
+
+
 def test_a_step_that_finds_too_few_questions_says_so_and_one_that_finds_none_is_the_last(train_with):
     notes: list[str] = []
     draw = Fixed(lambda calls: {1, 2, 3} if calls < 18 else set())  # 18 draws of 5 are all questions

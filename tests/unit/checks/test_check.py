@@ -304,6 +304,33 @@ def test_a_training_by_rewards_needs_memory_and_time_for_its_answers(checked, mo
     assert "depends on the number of records: --all reads them" in drawing.value
 
 
+@pytest.mark.parametrize(
+    ("reward", "most", "expected"),
+    [
+        ("exact_match", None, []),
+        (
+            "point_inside",
+            None,
+            [("error", "point_inside is 0 for all answers to train, because no reference is a box")],
+        ),
+        (
+            "{exact_match: 1, point_distance: 1, count: 1}",
+            None,
+            [("warning", "point_distance is 0 for all answers to train, because no reference is a point or a box")],
+        ),
+        (
+            "point_inside",
+            3,
+            [("warning", "point_inside is 0 for all answers to the first 3 records of train, because")],
+        ),
+    ],
+)
+def test_rewards_that_are_the_same_for_all_answers_are_named(checked, reward, most, expected):
+    options = ("train.objective=grpo", "train.steps=7", f"grpo.reward={reward}")
+    results = [one for one in checked(*options, most=most).report.results if one.what == "rewards"]
+    assert [(one.level, one.value[: len(text)]) for one, (_, text) in zip(results, expected, strict=True)] == expected
+
+
 RESULTS = [
     Result("ok", "records", "train: 439 records"),
     Result("warning", "cache", "none", "lookonce cache build run.yaml"),
