@@ -5,20 +5,17 @@ An image's path may lead into an archive:
     /data/frames-000.tar/polyp/a.jpg    the member polyp/a.jpg of a tar file
     /data/train-0000.parquet/17         row 17, counted from 0
 
-If a tar file has a name twice, the image is refused. A folder that is called `x.tar` is a folder.
+A folder that is called `x.tar` is a folder.
 
 Design: an archive is streamed through once and only the wanted members are kept. It is not unpacked, so names and links
-lead nowhere, and no table of its members is stored, which could be wrong. The cost: a tar file is read from its
-beginning to the last wanted member, each time that members are requested, about half a second per gigabyte that the
-system has cached; so request many at once. Parquet skips row groups without wanted rows, and needs two to three times
-the memory of one row group. Compressed tar files are refused: they would be decompressed from the beginning each time,
-and images hardly shrink.
+lead nowhere, and no table of its members is stored, which could be wrong. A tar file is read up to the last wanted
+member, each time that members are requested, about half a second per gigabyte that the system has cached; so request
+many at once. Parquet skips row groups without wanted rows, and needs two to three times the memory of one row group.
+Compressed tar files are refused: they would be decompressed from the beginning each time.
 
-The headers of a tar file are those of whoever wrote it: a member is read if the file itself is as long, so neither
-compression nor a sparse member makes much of little, and a name or a PAX header of more than a megabyte is refused.
-
-A tar file to which members were added again (`tar -r`) has two of one name, and programs take the first or the last. So
-it is refused, by its headers, which takes 50 microseconds a member; the rest of the file is not read for it.
+The headers of a tar file are hostile: a member is read if the file itself is as long, so compression and sparse members
+cannot make much of little, and a name or a PAX header of more than a megabyte is refused. A name that is there twice
+(`tar -r`) is refused, because programs take the first or the last; finding these takes 50 microseconds a member.
 """
 
 from __future__ import annotations

@@ -1,18 +1,16 @@
-"""Variants of images for training: turned, cropped, mirrored, brighter, with more contrast.
+"""Variants of images for training: turned, cropped, mirrored, brighter, with more contrast (`cache.augment`).
 
 Design: a variant is an image with a key of its own in the cache, the hash of the image's key, the recipe and the
-variant's number. Everything about it is drawn from that key alone, so any worker makes the same pixels in any order,
-more variants of an image leave those that exist as they are, and recipes stand side by side. Variant 0 is the image
-itself, with its own key. A change that the recipe does not make is no part of it, so a later kind of change leaves keys
-as they are.
+variant's number. Everything about it is drawn from that key, so any worker makes the same pixels in any order, and more
+variants leave the existing ones as they are. Variant 0 is the image itself, with its own key. A recipe names only the
+changes that it makes, so a later kind of change leaves keys as they are.
 
-The change is made to the decoded picture, before the image processor, and keeps its size: a variant has the tokens of
-its image, and packs and steps are those of a training without variants. Colours are changed first. Then one bicubic
-resampling turns, crops and mirrors, and what lies outside of the picture is black, as around an endoscope's view.
+The decoded picture is changed before the image processor and keeps its size, so packs and steps are those of a training
+without variants. Colours come first; then one bicubic resampling turns, crops and mirrors. What lies outside of the
+picture is black.
 
-Training takes one variant of an image in each epoch: the variants in a random order, which the seed and the image
-decide, and after them in another one. So each is seen once before any is seen again, all questions about an image show
-the same one, and a resumed training needs nothing but the number of its epoch.
+Each epoch takes one variant of an image, in a random order that the seed and the image decide, so each is seen once
+before any is seen again, and a resumed training needs only the number of its epoch.
 """
 
 from __future__ import annotations
@@ -67,7 +65,6 @@ class Changes(Section):
     @classmethod
     @lru_cache
     def of_recipe(cls, recipe: str) -> Changes:
-        """The changes of a recipe."""
         return cls.model_validate(json.loads(recipe))
 
 
@@ -126,8 +123,6 @@ class Augment(Changes):
 
 @dataclass(frozen=True)
 class Variant:
-    """A variant of an image."""
-
     of: str
     """The key of the image."""
     recipe: str

@@ -1,15 +1,11 @@
 """How answers are distributed: the majority baseline, and weights that balance them in the loss (`batch.balance`).
 
-The majority baseline always gives the most frequent training answer of a question, without looking at any image.
+Design of balance: weights instead of resampling, so every record is trained on once an epoch and the questions of an
+image share its tokens. A weight multiplies all targets of a record, and the loss of a step is divided by the weights in
+it, as in `torch.nn.functional.cross_entropy(weight=...)` (train/data/sampler.py). The mean weight is 1.
 
-Design of balance: weights and not resampling. Every record is trained on once an epoch, so the questions of an image
-stay together and share its tokens. Copies of rare records would be computed again, and a record that is left out of an
-epoch saves nothing while the others need its image. A weight multiplies all targets of a record, and the loss of a step
-is divided by the weights in it, as in `torch.nn.functional.cross_entropy(weight=...)` (train/data/sampler.py).
-
-The classes of `answer` are the answers to one question text, since only these are alternatives to each other. So each
-answer of a question has the same total weight, and each question keeps the total weight that it has without. The
-classes of `category` are the values of the records' metadata. All weights are 1 in the mean.
+The classes of `answer` are the answers to one question text. Each answer of a question has the same total weight, and
+each question keeps its total. The classes of `category` are the values of the records' metadata.
 """
 
 from __future__ import annotations
@@ -39,7 +35,6 @@ class Majority:
 
     @classmethod
     def of_records(cls, records: Iterable[Record]) -> Majority:
-        """Learn from all turns of some records."""
         return cls((turn.question, turn.answer) for record in records for turn in record.turns)
 
     def answer(self, question: str) -> str:

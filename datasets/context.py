@@ -1,17 +1,15 @@
-"""Answers to earlier questions in the prompt of a question about the same images.
+"""Answers to earlier questions in the prompt of a question about the same images (`data.context`).
 
-Design: the context is kept beside the turns of a record, because majority answers and comparisons know a question by
-its text. It becomes a text or turns when tokens are made (`Record.shown`). As a text it is a part of the question, so
-the questions of a stage remain parallel branches of one prefix. As turns, only the record's own answers are trained on:
-an answer of the context may be wrong, and a true one is trained on in its own record.
+Design: a context is kept beside the turns of a record, because majority answers and comparisons know a question by its
+text. It becomes a text or turns when tokens are made (`Record.shown`). As a text it is a part of the question, so the
+questions of a stage remain parallel branches of one prefix. As turns, only the record's own answers are trained on.
 
 Only records of an earlier stage give context, and never an answer to a question that the record itself asks. Records
-without images are about nothing in common and have none.
+without images have none.
 
-The answers of a model, in predictions files, are found by the keys of the images and the text of the question, as two
-runs are compared, so a file serves whatever its paths are. A question that a file answers twice has its first answer;
-two files that answer it otherwise are refused, because it is unknown which of the two models was not trained on the
-image.
+The answers of a model, in predictions files, are found by the keys of the images and the text of the question, so a
+file serves whatever its paths are. Of two answers to a question in one file the first counts. Two files that disagree
+are refused: it is unknown which of the two models was not trained on the image.
 """
 
 from __future__ import annotations
@@ -147,11 +145,7 @@ class _Row(BaseModel):
 def with_given(
     records: Mapping[str, Sequence[Record]], form: ContextForm, paths: Sequence[Path], keys_of: KeysOf
 ) -> dict[str, list[Record]]:
-    """The records of some splits with contexts: the answers in predictions files, or without any their own.
-
-    Raises:
-        RecordsError: the files lack answers, or are wrong.
-    """
+    """The records with contexts, from predictions files or the records; raises RecordsError if answers are missing."""
     if not paths:
         return {split: with_context(split_records, form, keys_of) for split, split_records in records.items()}
     answer_to = _read_predictions(paths)

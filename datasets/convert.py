@@ -1,9 +1,8 @@
 """Write the records of a file again in another format, or in another type of file: `lookonce data convert`.
 
-Design: images stay where they are. The new file refers to them by a path relative to itself or to another image root,
-and by an absolute path if they lie elsewhere. Only embedded images without a path (`data:` URLs, lists of embedded
-images) are written to files, byte for byte, each once, under its image key. Records are read one by one and kept in
-memory, some hundred bytes each; embedded bytes are not. Points in answers can change their unit (point_units.py).
+Design: images stay where they are; the new file refers to them. Only embedded images without a path (`data:` URLs,
+lists of embedded images) are written to files, byte for byte, each once, under its image key. Records are kept in
+memory, some hundred bytes each; embedded bytes are not.
 """
 
 from __future__ import annotations

@@ -1,35 +1,26 @@
 """Which records are trained on, and in which order: by their metadata, and by a map from questions to stages.
 
-Design: a CSV file has texts alone, and a parquet column with gaps has 1.0 for 1. So values of metadata are compared as
-the texts that JSON would write, without a needless `.0`: the 1 of a run file is also the "1" of a CSV file.
+Values of metadata are compared as the texts that JSON would write, without a needless `.0`: a CSV file has texts alone,
+and a parquet column with gaps has 1.0 for 1.
 
-A stage map is a YAML file with the stage and category of each question text, so that any records can have stages:
+A stage map is a YAML file with the stage and category of each question text, for any records:
 
     questions:
       "Is there text?": {stage: 1, category: yes/no}
       "Where is the finding?": {stage: 2}
     default: {stage: 3}
 
-Stages belong to questions, not to rows. Labels that were given row by row differ between rows with the same question,
-and a curriculum over them would have the same question in several stages. So the map replaces what records say
-themselves. A question that the map lacks is an error unless there is a default, because its records would be in no
-stage and silently miss from a selection.
+The map replaces what records say themselves, because labels given row by row differ between rows with one question.
+A question that the map lacks is an error unless there is a default: its records would silently miss from a selection.
 
 A record is selected if each field has one of the given values. Of these records, the share is the first part of one
 random order that follows from the seed and the number of all training records. So shares are nested: those of 0.384 are
-among those of 0.694, and a set that grows by phases never loses a record. The share is one of records and not of
-images, so that the random sets beside a curriculum differ from its stages in nothing but the choice: a stage too has
-some questions about nearly every image. What is left out can be selected from again (`data.replay`), by the same rules
-and in the same random order.
+among those of 0.694. The share is one of records and not of images, so a random set differs from a stage in the choice
+of records alone. `data.replay` selects by the same rules and order from what is left out.
 
-A fold is one of several parts of the images, of equal size to one image. Training leaves out the records about it, so
-that the model can answer about images it never saw. Images are known by their keys: two paths with the same bytes are
-in one fold, and so are images that one record shows together. The folds follow from the seed and the images alone, so
-the trainings that leave out one fold each need not know of each other. Records without images are in no fold: all
-trainings have them.
-
-The stages of `batch.order` are the parts of an epoch that are trained on one after another, each with the records of
-one metadata value.
+A fold is one of several parts of the images, of equal size to one image. Training leaves out the records about it.
+Images are known by their keys: two paths with the same bytes are in one fold, and so are images that one record shows
+together. The folds follow from the seed and the images alone. Records without images are in no fold.
 """
 
 from __future__ import annotations
@@ -338,11 +329,7 @@ class StageOrder(Section):
         return number
 
     def check(self, records: Sequence[Record]) -> str:
-        """How many records each stage has, as text.
-
-        Raises:
-            RecordsError: records are in no stage, or in several; counts and names their values.
-        """
+        """How many records each stage has, as text; raises RecordsError if records are in no stage, or in several."""
         sizes = Counter(map(self.find, records))
         if sizes[None]:
             values = counted(named(record, self.by) for record in records if self.find(record) is None)

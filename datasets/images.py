@@ -1,21 +1,18 @@
 """Image files: their keys, their stamps, their headers and their pixels.
 
 Design: the key of an image is the sha256 of the file's bytes, full width: content, not path. Two files with the same
-bytes are one image and are encoded once; an edited file is another image whatever its name, so stale features are never
-used for it. The cost is reading every image file once, about a second per gigabyte from a local disk. Names, sizes and
-modification times are never trusted, and a key is never truncated: truncated keys have shown models the wrong image
-(https://github.com/LMCache/LMCache/issues/4086).
+bytes are one image; an edited file is another image whatever its name, so stale features are never used for it. The
+cost is reading every image file once, about a second per gigabyte from a local disk. A key is never truncated:
+truncated keys have shown models the wrong image (https://github.com/LMCache/LMCache/issues/4086).
 
-A stamp finds files that have changed without reading them. Size and modification time alone are not trusted, since
-`cp -p`, rsync and archives set that time. A stamp has the time of the last status change too (ctime), which the system
-sets and no program can. So another stamp means that a file may have changed: one that was copied, moved to another
-disk, or got other permissions is hashed again, and the same stamp means the same bytes. A file that was changed just
-before has no stamp, since it may change again in the same tick of the filesystem's clock. The bytes of every image are
-compared with its key before it is encoded anyway. The cost is one `stat` per file.
+A stamp finds files that have changed without reading them, at the cost of one `stat` per file. It has the time of the
+last status change (ctime), which no program can set, beside size and modification time, which `cp -p`, rsync and
+archives set. The same stamp means the same bytes; with another stamp a file is hashed again. A file that was changed
+just before has no stamp, since it may change again in the same tick of the filesystem's clock. Before an image is
+encoded, its bytes are compared with its key anyway.
 
-Images are single files or members of archives (archives.py). One that cannot be read does not stop the others: it is
-listed with the reason. It is an error only if none can be read, since then the image root is wrong. Only the bytes of a
-few files, and of a few members of each archive, are in memory.
+Images are single files or members of archives (archives.py). One that cannot be read is listed with the reason; it is
+an error only if none can be read. Only the bytes of a few files, and of a few members of each archive, are in memory.
 """
 
 from __future__ import annotations
@@ -108,8 +105,6 @@ frames after the first."""
 
 
 class Header(NamedTuple):
-    """What the header of an image file says."""
-
     size: Size
     format: str
     """The name that Pillow gives the format: JPEG, PNG, ..."""
@@ -179,11 +174,7 @@ class ImageIndex:
         return len(self.path_of) - len(self.variants)
 
     def with_variants(self, augment: Augment, records: Iterable[Record]) -> ImageIndex:
-        """The same images, and the variants of those of some records.
-
-        Raises:
-            UsageError: the records' answers would not be true of the variants.
-        """
+        """The images, and variants of those of some records; raises UsageError if answers would not be true of them."""
         records = list(records)
         augment.check(records)
         trained = {self.key_of.get(path) for record in records for path in record.images}
@@ -199,7 +190,6 @@ def image_key(path: Path) -> str:
 
 
 def bytes_key(data: bytes) -> str:
-    """The key of an image file with these bytes."""
     return hashlib.sha256(data).hexdigest()
 
 

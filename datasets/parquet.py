@@ -1,23 +1,21 @@
 """Parquet files: rows in small batches, the images that are embedded in them, and the records that they hold.
 
 Design: an image column is a struct with `bytes` and maybe `path`, as Hugging Face's Image feature writes it, or plain
-binary. Other columns of bytes, such as masks, are not images of the question.
+binary.
 
 A few rows are decoded at a time on one thread, since a row group of images may not fit in memory. Kvasir-VQA's files
 repeat an image in each of its rows, 15 GB in all. A repeated image is recognised by comparing it with the last few, at
-memory speed, and returned as the same object, so no caller hashes or copies it again. Memory: the images of a few rows,
-and what pyarrow needs for a page of them: 150 MB for images of 240 kB in a dictionary, 500 MB where pages of eight
-megabytes are compressed.
+memory speed, and returned as the same object, so no caller hashes or copies it again. pyarrow needs 150 MB for a page
+of images of 240 kB in a dictionary, and 500 MB where pages of eight megabytes are compressed.
 
 A file of a few kilobytes may say that each of a million rows has the same text of many megabytes. So fewer rows are
 decoded at once where a column is large, and a batch that became too large is refused before Python makes objects of it.
 
 A row of records is an object in any record format; a null is a key that the object does not have. A column of embedded
 images is not read with the records: the image of row 17 has the path `train.parquet/17`, which archives.py reads. Lists
-of embedded images have no such path; their bytes are read with their rows. Other columns of bytes are left out, since
-metadata cannot hold bytes; `left_out_columns` names them.
+of embedded images are read with their rows. Other columns of bytes, such as masks, are left out.
 
-pyarrow takes long to import and is imported when the first file is opened.
+pyarrow is slow to import, and imported when the first file is opened.
 """
 
 from __future__ import annotations
@@ -137,7 +135,6 @@ class ParquetRow(NamedTuple):
 
 
 def open_parquet(path: Path) -> Any:
-    """The opened file, a context manager."""
     from pyarrow.parquet import ParquetFile
 
     return ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False)
@@ -259,8 +256,6 @@ def left_out_columns(path: Path) -> list[str]:
 
 
 class _Columns(NamedTuple):
-    """Which columns of a file to read."""
-
     names: list[str]
     image: str | None
     """The image column, if there is one."""

@@ -1,15 +1,13 @@
 """Answers that are points or boxes, in another unit: `lookonce data convert --points FROM:TO`.
 
-Design: each family of models was trained to write coordinates in its own unit, and a fine-tuning in another has to
-unlearn it. Qwen3-VL writes parts of 1000, Qwen2.5-VL pixels of the image as it was resized for the tower, OS-Atlas and
-ScreenSpot ratios. Only the numbers of an answer that is points or boxes change, where they stand. In questions and
-among words a number need not be a coordinate, so these texts stay, and are counted. Rounding keeps the order of
-coordinates, so a point inside a box is inside after a conversion too. It costs half a unit of the coarser of the two:
-pixels survive a way through ratios of four decimals for sides of less than 10,000 pixels, and one through parts of 1000
-for sides of at most 1,000.
+Each family of models was trained on coordinates in its own unit: Qwen3-VL on parts of 1000, Qwen2.5-VL on pixels of the
+resized image, OS-Atlas and ScreenSpot on ratios.
 
-What shows that the unit is another one than was said is refused: a number beyond the image, only ratios where there
-should be pixels, and a box whose right is left of its left, which has a width and a height in place of them.
+Design: only the numbers of an answer that is points or boxes change. In questions and among words a number need not be
+a coordinate, so these texts stay, and are counted. Rounding keeps the order of coordinates and costs half a unit of the
+coarser unit: pixels survive a conversion to ratios of four decimals and back for sides of less than 10,000 pixels, and
+to parts of 1000 for sides of at most 1,000. Refused are signs of another unit: a number beyond the image, only ratios
+where there should be pixels, and a box with width and height in place of right and bottom.
 """
 
 from __future__ import annotations
@@ -32,8 +30,6 @@ Unit = Literal["pixels", "ratio", "1000", "resized"]
 
 @dataclass(frozen=True)
 class Conversion:
-    """From one unit to another."""
-
     source: Unit
     target: Unit
     resized: Callable[[Size], Size] | None = None
@@ -41,11 +37,7 @@ class Conversion:
 
     @classmethod
     def parse(cls, text: str, resized: Callable[[Size], Size] | None = None) -> Conversion:
-        """The conversion of a text such as "pixels:1000".
-
-        Raises:
-            UsageError: it is none, or needs a model.
-        """
+        """The conversion of a text such as "pixels:1000"; raises UsageError if it is none, or needs a model."""
         source, _, target = text.partition(":")
         units = get_args(Unit)
         if source not in units or target not in units or source == target:
@@ -66,11 +58,7 @@ class Conversion:
         return (1, 1) if unit == "ratio" else (1000, 1000)
 
     def of_text(self, text: str, size: Size, origin: str) -> str:
-        """An answer about an image of this size, a point or a box, in the other unit.
-
-        Raises:
-            RecordsError: the numbers are not in the unit; names `origin`.
-        """
+        """An answer, a point or a box, in the other unit; raises RecordsError if its numbers are not in the unit."""
         limits, sides = self.sides(self.source, size), self.sides(self.target, size)
         parts, end = list[str](), 0
         found = find_coordinates(text)

@@ -1,9 +1,9 @@
 """Points and boxes in texts: numbers with brackets and names such as `x` or `bbox_2d` around them.
 
 A reference is a point if it is two numbers and a box if it is four (left, top, right, bottom) with nothing else;
-"5-10mm" is neither. Names decide what a number is, as in {"x1": 1, "x2": 3, "y1": 2, "y2": 4}, and otherwise its place.
-Several points or boxes in a text are each in brackets of their own. Of an answer, in which a model may add words, all
-numbers count.
+"5-10mm" is neither. Names decide what a number is, as in {"x1": 1, "x2": 3, "y1": 2, "y2": 4}; without names, its place
+does. Several points or boxes in a text are each in brackets of their own. Of a model's answer, which may have words,
+all numbers count.
 """
 
 from __future__ import annotations

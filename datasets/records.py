@@ -1,26 +1,23 @@
-"""Records: conversations about images, read from and written to the record formats in use elsewhere.
+"""Records: conversations about images, read from and written to the record formats in use elsewhere (formats/).
 
-The canonical format, which is written by default, is JSONL:
+The default format is canonical, in JSONL:
 
     {"images": ["images/a.jpg"], "turns": [{"question": "Is there text?", "answer": "yes"}],
      "system": "Answer briefly.", "metadata": {"source": "polyps"}}
 
-The others are in formats/. A format defines the keys of a record and is recognised by those of a file's first record.
-The file may be JSONL, a JSON array, CSV or parquet, recognised by its first bytes and, for CSV, by its name.
+A file may be JSONL, a JSON array, CSV or parquet, recognised by its first bytes and, for CSV, by its name. The keys of
+its first record tell the format.
 
-Design: strict. A malformed record is an error that names file, line and what was expected, because a record that is
-silently skipped is missing from the training set. A caller that reports all of them passes `broken`. What is written is
-read back before the file gets its name, so that a format that cannot hold a record refuses it, for whatever reason;
-that costs as much as reading does.
+Design: a malformed record is an error that names file and line, because a record that is silently skipped is missing
+from the training set. A caller that reports all of them passes `broken`. A written file is read back before it gets
+its name, so a format that cannot hold a record refuses it; that costs as much as reading does.
 
-Image paths are relative to the records file or to an image root, or absolute (formats/image_references.py), and may
-lead into an archive (archives.py); links inside the root are followed, since shared image folders are often links.
-Images are not opened here. A path that leads out of the root keeps its `..` components, which no other path has; it is
-never opened, and counts as an image that cannot be read.
+Images are not opened here. Links inside the image root are followed. A path that leads out of the root keeps its `..`
+components, which no other path has; it is never opened, and counts as an image that cannot be read.
 
-Malformed records are counted by kind: the message without its values, so that 5,000 records with the same mistake are
-one line. It is made from the message and not noted where errors are raised, which is in fifty places. The cost: a value
-that is not recognised as one makes several kinds of one mistake.
+Malformed records are counted by kind: the message without its values, so 5,000 records with one mistake are one line.
+The kind is made from the message, because errors are raised in fifty places. A value that is not recognised as one
+splits a kind.
 """
 
 from __future__ import annotations
@@ -73,8 +70,6 @@ READERS: dict[Kind, Callable[..., Rows]] = {
 
 
 class FileType(NamedTuple):
-    """A type of file to write."""
-
     kind: Kind
     write: Callable[[Path, Named], None]
     reading: Mapping[str, Any] = {}

@@ -3,16 +3,14 @@
 Design: each row comes with its origin, "train.jsonl:12". JSONL and CSV are read line by line. The text of an array is
 in memory and one record at a time is decoded; its records are counted from 1 ("train.json: record 12"), since all of
 them may be on one line. Lines end at line feeds only; U+2028 and similar characters are part of a text. CSV is that of
-Python and spreadsheets (RFC 4180), with a header; all cells are texts. Its separator is that of the header, since
-spreadsheets write semicolons in many countries.
+Python and spreadsheets (RFC 4180), with a header; all cells are texts. Spreadsheets write semicolons in many countries,
+so the header decides on the separator.
 
-The first row that cannot be read is an error. A caller that wants to know all of them passes `broken`; reading then
-continues with the next row. After wrong JSON in an array, or wrong quotes in CSV, where the next row begins is unknown,
-and reading ends.
+The first row that cannot be read is an error, or `broken` takes it and reading continues with the next row. After wrong
+JSON in an array, or wrong quotes in CSV, the next row cannot be found, and reading ends.
 
-A file is recognised by its first bytes, and a table also by its name, since a table begins with any text. Files that
-people have in place of records are named, each with the command that makes records of it: a folder, an archive, another
-encoding, JSON over several lines. Nothing is converted on the way, so what is trained on is the file that was checked.
+Files that people have in place of records (a folder, an archive, another encoding) are named, each with the command
+that makes records of it. Nothing is converted on the way, so what is trained on is the file that was checked.
 """
 
 from __future__ import annotations
@@ -115,7 +113,6 @@ def _naming(origin: str, place: str = "column {0.colno}") -> Iterator[None]:
 
 
 def read_array(path: Path, name: str | None = None, broken: Broken = refuse) -> Rows:
-    """The records of one JSON array."""
     name = name or str(path)
     if (num_bytes := path.stat().st_size) > MAX_ARRAY_BYTES:
         limit = f"expected at most {MAX_ARRAY_BYTES:,}"

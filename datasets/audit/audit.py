@@ -1,20 +1,15 @@
 """The whole audit: what is in the files, what is wrong with it, and which images they share; as text and as a page.
 
 Design: one pass over the questions makes the counters, from which each kind of problem is found. Records, one small
-tuple per question and one entry per image are kept in memory, some kilobytes for an image with nine questions; image
-bytes are not.
+tuple per question and one entry per image are in memory, some kilobytes for an image with nine questions; image bytes
+are not.
 
-A score on images that were trained on says little about other images. Files may ask the same questions; if they ask
-them about the same images, that is a leak. Images are compared by content, so also under other names, and missing ones
-by their paths.
-
-The majority baseline needs no image, so only what a model scores above it may come from the images. It is learned on
-the first file and scored on each other file. A single file is scored on itself, which is slightly too good; a question
-that is asked only once then counts as unknown. An answer is right if it equals the reference, or one of several.
+Two files leak if they share images, by content, or by path where images are missing. The majority baseline is learned
+on the first file and scored on each other file. A single file is scored on itself, which is slightly too good; a
+question that is asked only once then counts as unknown.
 
 The page is templates/audit.html.jinja. Everything is in it: style sheet, plots as SVG, and as data: URLs a contact
-sheet, images with a question each, drawn from a seed. It can be sent by mail and opened from a disk. 48 images take
-about a megabyte.
+sheet, images with a question each, drawn from a seed. 48 images take about a megabyte.
 """
 
 from __future__ import annotations
@@ -193,8 +188,6 @@ def baselines(files: Sequence[str], questions: Sequence[QuestionAnswer]) -> list
 
 @dataclass(frozen=True)
 class FileCounts:
-    """The numbers of one file."""
-
     name: str
     path: str
     num_records: int
@@ -213,7 +206,6 @@ class FileCounts:
 
     @classmethod
     def of(cls, file: CorpusFile, corpus: Corpus) -> FileCounts:
-        """The numbers of a file."""
         records = file.records
         images = [corpus.images[path] for path in {image for record in records for image in record.images}]
         return cls(
@@ -233,8 +225,6 @@ class FileCounts:
 
 @dataclass(frozen=True)
 class Audit:
-    """The result of an audit."""
-
     files: tuple[FileCounts, ...]
     num_images: int
     """Distinct images, over all files, among those that can be read."""
@@ -251,7 +241,6 @@ class Audit:
     """For each width and height, how many distinct images have it; unreadable images are not counted."""
 
     def count(self, level: Level) -> int:
-        """The number of findings of a level."""
         return sum(finding.level == level for finding in self.findings)
 
     @property
@@ -444,7 +433,6 @@ def small_jpegs(paths: Iterable[Path], side: int = SIDE) -> dict[Path, bytes]:
 
 
 def data_url(jpeg: bytes) -> str:
-    """A JPEG as a URL that holds it."""
     return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
 
 

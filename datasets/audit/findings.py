@@ -1,20 +1,16 @@
 """What an audit finds wrong, or worth knowing: each problem of records, images and texts by its own function.
 
-Design: a finding is one problem: how severe it is, how often it occurs, and where. An `error` spoils a training or its
-scores, or stops it; a `warning` is dirt that a model would learn; a `note` is worth knowing. `items` are complete and
-for programs, `examples` are the first few and for people. Text, JSON and page show all kinds the same way.
-
-Texts: records with a special token of a supported model, or with image marks that cannot be read, are malformed. Here
-are what looks like a special token of another model, and what is an image only in another format.
+A finding is one problem: how severe it is, how often it occurs, and where. An `error` spoils a training or its scores,
+or stops it; a `warning` is dirt that a model would learn; a `note` is worth knowing. `items` are complete and for
+programs, `examples` are the first few and for people.
 
 Two questions are the same if they have the same images, by content, in the same order, the same text before them
-(system text and earlier turns) and the same words. Texts are in NFC, in which they are compared. What comes before a
-question is a hash that each turn continues, so that the memory of a conversation grows with its turns and not with
-their square.
+(system text and earlier turns) and the same words, in NFC. The text before a question is a hash that each turn
+continues, so memory grows with the number of turns and not with its square.
 
-Repeats: two answers agree if they have a correct answer in common; case, spaces and the order of labels, which `;`
-separates, do not count. If all answers to the same question about the same image agree, the question is a duplicate. If
-not, it is a contradiction: a model cannot learn both answers, and no score of such a question is right.
+Two answers agree if they have a correct answer in common; case, spaces and the order of labels, which `;` separates, do
+not count. If all answers to the same question about the same image agree, the question is a duplicate. If not, it is a
+contradiction: a model cannot learn both answers, and no score of such a question is right.
 """
 
 from __future__ import annotations
@@ -43,8 +39,6 @@ TRAIN = "train"
 
 @dataclass(frozen=True)
 class CorpusFile:
-    """The records of one file."""
-
     name: str
     """The last parts of the path, as many as tell it from the other files."""
     path: Path
@@ -69,8 +63,6 @@ class CorpusFile:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Records files and all their images."""
-
     files: tuple[CorpusFile, ...]
     """The first is the one that is trained on: the one named `train...`, else the first that was given."""
     images: Mapping[Path, ImageInfo]
@@ -98,8 +90,6 @@ class Corpus:
 
 
 class QuestionAnswer(NamedTuple):
-    """One question and its answer."""
-
     file: str
     origin: str
     """Where its record is: "train.jsonl:12"."""
@@ -121,7 +111,6 @@ class QuestionAnswer(NamedTuple):
 
 
 def list_questions(corpus: Corpus) -> list[QuestionAnswer]:
-    """Return all questions of all files, in order."""
     return [pair for file in corpus.files for record in file.records for pair in _of_record(file, record, corpus)]
 
 
@@ -160,8 +149,6 @@ Answers = Mapping[str, Counter[str]]
 
 @dataclass(frozen=True)
 class Finding:
-    """Something wrong, or worth knowing."""
-
     code: str
     """The name of the problem; it does not change from version to version."""
     level: Level
@@ -388,7 +375,6 @@ def normal_labels(answer: str) -> tuple[str, ...]:
 
 
 def find_repeats(questions: Iterable[QuestionAnswer]) -> list[Finding]:
-    """Find duplicates and contradictions."""
     groups: dict[object, list[QuestionAnswer]] = defaultdict(list)
     for question in questions:
         groups[question.file, question.images, question.before, question.question].append(question)

@@ -7,9 +7,8 @@ text. One function reads both: images under either key, roles as `from` and `val
      {"from": "gpt", "value": "yes"}]}
 
 Messages: the first of these is the format of ms-swift and LLaMA-Factory, the second of Hugging Face, TRL and Axolotl,
-the third of OpenAI. One function reads all three, and a file may mix them. A part `{"type": "image"}` without a path
-refers to the next of `images`, or to the one with its `index`, as in TRL's datasets. In content parts `<image>` is a
-word; the text parts of a message are joined.
+the third of OpenAI. A file may mix them. A part `{"type": "image"}` without a path refers to the next of `images`, or
+to the one with its `index`, as in TRL's datasets. In content parts `<image>` is a word; text parts are joined.
 
     {"messages": [{"role": "user", "content": "<image>Is there text?"}, {"role": "assistant", "content": "yes"}],
      "images": ["/data/a.jpg"]}
@@ -19,14 +18,13 @@ word; the text parts of a message are joined.
 
     {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///data/a.jpg"}}, ...
 
-Alpaca, as LLaMA-Factory writes it: if the input is not empty, the question is the instruction, a line break and the
-input. Earlier turns are in `history`, a list of pairs; the image tags are then in the first of them.
+Alpaca, as LLaMA-Factory writes it: the question is the instruction, and after a line break the input if it is not
+empty. Earlier turns are in `history`, a list of pairs; the image tags are then in the first of them.
 
     {"instruction": "<image>Is there text?", "input": "", "output": "yes", "images": ["a.jpg"]}
 
-Design: strict, like everything that reads records. Nothing of a conversation is dropped or changed silently. A record
-is refused if training would have to ignore something in it: a tool call, a video, or a message key that says what to
-learn from the message. Keys beside the messages that have no such meaning are kept as metadata.
+Design: nothing of a conversation is dropped or changed silently. A record with a tool call, a video, or a message key
+that says what to learn from the message is refused. Other keys beside the messages are metadata.
 """
 
 from __future__ import annotations
@@ -68,8 +66,6 @@ OTHER_TAGS = {f"<{kind}>": UNSUPPORTED[kind] for kind in ("video", "audio")}
 
 
 class Message(NamedTuple):
-    """One message of a conversation."""
-
     role: str
     """SYSTEM, USER or ASSISTANT."""
     content: Any
@@ -170,14 +166,12 @@ def _to_turns(
 
 
 def to_messages(system: str | None, turns: Sequence[Turn]) -> list[Message]:
-    """Make messages of a conversation."""
     first = [] if system is None else [Message(SYSTEM, system)]
     pairs = [(Message(USER, turn.question), Message(ASSISTANT, turn.answer)) for turn in turns]
     return first + [message for pair in pairs for message in pair]
 
 
 def read_conversations(row: Row, finder: Finder, origin: str) -> Record:
-    """Read a LLaVA or ShareGPT record."""
     messages = []
     for number, value in enumerate(items(need(row, "conversations", origin), "conversations", origin), start=1):
         keys = ("role", "content") if isinstance(value, dict) and "role" in value else ("from", "value")
@@ -226,7 +220,6 @@ class FromImages(NamedTuple):
 
 
 def read_messages(row: Row, finder: Finder, origin: str) -> Record:
-    """Read a record of messages, each with a text or with parts."""
     messages: list[Message] = []
     references: list[Any] = []
     for number, value in enumerate(items(need(row, "messages", origin), "messages", origin), start=1):
@@ -325,7 +318,6 @@ def _messages(system: str | None, turns: Sequence[Turn]) -> list[Row]:
 
 
 def read_alpaca(row: Row, finder: Finder, origin: str) -> Record:
-    """Read a record in LLaMA-Factory's Alpaca format."""
     instruction = text(need(row, "instruction", origin), "instruction", origin)
     is_open = finder.is_open(need(row, "output", origin))
     output = "" if is_open else finder.answer(row["output"], "output", origin)

@@ -5,23 +5,19 @@ A reference is a path, a `file://` URL, a `data:` URL in base64, or an object wi
 
 Design: paths are judged by their text, without accessing the disk. A relative path that leads out of the root keeps its
 `..`, which no other path has, and is never opened. An absolute path is taken as it is, as many formats use them, unless
-an image root was named: then absolute paths, too, must lie inside it. So naming a root confines records from elsewhere,
-and a relative path never reaches files outside the folder of the records.
+an image root was named: then it must lie inside the root. So a root confines records from elsewhere.
 
-Embedded bytes have no path. The caller may pass a function that stores them; training passes none, since it reads
-images by path in both phases, and the error names the command that extracts them. Bytes that are only stored are
-recognised by their first bytes, without Pillow, so broken images keep the suffix that they claim. URLs to other
-machines are refused: a training must not depend on what a server returns that day.
+Embedded bytes have no path. A caller may pass a function that stores them; training passes none, since it reads images
+by path in both phases. Stored bytes get the suffix of their first bytes, without Pillow, so broken images keep the one
+that they claim. URLs to other machines are refused: a training must not depend on what a server returns that day.
 
-The images of a record come before its first question, so that all questions about an image can share its tokens. A tag
-at the beginning of the first question means exactly that. A tag at its end is moved to the beginning, as LLaVA itself
-does. Anywhere else its position has a meaning that would be lost, and the record is refused.
+All questions about an image share its tokens, so images come before the first question. A tag at the beginning of that
+question means this; a tag at its end is moved there, as LLaVA does. Anywhere else the position has a meaning that would
+be lost, and the record is refused. Removing a tag removes one line break beside it, or spaces, so a question that
+begins with a line break can be written and read back.
 
-Marks are refused in every record format, so a record is never trained without the image that its text speaks of.
-`<image>` itself is a tag in formats that define it, and a word in the others.
-
-Removing a tag also removes one line break beside it, or spaces, so a question that itself begins with a line break can
-be written and read back.
+Marks are refused in every format, so no record is trained without the image that its text speaks of. `<image>` is a
+tag in formats that define it, and a word in the others.
 """
 
 from __future__ import annotations
@@ -50,7 +46,6 @@ from lookonce.errors import RecordsError
 from lookonce.text import count, one_line, shell
 
 SUFFIXES = ("jpg", "jpeg", "png", "gif", "bmp", "tif", "tiff", "webp")
-"""Files with these suffixes are images."""
 SIGNATURES = {
     b"\xff\xd8\xff": ".jpg",
     b"\x89PNG\r\n\x1a\n": ".png",

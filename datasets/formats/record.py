@@ -1,7 +1,7 @@
 """A record: its data classes, the usual names of its keys, and the checks that all record formats share.
 
-Design: a record that passes `check_record` can be tokenised, compared and written to any file, whatever its format was,
-so no command stops at it hours later. NaN and control characters pass: all files that lookonce writes can hold them.
+A record that passes `check_record` can be tokenised, compared and written to any file, whatever its format was. NaN and
+control characters pass.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ KEYS = {*IMAGE_NAMES, *IMAGE_ID_NAMES, *QUESTION_NAMES, *ANSWER_NAMES, *CONVERSA
 
 @dataclass(frozen=True)
 class Turn:
-    """One question and its answer."""
-
     question: str
     answer: str
 

@@ -6,21 +6,16 @@
     {"image_id": "a", "image_filename": "a.jpg", "question": "Is there text?", "answer": "yes", "stage": 1}
 
 Canonical can hold every record. Flat is one question about one image, and all other keys are metadata, so it is also
-the format of tables (CSV, parquet). Flat accepts the usual names of columns, `img_id` with a file of that name beside
-the records or in `images/` there, and a list under `answers`: its most frequent answer is trained on, and each of them
-is right. Texts are read unchanged: `<image>` in them is a word.
+the format of tables. Flat accepts the usual names of columns, `img_id` with a file of that name beside the records or
+in `images/` there, and a list under `answers`: its most frequent answer is trained on, and each of them is right.
 
-Design: the format of a file is recognised by the keys of its first record, and all other records must be of the same
-kind. So a file that changes its format halfway is detected, and no record needs a guess. Formats that differ only in
-how they are written are read as one kind: LLaVA and ShareGPT, the three kinds of messages, and the project's own two,
-which may be mixed in one file.
+Design: the keys of the first record tell the format of a file, and all other records must be of the same kind, so a
+file that changes its format halfway is an error. Formats that differ only in how they are written are of one kind:
+LLaVA and ShareGPT, the three kinds of messages, and the project's own two.
 
-Answers are text, because a model learns and is scored on text: 2 and 2.0 are different answers. So a number or a
-boolean is an error, unless the user asks to read it as text. The text is that of JSON: `true`, `false`, and for a
-number the shortest one that reads back as the same number. NaN and null are missing values and stay errors.
-
-Where the answer to the last question of a record may be unknown (`Finder.is_open`), it is empty. Earlier answers are
-part of the prompt and must be there.
+Answers are text: 2 and 2.0 are different answers. A number or a boolean is an error, unless the user asks to read it as
+the text that JSON has for it. NaN and null are missing values and stay errors. The answer to the last question of a
+record may be unknown (`Finder.is_open`), and is then empty; earlier answers are part of the prompt.
 """
 
 from __future__ import annotations
@@ -89,7 +84,6 @@ def read_canonical(row: Row, finder: Finder, origin: str) -> Record:
 
 
 def write_canonical(record: Record, images: list[str]) -> Row:
-    """Write all of a record."""
     turns = [{"question": turn.question, "answer": turn.answer} for turn in record.turns]
     return {"images": images, "turns": turns, "system": record.system, "metadata": dict(record.metadata)}
 
@@ -113,7 +107,6 @@ def read_flat(row: Row, finder: Finder, origin: str) -> Record:
 
 
 def first_of(row: Row, names: Sequence[str]) -> str | None:
-    """The first of some keys that a row has."""
     return next((name for name in names if name in row), None)
 
 
@@ -218,7 +211,6 @@ def checked(record: Record) -> Record:
 
 
 def format_of(row: Row) -> FormatName | None:
-    """Return the format of a record, recognised by its keys, or None."""
     if "turns" in row:
         return "canonical"
     if "question" in row and "image_filename" in row:

@@ -1,8 +1,7 @@
 """Dataset definitions: one YAML file says where a dataset is, what its columns mean, how it is cleaned and split.
 
-Every key of such a file is below, with its meaning and its default; `datasets/README.md` shows how to write one.
-Unknown keys are refused, so that a misspelt one is not silently ignored. The defaults are those of a dataset with the
-columns `question`, `answer` and `image`.
+Every key is below, with its meaning and its default; `datasets/README.md` shows how to write one. The defaults are
+those of a dataset with the columns `question`, `answer` and `image`.
 """
 
 from __future__ import annotations

@@ -1,26 +1,23 @@
 """Rows, each one question about one image, before they become records: rules that clean them, duplicates, and splits.
 
-Design: the texts of a row may be empty or "nan", because rules must see that; those of a record may not. A row is
-immutable and keeps its original texts, so that every change by a rule can be traced.
+The texts of a row may be empty or "nan", because rules must see that. A row is immutable and keeps its original texts,
+so every change by a rule can be traced.
 
-Rules: a dataset definition lists its rules, and they are applied in that order and counted. A rule is a small pure
-function: it either leaves a row out or changes its question or its answer, and sees no other row. Labels are separated
-by semicolons: "pink; red" has two. Equal labels are never merged, because "<5mm; <5mm" are two polyps.
+Rules are applied in the order of the definition, and counted. A rule is a pure function of one row. Labels are
+separated by semicolons: "pink; red" has two. Equal labels are never merged, because "<5mm; <5mm" are two polyps.
 
 Duplicates: rows are identical if the image's bytes, the question and the answer are, after the rules; one of them is
-kept under every policy. If the answers differ (Kvasir-VQA has a row for each polyp), `merge` makes one record with all
-answers as references: the first is trained on, and an evaluation accepts each. `keep` makes one record per answer.
-`drop` leaves all of them out, since it is unknown which is right.
+kept. If the answers differ (Kvasir-VQA has a row for each polyp), `merge` makes one record with all answers as
+references, `keep` one record per answer, and `drop` none.
 
 Splits: image families are split, never questions. A family is all images that could reveal each other: files with the
-same bytes whatever their names, files with the same name in the dataset whatever their bytes, and images with the same
-value of a column that is to stay together (the frames of one video). Families are sorted by their smallest image name,
-or by key if the dataset has no names, shuffled by a seeded generator, and assigned: the first to val, the next to test,
-the rest to train. So a split depends on the seed and on the images, not on the order of the rows or on the file format
-of the source, although re-saved files have other bytes. It is the same on every machine and with every version of
-Python: a text as seed goes through sha512. Numbers are exact: 6,500 images are 4,550, 975 and 975. It is not the split
-that others have drawn with the same seed from another order. To use theirs, give lists of names. A leak is an image of
-val or test whose family is also in train; it is measured for every split.
+same bytes, files with the same name in the dataset, and images with the same value of a column that is to stay together
+(the frames of one video). Families are sorted by their smallest image name, or by key if the dataset has no names,
+shuffled by a seeded generator, and assigned: the first to val, the next to test, the rest to train. So a split depends
+on the seed and on the images alone, not on the order of the rows or on the file format of the source, although re-saved
+files have other bytes. It is the same on every machine and with every version of Python: a text as seed goes through
+sha512. Shares are exact: 6,500 images are 4,550, 975 and 975. A leak is an image of val or test whose family is also in
+train; it is measured for every split.
 """
 
 from __future__ import annotations

@@ -3,17 +3,13 @@
 Design: the texts of all rows are in memory, and no image. Parquet files of Kvasir-VQA's shape (61,177 rows, 6,500
 images, 1.57 GB) take 45 s and 0.37 GB on two shared cores, mostly for pyarrow to decode 15 GB of repeated images and
 for the disk; 159,549 rows about 6,449 image files take 45 s and 0.57 GB. The report is written last and marks the
-dataset as complete: after an interruption the same command begins again, and removes what was written before. A folder
-belongs to one preparation: a complete one with another definition, source or options is refused.
+dataset as complete: after an interruption the same command begins again, and ends with the same bytes, because nothing
+in the report depends on the time or the machine.
 
-Rows are split before duplicates are joined, so that an official split by question never merges a training row with a
-test row. The split is drawn from all images that were read, whatever the rules leave of their questions, so that a
-change of rules does not change the split. If a record was changed, its metadata has the texts before the rules as
-`original`: the question and the answer of each row that it was made of.
-
-The report is `report.json`, and a table that is printed. Rows that were read equal
-the records plus the rows left out, each for one reason; a test checks the sum. Nothing in the report depends on the
-time or the machine, so a preparation that was interrupted and run again ends with the same bytes.
+Rows are split before duplicates are joined, so an official split by question never merges a training row with a test
+row. The split is drawn from all images that were read, so a change of rules does not change it. A changed record has
+the texts before the rules as `original` in its metadata. Rows that were read equal the records plus the rows left out,
+each for one reason; a test checks the sum.
 """
 
 from __future__ import annotations
@@ -62,7 +58,6 @@ VERSION = 2
 NUM_SHOWN = 5
 """How many reasons for missing images are listed."""
 IMAGES = "images"
-"""The folder of the images beside the records."""
 Lists = Mapping[str, Sequence[str]]
 """Names of images by part."""
 LISTS = TypeAdapter(dict[Literal["train", "val", "test"], list[str]])
@@ -91,8 +86,6 @@ DEFAULTS = Options()
 
 @dataclass(frozen=True)
 class Prepared:
-    """A complete dataset."""
-
     folder: Path
     report: dict[str, Any]
     is_new: bool
@@ -142,11 +135,7 @@ def prepare(name: str, folder: Path, options: Options = DEFAULTS, notify: Notify
 
 
 def find_complete(folder: Path, settings: dict[str, Any]) -> Prepared | None:
-    """The complete dataset that the folder holds; None if it holds none.
-
-    Raises:
-        UsageError: it has other settings, or its report is damaged; names the keys that differ.
-    """
+    """The complete dataset in a folder, or None; raises UsageError if its settings differ, or it is damaged."""
     if not (folder / REPORT).exists():
         return None
     report = read_object(folder / REPORT)
@@ -196,11 +185,7 @@ def open_source(definition: Definition, options: Options, notify: Notify) -> Sou
 
 
 def read_lists(split: str | None) -> Lists | None:
-    """Image names by part, from the file that --split names; None if it does not name a file.
-
-    Raises:
-        UsageError: the file does not hold such lists, or an image is in two of them.
-    """
+    """Image names by part, from the file that --split names, or None; raises UsageError if it is wrong."""
     if split in (None, "image", "official"):
         return None
     try:

@@ -1,19 +1,18 @@
 """From the files of a dataset, at a path or downloaded from the Hub, to rows with images.
 
-Files are parquet, CSV, JSON or JSONL. The file format is the first of `FORMATS` that a folder has, so users need not
-name it. A source is identified by the names and sizes of its files. Values are strict, as records are: an error names
-file and line.
+Files are parquet, CSV, JSON or JSONL: of the first of `FORMATS` that a folder has. A source is identified by the names
+and sizes of its files.
 
 Design: one pass. An embedded image is written when its row is read; image files are found by their rows and read once,
-after all rows. A row whose image is not found is kept with the reason, so that it is counted like all others. Nothing
-is decoded: images are written byte for byte, broken ones too, which `lookonce data audit` and the cache name.
+after all rows. A row whose image is not found is kept with the reason, so that it is counted. Nothing is decoded:
+images are written byte for byte, broken ones too, which `lookonce data audit` and the cache name.
 
-Images with the same bytes are one image. Its file has the name that the dataset has for it, so that people find it; if
-that is taken, the first digits of the key are added.
+Images with the same bytes are one image. Its file has the dataset's name for it; if that is taken, the first digits of
+the key are added.
 
-An image that is not embedded is a file, or a path into a tar or parquet file. Each pattern of the dataset definition
-is tried in the image root if there is one, and in the source's folder, until a file is found. A name that leads out of
-the folder is ignored, since a file of questions should not decide what is opened.
+An image that is not embedded is a file, or a path into a tar or parquet file. Each pattern of the definition is tried
+in the image root if there is one, and in the source's folder. A name that leads out of the folder is ignored: a file of
+questions must not decide what is opened.
 """
 
 from __future__ import annotations
@@ -63,7 +62,6 @@ class RawRow:
 
     values: dict[str, Any]
     image: bytes | None
-    """The embedded image."""
     origin: str
 
 
@@ -222,7 +220,6 @@ class ImageStore:
         return self._stored[key]
 
     def finish(self) -> None:
-        """Wait until all images are on the disk."""
         while self._writing:
             self._writing.popleft().result()
         flush(self.folder)
@@ -337,5 +334,4 @@ def _required(raw: RawRow, names: Sequence[str], key: str) -> Any:
 
 
 def _stem(row: Row, file_name: str) -> str:
-    """The preferred file name of a row's image."""
     return (row.image_id or file_name).rpartition("/")[2]

@@ -1,14 +1,11 @@
 """A model with random weights as an ordinary model folder: a tiny one to train, or real sizes to measure speed.
 
 Design: weights are drawn with variance 1/fan_in, so that every layer keeps the scale of its input. transformers' own
-initialisation (0.02 everywhere) shrinks a tiny tower's output until nothing can be learned from it. Stock transformers,
-PEFT and lookonce all load the folder like any model of the family. The real sizes have the shapes of the published
-configurations with random weights, which is enough to measure speed.
+initialisation (0.02 everywhere) shrinks a tiny tower's output until nothing can be learned from it. The real sizes have
+the shapes of the published configurations.
 
-The tokenizer is a byte-level BPE trained on the sample's own questions and answers, so that a word is about one token
-and sequences stay short; any other text is encoded byte by byte. Its normaliser, its pattern, its decoder and its
-special tokens are those of Qwen's tokenizers, which also have tokens that are not special, such as `<think>`, and its
-chat template has the same structure. The code that turns records into tokens is the same for both.
+The tokenizer is a byte-level BPE trained on the sample's own questions and answers, so a word is about one token. Its
+normaliser, pattern, decoder, special tokens and the structure of its chat template are those of Qwen's tokenizers.
 """
 
 from __future__ import annotations
@@ -76,7 +73,6 @@ def write_tokenizer(folder: Path) -> dict[str, int]:
 
 
 def _corpus() -> list[str]:
-    """Return all words of the sample's conversations."""
     rows, columns = ("upper", "center", "lower"), ("left", "center", "right")
     cells = [f"{row}-{column}; center" for row, column in itertools.product(rows, columns)]
     lesions = [f"{lesion.color} {lesion.size} {lesion.paris_type}" for lesion in LESIONS]

@@ -3,27 +3,24 @@
 Design: a frame is a small set of facts (`Scene`). `draw` turns it into pixels, and `ask` and `ask_in_stages` into
 questions and answers, so every answer is true of its image by construction. Facts come from shuffled cycles of values
 and not from independent draws: among about forty informative frames, independent draws correlate attributes by chance
-so much that a model learns the wrong one. The cost is that frames vary less than real ones; they are for trials, not
-for research.
+so much that a model learns the wrong one. Frames vary less than real ones; they are for trials, not for research.
 
 The number of questions per image, their wording and their answers follow Kvasir-VQA
 (https://arxiv.org/abs/2409.01437), with the misspelt "instrumnets" corrected: 38 % of the images have one question,
 28 % have seventeen, and the mean is 9.2. Several labels are joined by "; " in alphabetical order, as in the cleaned
 dataset.
 
-With stages, each question is about every frame: what is seen, what follows from it, what follows next. An answer of
-stage 2 follows from two answers of stage 1, and that of stage 3 from both of stage 2. The four facts of a frame are
-drawn independently, and neither of two answers alone tells anything about what follows from both. So what a study of
-this sample must find is known: a model that is shown the earlier answers has 4 cases to learn for stage 3, and one that
-sees the frame alone has 16, too many for the 46 frames that it is trained on; no order of the questions can help. The
-facts are those that the tiny model sees well, since a wrong answer leads to the next. Half of the frames are in the
-test, so that differences are beyond chance. Protocols, classes and forms are made up and have no meaning in endoscopy.
+With stages, each question is about every frame. An answer of stage 2 follows from two answers of stage 1, and that of
+stage 3 from both of stage 2. The four facts of a frame are independent, and neither of two answers alone tells anything
+about what follows from both. So the result of a study is known: a model that is shown the earlier answers has 4 cases
+to learn for stage 3, and one that sees the frame alone has 16, too many for 46 training frames. The facts are those
+that the tiny model sees well. Half of the frames are in the test, so that differences are beyond chance. Protocols,
+classes and forms are made up and have no meaning in endoscopy.
 
-For measurements, frames have the sizes of a real dataset, stratified and not drawn. The few large images of Kvasir-VQA
-have many of its tokens. If sizes are drawn for some dozens of frames, chance makes the mean number of tokens per
-question anything from 390 to 710, and two such samples are not the same amount of work. So every split of a sample has
-each size in its exact share, as far as the number of frames allows, both among frames with few questions and among
-frames with many.
+For measurements, frames have the sizes of a real dataset, stratified and not drawn: the few large images of Kvasir-VQA
+have many of its tokens, and chance would make the mean number of tokens per question anything from 390 to 710. Every
+split has each size in its exact share, as far as the number of frames allows, both among frames with few questions and
+among frames with many.
 
 Colours are stronger than in real frames. A frozen tower with random weights keeps little but colour and position; with
 realistic contrast the tiny model learned nothing from forty frames (LOG.md).
@@ -47,7 +44,6 @@ DEFAULT_SEED = 3
 with clearer results (LOG.md lists them all)."""
 
 NUM_IMAGES = 64
-"""The number of distinct frames in the sample."""
 
 SIZES = ((311, 265), (360, 288), (384, 288), (640, 512), (960, 536))
 """The most frequent image sizes of Kvasir-VQA, (width, height), at half their scale."""
@@ -292,7 +288,6 @@ GOLDEN_RATIO = (5**0.5 - 1) / 2
 (https://en.wikipedia.org/wiki/Low-discrepancy_sequence#Additive_recurrence)."""
 
 FrameSize = tuple[int, int]
-"""The width and height of a frame."""
 KVASIR_SIZES: list[FrameSize] = [size for size, share in KVASIR_SHARES.items() for _ in range(share)]
 
 

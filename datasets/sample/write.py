@@ -1,12 +1,10 @@
 """Write the sample: frames, records split by image, a model to try everything with, and a run file that trains it.
 
-Design: the same seed gives the same bytes (with the same library versions). The split is by image, and is drawn within
-each kind of frame, so that all three splits have some of each. Two frames have a copy under another name, as in real
-datasets; a copy is in the split of its original.
+Design: the same seed gives the same bytes (with the same library versions). The split is by image, and drawn within
+each kind of frame. Two frames have a copy under another name, as in real datasets, in the split of their original.
 
 The run file is that of `experiments/`, with the sample's folder in place of theirs: `run.yaml` and `staged.yaml` beside
-this module are links to these, which become files in a wheel. Paths of a run file begin where a command runs; so do
-those of this one, where the sample was written.
+this module are links to these, which become files in a wheel. Its paths begin where the sample was written.
 """
 
 from __future__ import annotations
@@ -57,7 +55,6 @@ HEADER = "# The sample in this folder, for a tiny model on any CPU. Every key: d
 
 
 def run_file(folder: Path, stages: bool) -> str:
-    """The text of the run file of the sample in `folder`."""
     text = Path(__file__).with_name("staged.yaml" if stages else RUN_FILE).read_text()
     text = re.sub(r"\A(#.*\n)+", HEADER, text)
     text = re.sub(r"data/\w+/(\S+)", lambda path: in_yaml(folder / path[1]), text)
@@ -75,8 +72,6 @@ SIZED_JPEG_QUALITY = 98
 
 @dataclass(frozen=True)
 class SampleReport:
-    """What `write_sample` made."""
-
     folder: Path
     num_files: int
     num_images: int
@@ -217,7 +212,6 @@ def _write_copies(images: Path, scenes: list[tuple[int, Scene]]) -> list[tuple[P
 
 
 def _records(path: Path, scene: Scene, stages: bool) -> list[Record]:
-    """The records of a frame, each with one question."""
     metadata = {"image_id": path.stem, "source": scene.kind}
     questions = ask_in_stages(scene) if stages else [(*pair, None) for pair in ask(scene)]
     return [
