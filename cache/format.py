@@ -1,14 +1,12 @@
 """The format of a cache: its version, how features are stored, and the header of a safetensors file. Imports no torch.
 
-Features are stored unchanged, or quantized to 8 bits with a scale for each token and level. fp8_e4m3 has 4 bits of
-exponent and 3 of mantissa, and its largest value is 448. The vector of each token and level is divided by a scale of
-its own that maps its largest absolute value to 448. This takes half the bytes of bfloat16, with a relative error of
-about 2.6 % of a vector's length. Logits and LoRA gradients then differ from those of float32 by 0.9 and 1.0 %; with
-bfloat16 by 0.4 % (`benchmarks/fp8_2026-11-20.md`).
+Features are stored unchanged, or as fp8_e4m3: 8 bits, 4 of exponent and 3 of mantissa, up to 448. The vector of each
+token and level is divided by a scale of its own that maps its largest absolute value to 448, because the outlier tokens
+of a tower would cost all other tokens their precision. This takes half the bytes of bfloat16, with a relative error of
+about 2.6 % of a vector's length (`benchmarks/fp8_2026-11-20.md`).
 
-Design: scales are per token because the outlier tokens of a tower would cost all other tokens their precision. Headers
-are read here where the tensors are wanted without the library, which maps whole files. The length of a header is the
-file's own claim, and is bounded as in the library (https://github.com/safetensors/safetensors, MAX_HEADER_SIZE).
+Headers are read here where the tensors are wanted without the library, which maps whole files. The length of a header
+is the file's own claim, and bounded as in the library (https://github.com/safetensors/safetensors, MAX_HEADER_SIZE).
 Features are `[num_tokens, num_levels, hidden]`, scales `[num_tokens, num_levels]`.
 """
 
@@ -77,7 +75,6 @@ class Storage:
     compute_name: str
     stored_name: str
     stored_bytes: int
-    """The bytes of one stored value."""
     code: str
     """The name of the stored dtype in a safetensors header."""
 

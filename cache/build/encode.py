@@ -2,18 +2,18 @@
 
 Design: a shard's images are sorted by size and cut into tower batches of at most `Tower.tokens_per_tower_batch` tokens,
 so the images of a batch have about the same size and the GPU is full. The plan alone decides which images share a
-batch, so on the same hardware a shard has the same bits whichever worker builds it. On a CPU each image is encoded
-alone. Three things overlap: decoding of the next batches, those of the next shard included; the tower; the copy of its
-output to pinned memory, from which it is written.
+batch, so on the same hardware a shard has the same bits whichever worker builds it. Three things overlap: decoding of
+the next batches, those of the next shard included; the tower; the copy of its output to pinned memory, from which it is
+written.
 
 PyTorch's DataLoader decodes; one item is all images of one tower batch, joined in one block of shared memory, which is
-pinned on the way. For a GPU, worker processes decode. Threads would be as fast, but would hold Python's lock so often
-that the thread that launches kernels, hundreds a tower batch, mostly waits (8B: 200 ms to launch a tower batch of
-170 ms, with 8 decoding threads). On a CPU the tower needs the cores, so images are decoded when the tower needs them.
+pinned on the way. For a GPU, worker processes decode: threads would hold Python's lock so often that the thread that
+launches kernels, hundreds a tower batch, mostly waits (8B: 200 ms to launch a tower batch of 170 ms, with 8 decoding
+threads). On a CPU the tower needs the cores, so images are decoded when the tower needs them, and encoded one by one.
 
-An image that cannot be read or decoded is left out and the others continue. One that cannot be *read*, because its file
-is missing or changed since it was hashed, may be readable for the next build; one that cannot be *decoded* will not. If
-most images of a shard cannot be read, the disk is suspected and the build stops.
+An image that cannot be read or decoded is left out. One that cannot be *read*, because its file is missing or changed
+since it was hashed, may be readable for the next build; one that cannot be *decoded* will not. If most images of a
+shard cannot be read, the disk is suspected and the build stops.
 """
 
 from __future__ import annotations
@@ -165,7 +165,6 @@ class DecodeAhead:
         return iter(self._requests)
 
     def close(self) -> None:
-        """Stop the decoding processes."""
         iterator = self._loader._iterator
         if iterator is not None and hasattr(iterator, "_shutdown_workers"):
             iterator._shutdown_workers()
@@ -179,12 +178,9 @@ class EncodedBatch:
     images: list[StoredImage] = field(default_factory=list)
     failed: dict[str, Failure] = field(default_factory=dict)
     is_last: bool = True
-    """Whether this is the last batch of its shard."""
 
 
 class Encoder:
-    """Encodes the images of shards."""
-
     def __init__(
         self,
         files: Mapping[str, Path],
@@ -202,7 +198,6 @@ class Encoder:
         """Images of the current shard that could not be read."""
 
     def close(self) -> None:
-        """Stop the decoding processes."""
         self._decoder.close()
 
     def run(self, shards: Iterable[Shard]) -> Iterator[EncodedBatch]:
@@ -282,7 +277,6 @@ class _BatchOnDevice:
             self._copied = stream.record_event()
 
     def wait(self) -> EncodedBatch:
-        """Wait for the copy and return the encoded images."""
         encoded = EncodedBatch(self._shard, [], dict(self._decoded.failed), self._is_last)
         if not self._decoded.images:
             return encoded
@@ -311,7 +305,6 @@ class ImageFeatures:
 
     @classmethod
     def of(cls, tensors: Sequence[torch.Tensor], grid: Grid, fingerprint: Fingerprint) -> ImageFeatures:
-        """The features that are stored in these tensors."""
         return cls(fingerprint.storage.dequantize(*tensors).cpu(), grid)
 
 

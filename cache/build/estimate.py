@@ -1,8 +1,7 @@
 """What a cache will cost before it is built: the estimate behind `cache plan`.
 
-Design: sizes come from image headers, times from a pilot: a few images of all sizes are decoded, encoded and written
-next to the future cache, and removed. Nothing is extrapolated from data sheets. The pilot costs loading the tower and
-some seconds.
+Sizes come from image headers, times from a pilot: a few images of all sizes are decoded, encoded and written next to
+the future cache, and removed. The pilot costs loading the tower and some seconds.
 """
 
 from __future__ import annotations
@@ -48,14 +47,11 @@ class Pilot:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a build will do and cost."""
-
     folder: Path
     num_files: int
     num_images: int
     """Number of distinct images, without variants."""
     num_variants: int
-    """Number of variants of images (`cache.augment`)."""
     num_unusable: int
     """Number of files that cannot be read."""
     num_done: int
@@ -63,16 +59,13 @@ class Estimate:
     num_tokens: int
     """Tokens of all distinct images and variants; the features are this many vectors for each level."""
     mean_tokens: float
-    """Tokens of an image."""
     max_tokens: int
     num_bytes: int
     """Bytes of the features of all these images, in the dtype of the run file."""
     variant_bytes: int
-    """Bytes of those that are variants."""
     bytes_by_dtype: dict[str, int]
     missing_bytes: int
     num_new_shards: int
-    """Number of shards that are still to be built."""
     free_bytes: int
     epoch_bytes: int
     """Bytes read in an epoch if every question reads its images."""

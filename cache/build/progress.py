@@ -3,8 +3,7 @@
 Design: several workers may find at once that the plan lacks images. Each makes the same extension from the same plan;
 the first to write its file wins, the others read the plan again. A worker does not hash files that the plan names (a
 hundred workers would read the whole dataset a hundred times): the plan has their keys, and the bytes are compared with
-the key when the image is encoded. A file whose stamp has changed since it was planned is hashed again, so that an
-edited image does not count as done.
+the key when the image is encoded. A file whose stamp has changed since it was planned is hashed again.
 
 Progress (`lookonce status`) is read from receipts and claims; no process is asked. The rate counts the shards that all
 workers finished in the last hour, and is 0 if no worker is alive. A worker is slow if it has had its shard for `SLOW`
@@ -240,7 +239,6 @@ class StatusReport:
 
 
 def workers_table(workers: list[WorkerStatus]) -> str:
-    """A table of workers, one a line."""
     lines = [
         (
             f"{work.worker} ({work.state})" if work.state else work.worker,

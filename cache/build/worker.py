@@ -1,13 +1,12 @@
 """Build a cache: plan it, then build each unfinished shard, beside any number of other workers; report what was done.
 
 Design: the unit of work is a shard, and there is no coordinator. Every worker reads the plan, claims a shard, encodes
-and writes it, writes its receipt, and claims the next. Each starts at a different shard, so they seldom want the same
-one. When nothing is left to claim, a worker waits for the others and takes over from any that dies, so the cache is
-completed as long as one worker lives. A killed worker loses its current shard and at most `MAX_ON_DEVICE` tower batches
-of the next one.
+and writes it, writes its receipt, and claims the next. Each starts at a different shard. A worker with nothing left to
+claim waits for the others and takes over from any that dies. A killed worker loses its current shard and at most
+`MAX_ON_DEVICE` tower batches of the next one.
 
 SIGUSR1 announces a stop (`--signal=B:USR1@120`), so the current shard is finished first. SIGTERM means that a kill
-follows within seconds, so the current shard is dropped. A second signal of either kind drops it too.
+follows within seconds, so the current shard is dropped; so does a second signal of either kind.
 """
 
 from __future__ import annotations
@@ -237,7 +236,6 @@ class _Build:
         )
 
     def bytes_left(self) -> int:
-        """Bytes of the unfinished shards."""
         return self._bytes(self._unfinished())
 
     def _build_all(self) -> None:
@@ -282,7 +280,6 @@ class _Build:
             yield shard
 
     def _write_shards(self, encoded: Iterator[EncodedBatch]) -> None:
-        """Write encoded batches, shard by shard."""
         for batch in encoded:
             shard = batch.shard
             with ShardWriter(self.folder, shard.name, self.fingerprint, len(shard.images), self._stopwatch) as writer:

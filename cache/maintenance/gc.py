@@ -1,10 +1,9 @@
 """List caches, the runs that use them and what killed processes left; delete leftovers or a whole cache (`cache gc`).
 
-Design: nothing is deleted without `--delete`, and a whole cache only by its name. A leftover is a file that no reader
-and no build can ever need (../store/claims.py). Our files are recognised by name alone, which also works for caches
-that are damaged or of another version. Other files are listed and never touched: a cache is deleted one known file
-after another, and its folder only once it is empty. Receipts are deleted first and the manifest last, so an interrupted
-deletion leaves no shard that looks finished, and can be resumed.
+Design: nothing is deleted without `--delete`, and a whole cache only by its name. Our files are recognised by name
+alone, which also works for caches that are damaged or of another version. Other files are listed and never touched: a
+cache is deleted one known file after another, and its folder only once it is empty. Receipts are deleted first and the
+manifest last, so an interrupted deletion leaves no shard that looks finished, and can be resumed.
 """
 
 from __future__ import annotations
@@ -76,8 +75,6 @@ class Leftover:
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """A cache as a whole."""
-
     id: str
     folder: Path
     model: str
@@ -130,7 +127,6 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 def cache_info(folder: Path, expiry_s: float = EXPIRY_S) -> CacheInfo:
-    """Describe a cache."""
     manifest = _manifest(folder)
     provenance, fingerprint = dict(manifest.get("provenance") or {}), dict(manifest["fingerprint"])
     files = {path: path.lstat().st_size for path in files_below(folder)}
@@ -264,11 +260,7 @@ def list_caches(root: Path, expiry_s: float) -> GarbageReport:
 
 
 def delete_leftovers(cache: CacheInfo, expiry_s: float = EXPIRY_S) -> list[Leftover]:
-    """Delete what are still leftovers of a cache; returns the deleted ones.
-
-    Raises:
-        CacheError: another process uses the cache.
-    """
+    """Delete what are still leftovers of a cache, and return them; raises CacheError if it is in use."""
     deleted: list[Leftover] = []
     if cache.leftovers:
         with owning(cache.folder, COMMAND, expiry_s) as check_owned:

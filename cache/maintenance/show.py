@@ -1,7 +1,7 @@
 """Everything that a cache knows about one image: the report behind `cache show`.
 
-The image is named by its file, its key, or the first digits of its key. Norms and peaks of the features are those that
-the receipt has, computed when the image was encoded; the checksum shows whether the bytes are still the same.
+Norms and peaks of the features are those that the receipt has, computed when the image was encoded; the checksum shows
+whether the bytes are still the same.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ SHEET_PIXELS, SHEET_GAP = 320, 4
 
 @dataclass(frozen=True)
 class ShowReport:
-    """What a cache knows about an image."""
-
     key: str
     state: Literal["encoded", "quarantined", "planned"]
     files: list[str]
@@ -56,7 +54,6 @@ class ShowReport:
     norms: tuple[float, ...] = ()
     """The mean length of a token's vector, for each level; none in a receipt that was restored from its shard."""
     peaks: tuple[float, ...] = ()
-    """The largest absolute value, for each level."""
 
     def text(self) -> str:
         state = {
@@ -83,11 +80,7 @@ class ShowReport:
 
 
 def show(cache: VisionCache, name: str) -> ShowReport:
-    """Describe the image `name`: a file, a key, or the first digits of a key.
-
-    Raises:
-        UsageError: the cache knows no such image, or several.
-    """
+    """Describe an image: a file, a key, or its first digits; raises UsageError if there is none, or several."""
     plan = read_plan(cache.folder)
     key = find(cache, plan, name)
     files = list(dict.fromkeys(file for image in plan.images if image.key == key for file in image.files))
@@ -106,11 +99,7 @@ def show(cache: VisionCache, name: str) -> ShowReport:
 
 
 def find(cache: VisionCache, plan: Plan, name: str) -> str:
-    """The key of the image `name`.
-
-    Raises:
-        UsageError: the cache knows no such image, or several; the message names some of these.
-    """
+    """The key of the image `name`; raises UsageError if the cache knows no such image, or several, and names some."""
     file_of = {image.key: image.files[0] if image.files else "" for image in plan.images}
     digits = name.lower()
     if re.fullmatch(f"[0-9a-f]{{{MIN_DIGITS},64}}", digits) and not Path(name).is_file():
@@ -142,11 +131,7 @@ def variants_of(cache: VisionCache, plan: Plan, key: str) -> list[str]:
 
 
 def contact_sheet(path: Path, augment: Augment) -> Image.Image:
-    """The variants of an image file side by side, row by row; the first is the image itself.
-
-    Raises:
-        ImageError: the file is not an image that can be read.
-    """
+    """The image and its variants side by side, row by row; raises ImageError if the file is not an image."""
     data = read_bytes(path)
     picture = on_white(decode(data, path))
     pictures = [picture, *(variant.picture(picture) for variant in augment.of(bytes_key(data)))]

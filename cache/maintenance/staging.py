@@ -1,10 +1,8 @@
 """Copy a cache to a nearer disk, shard by shard, and check every byte on the way.
 
-Design: a training reads its images in random order, epoch after epoch; from a node's own disk, only the first time
-costs network traffic. Each shard is read once and its checksums are compared during the copy. It gets its receipt only
-when it is complete on the target disk, so an interrupted staging can be resumed, and a staged cache opens like any
-other. One process of a node copies; a second one into the same folder is refused. The source is only read, so it may be
-on a read-only disk.
+Design: each shard is read once and its checksums are compared during the copy. It gets its receipt only when it is
+complete on the target disk, so an interrupted staging can be resumed, and a staged cache opens like any other. One
+process of a node copies; a second one into the same folder is refused. The source may be on a read-only disk.
 """
 
 from __future__ import annotations
@@ -157,11 +155,7 @@ def is_staged(source: Path, folder: Path, name: str, num_bytes: int) -> bool:
 
 
 def copy_small_files(source: Path, folder: Path, fingerprint: Fingerprint) -> None:
-    """Copy manifest, plan and quarantine, the manifest first.
-
-    Raises:
-        CacheMismatch: the folder holds another cache.
-    """
+    """Copy manifest, plan and quarantine; raises CacheMismatch if the folder holds another cache."""
     if not create_text(folder / MANIFEST, (source / MANIFEST).read_text()):
         check_fingerprint(folder, read_manifest(folder), fingerprint)
     for path in plan_files(source):

@@ -1,18 +1,16 @@
 """Compare a cache with its checksums (`cache verify`), and remove what is damaged (`cache repair`).
 
-Design: everything in a cache folder that features depend on has a checksum (../FORMAT.md): a shard is a header followed
-by images without gaps, each with its checksum, so a flipped bit is traced to its image. `quick` reads receipts, headers
-and file sizes: it finds lost, truncated and swapped files, in seconds for 10,000 shards. `full` reads every byte, as
-fast as the disk allows. All problems are reported, not only the first. Files are read with `pread` in blocks, on
-several threads: memory is bounded whatever the size of an image, and network filesystems are fastest with large
-requests. A broken index is not damage: readers use the receipts instead.
+Design: a shard is a header followed by images without gaps, each with its checksum (../FORMAT.md), so a flipped bit is
+traced to its image. `quick` reads receipts, headers and file sizes: it finds lost, truncated and swapped files, in
+seconds for 10,000 shards. `full` reads every byte, with `pread` in large blocks, on several threads: memory is bounded
+whatever the size of an image, and network filesystems are fastest so. A broken index is not damage: readers use the
+receipts instead.
 
 One rule repairs all damage: what is damaged is removed, and the next build writes it again. A broken manifest is
 written again from the run's fingerprint; a broken plan file is removed with those after it, and a damaged shard with
 its receipt. A shard is removed only after each of its images was found again, with the right bytes, in the files of the
-run or in those that the plan names, or in other shards. A repair owns the cache: it is refused while another process
-uses it. The receipt is removed last, so an interrupted repair leaves a receipt without its shard, which the next one
-finds.
+run or in those that the plan names, or in other shards. The receipt is removed last, so an interrupted repair leaves a
+receipt without its shard, which the next one finds.
 """
 
 from __future__ import annotations
@@ -133,16 +131,11 @@ class VerifyReport:
 
     @property
     def damaged(self) -> list[str]:
-        """The shards with problems."""
         return list(dict.fromkeys(problem.shard for problem in self.problems if problem.shard))
 
 
 def verify(folder: Path, level: Level = "full") -> VerifyReport:
-    """Compare a cache with its checksums; never writes to it.
-
-    Raises:
-        CacheError: the folder is not a cache, or has a format that this version does not read.
-    """
+    """Compare a cache with its checksums; raises CacheError if it is not a cache, or of a format that is not read."""
     start = time.perf_counter()
     fingerprint, problems = check_manifest(folder)
     names = finished_shards(folder)
@@ -246,11 +239,7 @@ class Unreadable(OSError):
 
 
 def checksum(file: BinaryIO, region: Entry, on_block: OnBlock) -> str:
-    """The xxh3_64 of the bytes in a region, as far as the file reaches.
-
-    Raises:
-        Unreadable: they cannot be read.
-    """
+    """The xxh3_64 of the bytes in a region, as far as the file reaches; raises Unreadable if they cannot be read."""
     digest = xxhash.xxh3_64()
     offset, end = region.offset, region.offset + region.size_bytes
     while offset < end:

@@ -1,8 +1,7 @@
 """A model folder: its path, its configuration, and its tensors, read or described by name.
 
 Design: tensors are read straight from the safetensors files, so the cache phase never loads the language model and
-training can hash the tower without building it. A local folder is used as it is; any other name of the form
-`owner/name` is a model on the Hugging Face Hub (hub.py).
+training can hash the tower without building it.
 
 transformers joins the tensors of a layer's experts as it loads them. If some are missing or have other shapes, it fails
 without their names, or names the joined tensor alone. So names and shapes are compared here, from the headers of the
@@ -93,11 +92,7 @@ class ModelFolder:
         threading.Thread(target=read, name="read weights ahead", daemon=True).start()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of all tensors, those of the language model too, by name.
-
-        Raises:
-            ModelError: a file of the model folder is missing or broken.
-        """
+        """The shapes of all tensors, the language model's too; raises ModelError if a file is missing or broken."""
         shapes: dict[str, tuple[int, ...]] = {}
         for path in weight_files(self.folder):
             with open_tensors(path) as file:

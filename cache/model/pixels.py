@@ -4,9 +4,9 @@ Design: the settings and the resizing are those of transformers' Qwen2VLImagePro
 pixels to normalised patches, runs on the tower's device (`Patcher`): a quarter of the bytes are copied there and the
 CPU does no float arithmetic. A normalised value depends only on the channel and on one of 256 pixel values, so it is
 looked up in a table that the stock processor itself has filled: the same bits on every device.
+
 The processor's two backends (PIL and torchvision) resize slightly differently, so the backend is part of the
-fingerprint. PIL is the default: it gives the same result on every machine and needs no torchvision. With either, files
-are decoded by Pillow, as transformers' `load_image` does it: EXIF rotation applied, then converted to RGB.
+fingerprint. PIL is the default: it gives the same result on every machine. With either, Pillow decodes the files.
 """
 
 from __future__ import annotations
@@ -77,11 +77,7 @@ class ImageProcessor:
         return output["pixel_values"], (grid_t, grid_h, grid_w)
 
     def read(self, path: Path) -> tuple[torch.Tensor, Grid]:
-        """The patches and the grid of an image file.
-
-        Raises:
-            ImageError: the file cannot be read or decoded, or the processor does not accept its shape.
-        """
+        """The patches and the grid of an image file; raises ImageError if it cannot be read, decoded or resized."""
         image = decode(read_bytes(path), path)
         try:
             return self(image)
@@ -89,11 +85,7 @@ class ImageProcessor:
             raise BadImage(f"{path}: {error}") from None
 
     def resized(self, image: Image.Image, path: Path) -> torch.Tensor:
-        """An RGB image resized for the tower, uint8 `[height, width, 3]`; errors name `path`.
-
-        Raises:
-            BadImage: the processor does not accept the image's shape.
-        """
+        """An RGB image resized for the tower, uint8 `[height, width, 3]`; raises BadImage, which names `path`."""
         self.check_size(image.size, path)
         try:
             image = self._rgb(image)
@@ -112,11 +104,7 @@ class ImageProcessor:
             raise BadImage(f"{path}: {size[0]} x {size[1]} pixels are not multiples of {factor}")
 
     def resized_size(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Width and height after resizing.
-
-        Raises:
-            ValueError: one side is more than 200 times as long as the other.
-        """
+        """Width and height after resizing; raises ValueError if one side is more than 200 times the other."""
         if not self.stock.do_resize:
             return size
         limits, factor = self.stock.size, self.stock.patch_size * self.stock.merge_size
@@ -154,7 +142,6 @@ class ImageProcessor:
         return cutter
 
     def num_tokens(self, width: int, height: int) -> int:
-        """The number of visual tokens of an image of this size."""
         num_patches: int = self.stock.get_number_of_image_patches(height, width)
         return num_patches // int(self.stock.merge_size) ** 2
 

@@ -5,7 +5,7 @@ first layers of the language model (https://arxiv.org/abs/2406.04334). The tower
 (in bfloat16 for fp8), so a bfloat16 cache holds exactly what a bfloat16 model would compute.
 
 Design: on a GPU several images of different sizes are encoded at once, by transformers' own `forward`, unchanged. Three
-of its modules cost an H200 more time than their arithmetic needs and are replaced, with the same weights:
+of its modules are replaced, with the same weights:
 
 - rotary position embedding: the stock function compiled into one kernel; it was eight, and a third of the time;
 - attention: one variable-length kernel per layer for all images, where stock calls one per image, or one per window of

@@ -4,13 +4,13 @@ Design: a shard is claimed by the worker that builds it, so workers need no coor
 these claims: if two workers build the same shard, because one was suspended for longer than `expiry_s`, they build the
 same features, and one of them writes the receipt.
 
-What removes files needs the cache for itself: repair and garbage collection *own* it, every other command that writes
-or reads for long *uses* it, together with any number of others. Both write their claim file first and then look for
-those of the other kind, in the same folder, so of two that start at once at least one sees the other and is refused.
+Repair and garbage collection *own* a cache; every other command that writes or reads for long *uses* it, beside any
+number of others. Both write their claim file first and then look for those of the other kind, in the same folder, so of
+two that start at once at least one sees the other and is refused.
 
-Garbage collection keeps what a run needs: training writes a note when it opens the cache. The note counts while the run
-folder exists and is not empty, so a killed run has nothing to clean up. A run folder noted by another machine may be on
-that machine's own disk; if it is not visible here, the note counts for 30 days.
+Garbage collection keeps what a run needs: training writes a note when it opens the cache, which counts while the run
+folder exists and is not empty, so a killed run has nothing to clean up. A run folder on another machine may be on that
+machine's own disk; if it is not visible here, the note counts for 30 days.
 """
 
 from __future__ import annotations

@@ -1,20 +1,17 @@
 """The fingerprint of a cache: everything that changes features, and nothing else; recorded once it is computed.
 
-Design: the tower is identified by its *tensors* (names, shapes, dtypes, bytes), never by a name or a path: a moved or
-renamed model folder keeps its fingerprint, one with a retrained tower gets another. What changes only the rounding (GPU
-model, attention kernel, library versions) is recorded as provenance in the manifest and not hashed. The configuration
-of the tower is hashed as transformers resolves it, with defaults filled in; a release that adds a field or changes a
-default needs a new cache, which is the safe side.
+Design: the tower is identified by its *tensors* (names, shapes, dtypes, bytes), never by a name or a path. What changes
+only the rounding (GPU model, attention kernel, library versions) is provenance in the manifest, and not hashed. The
+configuration of the tower is hashed as transformers resolves it, with defaults filled in; a release that adds a field
+or changes a default needs a new cache, which is the safe side.
 
-Computing a fingerprint reads the whole tower (1.2 GB for 8B) and imports torch and transformers (6 s of CPU time, more
-from a network filesystem). So it is recorded in a small file beside the caches, which is read in 5 ms and which anyone
-may delete. It counts if all files of the model have the same stamps, and settings, libraries and code are the same. The
-code is identified by a checksum of its files, because a version number would have to be raised by hand. Builds compute
-the fingerprint from the tower all the same.
+Computing a fingerprint reads the whole tower (1.2 GB for 8B) and imports torch and transformers (6 s of CPU time). So
+it is recorded in a small file beside the caches, which is read in 5 ms and which anyone may delete. It counts if all
+files of the model have the same stamps, and settings, libraries and code are the same. The code is identified by a
+checksum of its files. Builds compute the fingerprint from the tower all the same.
 
-A run recognises the model that it was trained on by a hash of the language model: of all but the tower, whose tensors
-training never reads. Computing it reads all weights (16 GB for 8B), several files at a time. It is recorded in the same
-way.
+A run recognises the model that it was trained on by a hash of all but the tower, whose tensors training never reads.
+Computing it reads all weights (16 GB for 8B); it is recorded in the same way.
 """
 
 from __future__ import annotations
@@ -65,7 +62,6 @@ class Fingerprint:
 
     @classmethod
     def of(cls, model_folder: ModelFolder, processor: ImageProcessor, dtype: DtypeName) -> Fingerprint:
-        """The fingerprint of features from this tower, image processor and dtype."""
         return cls(
             format_version=FORMAT_VERSION,
             tower_sha256=hash_tensors(model_folder.tower_tensors()),
@@ -109,7 +105,6 @@ class Fingerprint:
 
     @property
     def bytes_per_token(self) -> int:
-        """The bytes of a stored token."""
         return self.storage.bytes_per_token(self.num_levels, self.hidden_size)
 
     def differences(self, other: Fingerprint) -> list[Difference]:
@@ -190,7 +185,6 @@ class Source:
     """What a fingerprint is computed from; taken before the model is read."""
 
     folder: Path
-    """The model folder."""
     settings: dict[str, Any]
     stamps: dict[str, Stamp | None]
     """For each file of the model; None if it was changed just now."""
@@ -221,11 +215,7 @@ class Source:
         return None
 
     def language_model_hash(self, root: Path) -> str:
-        """The hash of the model without its tower: as recorded below `root`, else computed, and recorded there.
-
-        Raises:
-            ModelError: a file of weights is broken.
-        """
+        """The hash of all but the tower: as recorded below `root`, else computed and recorded; may raise ModelError."""
         note = replace(self, settings={"hash": "hash_language_model"})
         digest = note._read(root)
         if not isinstance(digest, str):

@@ -1,16 +1,15 @@
 """The JSON files of a cache: receipts, plan, manifest and quarantine. ../FORMAT.md specifies them.
 
-Design: JSON that people can read and that two processes never change: each file is created once, whole, by the first
-process that tries. Receipts and plan files begin with a checksum of all that follows, so a flipped byte in them is
-detected as surely as one in a shard; the manifest has that of its fingerprint.
+Design: each file is JSON for people, created once, whole, by the first process that tries, and never changed. Receipts
+and plan files begin with a checksum of all that follows; the manifest has that of its fingerprint.
 
 A receipt is written last, so a shard without one does not count. It has what reading needs, so opening a cache opens no
 shard, and the failures of images that could not be encoded, so workers share no file for them.
 
 The plan is written before the first image is encoded and only ever appended to, so any number of workers, restarted any
-number of times, divide the images in the same way. A cache that is asked for more images gets more shards; existing
-ones do not change. The plan has the files of each image with their stamps, so workers and trainings can begin without
-hashing files. The cost is about 150 bytes per image.
+number of times, divide the images in the same way. A cache that is asked for more images gets more shards. The plan has
+the files of each image with their stamps, so workers and trainings can begin without hashing files. It takes about 150
+bytes per image.
 """
 
 from __future__ import annotations
@@ -203,11 +202,7 @@ def finished_shards(folder: Path) -> list[str]:
 
 
 def read_receipts(folder: Path) -> Iterator[Receipt]:
-    """All receipts of a cache, in the order of their shards, only a few of them in memory at a time.
-
-    Raises:
-        CacheCorrupt: one of them is damaged.
-    """
+    """All receipts in the order of their shards, a few of them in memory at a time; raises CacheCorrupt."""
 
     def read(shard: str) -> Receipt | None:
         with contextlib.suppress(FileNotFoundError):  # removed by a repair after it was listed
@@ -286,7 +281,6 @@ class Plan:
 
     @property
     def variants(self) -> dict[str, Variant]:
-        """The variants of images, by key."""
         return {image.key: image.variant for image in self.images if image.variant}
 
     def names(self, keys: Container[str]) -> dict[str, str]:
@@ -315,11 +309,7 @@ def cut(images: Iterable[PlannedImage], max_tokens: int) -> list[tuple[PlannedIm
 
 
 def ensure_manifest(folder: Path, fingerprint: Fingerprint, provenance: Mapping[str, Any]) -> None:
-    """Write the manifest, or check that the existing one has this fingerprint.
-
-    Raises:
-        CacheMismatch: the folder was made with other settings.
-    """
+    """Write the manifest; raises CacheMismatch if there is one with another fingerprint."""
     manifest = {
         "format_version": FORMAT_VERSION,
         "fingerprint": fingerprint.to_json(),
@@ -344,11 +334,7 @@ def check_fingerprint(folder: Path, stored: Fingerprint, required: Fingerprint) 
 
 
 def read_manifest(folder: Path) -> Fingerprint:
-    """The fingerprint in a cache's manifest.
-
-    Raises:
-        CacheError: there is no manifest, it is broken, or this program does not read its format version.
-    """
+    """The fingerprint in a manifest; raises CacheError if it is missing, broken, or of another format version."""
     path = folder / MANIFEST
     try:
         value = read_json(path)
@@ -379,11 +365,7 @@ def plan_files(folder: Path) -> list[Path]:
 
 
 def read_plan(folder: Path) -> Plan:
-    """The plan of a cache from all its plan files; an empty one if there is none yet.
-
-    Raises:
-        CacheCorrupt: a plan file is damaged.
-    """
+    """The plan of a cache from all its files; empty if there is none yet; raises CacheCorrupt if one is damaged."""
     plan = Plan()
     for path in plan_files(folder):
         plan = plan.extended(*read_plan_file(path))
@@ -468,11 +450,7 @@ _PLAN_FILE = TypeAdapter(_PlanFile)
 
 
 def read_plan_file(path: Path) -> tuple[tuple[Shard, ...], tuple[PlannedImage, ...]]:
-    """The shards of one plan file, and the images of older shards that were found again.
-
-    Raises:
-        CacheCorrupt: it is damaged.
-    """
+    """A plan file's shards, and images of older shards that were found again; raises CacheCorrupt if damaged."""
     try:
         value = _PLAN_FILE.validate_python(_read_checked(path))
         relocated = value.found_again.rows() if value.found_again else ()

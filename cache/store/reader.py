@@ -1,14 +1,13 @@
 """Features from disk: `VisionCache`, and the index that says where each image is, for caches of millions of images.
 
 Design: one `pread` per image, straight into the memory that is returned (pinned, if it goes to a GPU), and a checksum:
-a flipped bit is an error, never a training sample. `get_many` reads on several threads. Features are not
-memory-mapped: on network filesystems page faults make that many times slower, and a truncated file reads as zeros.
-Opening reads the manifest and the index, or the receipts, and lists the sizes of the shards.
+a flipped bit is an error, never a training sample. Features are not memory-mapped: on network filesystems page faults
+make that many times slower, and a truncated file reads as zeros.
 
 The index has columns in one safetensors file, sorted by key and memory-mapped; all processes share the memory. A
-look-up is a binary search over the first 8 bytes of the keys. It is derived from the receipts and records the size and
-modification time of each; without an index that matches them, they are read instead. It takes 84 bytes per image on
-disk, which are read once at opening to verify the checksum.
+look-up is a binary search over the first 8 bytes of the keys. The index is derived from the receipts and records the
+size and modification time of each; without an index that matches them, they are read instead. It takes 84 bytes per
+image, which are read once at opening to verify the checksum.
 """
 
 from __future__ import annotations
@@ -73,11 +72,7 @@ class Index:
 
     @classmethod
     def open(cls, folder: Path, fingerprint: str) -> Index:
-        """The index of a cache folder, from its file or from the receipts.
-
-        Raises:
-            CacheCorrupt: a receipt is damaged or belongs to another cache.
-        """
+        """The index, from its file or the receipts; raises CacheCorrupt if a receipt is damaged or of another cache."""
         return read_index(folder, fingerprint) or cls.from_receipts(folder, fingerprint)
 
     @classmethod
@@ -102,7 +97,6 @@ class Index:
 
     @cached_property
     def shard_bytes(self) -> dict[str, int]:
-        """The size of each shard by its name."""
         return dict(zip(self.shards, self.columns["shard_bytes"].tolist(), strict=True))
 
     def keys(self) -> Iterator[str]:
@@ -358,7 +352,6 @@ class VisionCache:
         return features.pin_memory() if pin else features  # returns itself if it is pinned
 
     def _fill(self, buffer: memoryview, shard: str, offset: int, key: str) -> None:
-        """Read bytes of an image, from `offset` in its shard."""
         filled = 0
         try:
             file = self._open(shard_path(self.folder, shard))

@@ -2,17 +2,16 @@
 
 Design: images are appended to a shard as they leave the tower, by several threads; the header is written last, into
 space reserved at the beginning of the file. So a shard of any size needs no memory and writing overlaps with encoding,
-whereas safetensors' own `save_file` needs all tensors at once. That library reads the result (there is a test).
-Features begin at a multiple of 4,096 bytes. The checksum of an image (xxh3, 64 bits) is computed from memory before
-writing, so reading detects any damage on the way to the disk and back.
+whereas safetensors' own `save_file` needs all tensors at once. Features begin at a multiple of 4,096 bytes. The
+checksum of an image (xxh3, 64 bits) is computed from memory before writing, so reading detects any damage on the way to
+the disk and back.
 
 Features are written once and read hours later, often by another machine, so writes bypass the page cache where the
 filesystem supports it: on the local disk of an H200 machine one file was written and flushed at 2.2 GB/s directly and
-at 1.5 GB/s through the page cache. Direct writes need addresses, offsets and lengths that are multiples of 4,096.
-Features of real models have these (a token has 16 or 32 kB); everything else is written through the page cache.
+at 1.5 GB/s through the page cache. Direct writes need addresses, offsets and lengths that are multiples of 4,096, as
+those of real models are (a token has 16 or 32 kB); everything else goes through the page cache.
 
-The seconds of a build are always measured: two clock readings per image or tower batch. GPU operations are timed by
-events that are read only when the sums are asked for, so measuring causes no host-device sync.
+GPU operations are timed by events that are read only when the sums are asked for: measuring causes no host-device sync.
 """
 
 from __future__ import annotations
@@ -75,7 +74,6 @@ class DirectFile:
         write_all(self.descriptor, content, offset)
 
     def flush(self) -> None:
-        """Wait until everything is on the disk."""
         os.fsync(self.descriptor)
 
     def close(self) -> None:
@@ -106,7 +104,6 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def measure(self, name: str) -> Iterator[None]:
-        """Measure a block of this thread."""
         start = time.perf_counter()
         try:
             yield
