@@ -3,13 +3,11 @@
 Design: a claim file is created exclusively, so only one of several processes gets it. Its holder rewrites it every few
 seconds (the heartbeat). A claim without a heartbeat for `expiry_s` seconds is dead, and so is one whose process has
 ended on this machine; other processes may take over a dead claim. Ages are computed from file modification times alone,
-so the clocks of the machines need not agree. There are no locks (unreliable on network filesystems), no database and no
-messages.
+so the clocks of the machines need not agree. There are no locks (unreliable on network filesystems).
 
-A claim file is created by a hard link from a complete file, so it always names its holder, whenever that is killed. The
-holder keeps the file open: the claim is still its own while the path leads to the same inode. A process that was
-suspended for longer than `expiry_s` may have lost its claim, so it asks `is_held` before it writes what others may be
-writing.
+A claim file is a hard link to a complete file, so it always names its holder. The holder keeps the file open: the claim
+is still its own while the path leads to the same inode. A process that was suspended for longer than `expiry_s` may
+have lost its claim, so it asks `is_held` before it writes what others may be writing.
 """
 
 from __future__ import annotations
@@ -127,7 +125,6 @@ class ClaimFile:
         os.fsync(self._descriptor)  # network filesystems delay writes, and the modification time with them
 
     def is_held(self) -> bool:
-        """Whether this process still holds the claim."""
         try:
             return os.stat(self.path).st_ino == os.fstat(self._descriptor).st_ino
         except FileNotFoundError:
@@ -159,11 +156,7 @@ class FolderClaim:
         self._file = None
 
     def take(self) -> str:
-        """Take the claim, also from a dead process; if a living one holds it, returns which one.
-
-        Raises:
-            OSError: the folder cannot be written to.
-        """
+        """Take the claim; if a living process holds it, returns which; raises OSError if the folder is read-only."""
         self._file = ClaimFile.take(self.path, self._content, self.expiry_s)
         return "" if self._file else holder(self.path, self.expiry_s)
 

@@ -1,8 +1,7 @@
 """The command line: the group of all commands, and how errors become messages and exit codes.
 
-The commands are in `commands`, whose modules are imported when a command of theirs is asked for. Data goes to stdout,
-everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 75 stopped by a signal, 130 interrupted by
-Ctrl-C. Commands import what they need when they run, so that help needs no torch.
+Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 75 stopped by a signal, 130
+interrupted by Ctrl-C. Commands and what they need are imported when they run, so that help needs no torch.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Download a run's model and the adapter that it starts from, and check its records and images: for later jobs, which
 may have no internet.
 
-Design: model and adapter are downloaded to where jobs look for them, compared with the hashes that the Hub states, then
-opened from there as jobs do, without the Hub. Records are read; images are only checked for existence, because the plan
-reads them. A commit is written into the run file so that all its other text stays: PyYAML says where in the text each
-value stands, so only that value is replaced, or one line added. The result is parsed again and must differ in that key
-alone, otherwise nothing is written.
+Design: model and adapter are opened as jobs do, without the Hub. Images are only checked for existence, because the
+plan reads them. A commit is written into the run file so that all its other text stays: PyYAML says where each value
+stands, so only that value is replaced, or one line added. The result is parsed again and must differ in that key alone,
+otherwise nothing is written.
 """
 
 from __future__ import annotations
@@ -51,8 +50,6 @@ class Split:
 
 @dataclass(frozen=True)
 class FetchReport:
-    """What is on this machine now."""
-
     model: str
     revision: str | None
     """`model.revision` of the run file; None for a model folder."""

@@ -1,13 +1,12 @@
 """Atomic file writes: after a crash or on a full disk there is either the old file or the new one.
 
 Design: a file is written under a unique temporary name in its own folder, flushed to the disk and renamed, and then the
-folder is flushed, so a name never leads to half a file even after a power cut. File modes follow the umask, because
-safetensors 0.8 writes 0600, which colleagues on a cluster cannot read
-(https://github.com/safetensors/safetensors/issues/782). The cost is two fsyncs per file, a few milliseconds.
+folder is flushed, so a name never leads to half a file even after a power cut: two fsyncs, a few milliseconds. File
+modes follow the umask, because safetensors 0.8 writes 0600, which colleagues on a cluster cannot read
+(https://github.com/safetensors/safetensors/issues/782).
 
 What others may have written is read whole only if it is a file, not a device or a FIFO, and has a bounded size, so a
-hostile folder cannot make a command wait or fill the memory. Many files are read on a few threads (`threaded_map`),
-which hides the latency of disks and networks.
+hostile folder cannot make a command wait or fill the memory.
 """
 
 from __future__ import annotations

@@ -1,20 +1,17 @@
 """Models, adapters and datasets on the Hugging Face Hub: downloaded, verified, and found where there is no internet.
 
-Design: huggingface_hub keeps the files in the folder that HF_HOME names, where other tools find them, and resumes
-interrupted downloads. Offline it finds what was downloaded online: a commit by its hash, a branch or tag as it was
-then. Finding a model asks for the same files as downloading it, so an incomplete download is recognised. Weights in
-other formats than safetensors are not downloaded. A dataset is always downloaded at a commit: without a revision, at
-the commit that `main` is now.
+Design: huggingface_hub keeps the files in the folder that HF_HOME names. Offline it finds what was downloaded online.
+Finding a model asks for the same files as downloading it, so an incomplete download is recognised. A dataset is always
+downloaded at a commit: without a revision, at the commit that `main` is now.
 
 A download compares the sizes of files and no more. huggingface_hub's `verify_repo_checksums` compares the bytes on the
-disk with the hashes that the Hub states, so a file that was changed on the way or on the disk is found. That takes two
-requests, and reads each file once, at about 1 GB/s. What was verified is noted with sizes and times, in the folder in
-HF_HOME that is meant for other libraries, and not read again until these change. Without the Hub nothing can be
-verified: files that are not noted are used, and `verify` returns False.
+disk with the hashes that the Hub states. That takes two requests, and reads each file once, at about 1 GB/s. What was
+verified is noted with sizes and times, in the folder in HF_HOME that is meant for other libraries, and not read again
+until these change. Without the Hub, files that are not noted are used, and `verify` returns False.
 
 A loader reads what it finds in a folder: an index that the Hub does not have replaces the weights, a chat template the
 prompts, a table is read as more rows. So any file that the Hub does not list is refused, unless its name begins with a
-dot, and so is a link to a folder: the Hub has none, and what lies behind it would not be compared.
+dot, and so is a link to a folder, because what lies behind it would not be compared.
 """
 
 from __future__ import annotations
@@ -152,22 +149,14 @@ def verify(kind: str, name: str, folder: Path, notify: Notify = quiet) -> bool:
 
 
 def locate(name: str, revision: str | None, *, is_local: bool = False) -> Path:
-    """The folder of a model: `name` itself, or where the Hub's model of that name is on this machine.
-
-    Raises:
-        ModelError: there is none.
-    """
+    """The folder of a model: `name` itself, or the Hub's model on this machine; raises ModelError without one."""
     check_name(name)
     folder = Path(name).expanduser()
     return folder if folder.is_dir() else find_model(name, revision, is_local=is_local)
 
 
 def check_name(name: str) -> None:
-    """Check that it is a folder, or has the form of a repository's name; asks no other machine.
-
-    Raises:
-        ModelError: it is neither.
-    """
+    """Raise ModelError for what is neither a folder nor a repository's name; asks no other machine."""
     folder = Path(name).expanduser()
     if not folder.is_dir() and not is_hub_name(name):
         raise ModelError(
@@ -176,11 +165,7 @@ def check_name(name: str) -> None:
 
 
 def find_model(name: str, revision: str | None, *, is_local: bool = False) -> Path:
-    """The folder of a model of the Hub; missing files are downloaded, unless `is_local`.
-
-    Raises:
-        ModelError: it is not available, or is not what the Hub states.
-    """
+    """The folder of a model of the Hub, downloaded unless `is_local`; raises ModelError if it is not available."""
     return _find("model", name, revision, FILES, is_local)
 
 
@@ -272,11 +257,7 @@ def license_in(folder: Path) -> str | None:
 
 
 def download_dataset(name: str, revision: str | None, files: Sequence[str]) -> Download:
-    """Download the files of a dataset that match some patterns.
-
-    Raises:
-        SourceError: it is not available, or is not what the Hub states.
-    """
+    """Download the files of a dataset that match some patterns; raises SourceError if they are not available."""
     try:
         commit = revision if is_commit(revision) else HfApi().dataset_info(name, revision=revision).sha
         folder = snapshot_download(

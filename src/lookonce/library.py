@@ -1,9 +1,8 @@
 """The pieces for a training script of one's own: a cache, a model without its tower, a dataset, rows, packs.
 
 Design: each piece is what a library for training expects of its kind: a model of transformers, a dataset by index, a
-function that makes a batch of examples. So Trainer, accelerate or a loop by hand use them without knowing of a cache.
-They need no run file, and are the same code that `lookonce train` uses. A batch of rows is one for the stock model,
-whose own loss counts; the features of its images are in the place of their pixels.
+function that makes a batch of examples. They need no run file, and are the same code that `lookonce train` uses. A
+batch of rows is one for the stock model, whose own loss counts, with features in the place of pixels.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Pages by jinja2 and plots by matplotlib: those of a report, a study and an audit, with one style sheet.
 
-Design of pages: their templates are in templates/. A page is one file that needs no network and no script. Its content
-security policy forbids both. Jinja escapes each value that a template shows, so nothing from data becomes markup;
-characters that no page may contain, control characters and lone surrogates, are replaced. In LaTeX the filter `latex`
-escapes instead. Jinja is imported with the first page.
+Design of pages: a page is one file that needs no network and no script; its content security policy forbids both. Jinja
+escapes each value that a template shows, so nothing from data becomes markup; characters that no page may contain,
+control characters and lone surrogates, are replaced. In LaTeX the filter `latex` escapes instead.
 
 Design of plots: the same numbers give the same bytes. Matplotlib's own defaults are used whatever the user's
 matplotlibrc says, ids come from a fixed salt, and no date is written. Text stays text, so it can be searched and read
-aloud. A plot is 520 units wide, so that a phone shows it at three quarters of its size. Within a page colours are
-variables of its style sheet. Matplotlib is imported with the first plot, which takes 0.3 s.
+aloud. Within a page colours are variables of its style sheet.
+
+Jinja and matplotlib, which takes 0.3 s, are imported with the first page and the first plot.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ SPECIAL = {
 
 
 def render(template: str, **values: Any) -> str:
-    """The text of a template with these values."""
     return _environment().get_template(template).render(values)
 
 
@@ -102,7 +101,6 @@ def words(text: str, width: int = MAX_TEXT) -> str:
 
 
 def setting(value: Any) -> str:
-    """A value of a run file on one line."""
     if value is None:
         return "none"
     return shown(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), 120)

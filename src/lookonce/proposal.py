@@ -1,10 +1,9 @@
 """A first run file: look at the records, the model and the GPU, propose values, and write them with their reasons.
 
 Design: a value follows from something stated: the table of GPU memory or the study of step sizes in docs/training.md,
-the number of questions an image has, or what the model needs. The reason says which, so that a user can judge it. What
-depends on the lengths of records and the sizes of images, such as `cache.max_pixels`, is left at its default, and
-`lookonce check` says if something does not fit. The images in the rows of parquet files, which may repeat one in each
-row, are all read: that takes about as long as reading the file. The model need not be on this machine.
+the number of questions an image has, or what the model needs. The reason says which. What depends on the lengths of
+records and the sizes of images is left at its default. Images in the rows of parquet files are all read, to tell how
+many are distinct.
 """
 
 from __future__ import annotations
@@ -55,11 +54,7 @@ class Facts:
 
 
 def find_facts(run: RunFile, gpu_memory_gb: float | None = None) -> Facts:
-    """Look at the training records of a run, its model and this machine; nothing is downloaded.
-
-    Raises:
-        RecordsError: the records cannot be read.
-    """
+    """Look at training records, model and machine, offline; raises RecordsError if records cannot be read."""
     from transformers import AutoConfig
 
     records = list(read_split(run, "train"))
@@ -96,8 +91,6 @@ LEAST_STEP = 8
 
 @dataclass(frozen=True)
 class Proposal:
-    """A value for a key of the run file."""
-
     key: str
     """The key with its section: "batch.tokens_per_pack"."""
     value: Any
@@ -207,8 +200,6 @@ def in_yaml(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Written:
-    """A run file that was written."""
-
     path: Path
     facts: Facts
     proposals: list[Proposal]
@@ -248,7 +239,6 @@ def refuse_existing(path: Path, force: bool) -> None:
 
 
 def _run(chosen: Mapping[str, Any]) -> RunFile:
-    """The run of the given values alone."""
     values: dict[str, Any] = {}
     for name, value in chosen.items():
         section, _, key = name.rpartition(".")

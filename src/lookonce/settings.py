@@ -142,11 +142,7 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a YAML text.
-
-    Raises:
-        ValueError: it is not YAML, is nested too deeply, or has too many values once its aliases are replaced.
-    """
+    """The value of a YAML text; raises ValueError if it is not YAML, or too deep or large with aliases replaced."""
     try:
         _check_size(text)
         return yaml.load(text, _Loader)
@@ -204,11 +200,7 @@ def load_values(path: Path, called: str, hint: str, form: str) -> dict[str, Any]
 
 
 def set_key(values: dict[str, Any], assignment: str) -> None:
-    """Replace a value by its dotted name: `assignment` is "section.key=value", the value in YAML.
-
-    Raises:
-        UsageError: it is not of that form.
-    """
+    """Set a value by its dotted name: "section.key=value" in YAML; raises UsageError for any other form."""
     name, sign, text = assignment.partition("=")
     *sections, key = name.strip().split(".")
     if not sign or not key:

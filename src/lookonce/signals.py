@@ -1,9 +1,9 @@
 """Signals that ask a process to stop, and how every command ends after one.
 
 SIGTERM, SIGUSR1 (which Slurm sends before a time limit or a preemption) and SIGHUP (a closed terminal or ssh session)
-end a command with exit code 75 (EX_TEMPFAIL): not finished, run me again. Ctrl-C ends it with 130. The command line
-sets this up once for all commands; what a build and a training finish first is in cache/build/worker.py and
-train/loop/distributed.py. Under nohup SIGHUP is ignored, and stays so.
+end a command with exit code 75 (EX_TEMPFAIL): not finished, run me again. Ctrl-C ends it with 130. Under nohup SIGHUP
+is ignored, and stays so. What a build and a training finish first is in cache/build/worker.py and
+train/loop/distributed.py.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """How far a run is: the state of its plan, cache, training and evaluation, found and shown.
 
-Design: everything is read from the files that the phases write, so no list of submitted jobs is kept and the answer is
-right after any crash. Images are identified by the plan and its stamps; only images that the plan does not know are
-read. A finished run has nothing missing, even if its cache is gone. It costs 0.1 ms an image, half of it
-for the images' stamps.
+Design: everything is read from the files that the phases write, so the answer is right after any crash. Images are
+identified by the plan and its stamps; only images that the plan does not know are read. A finished run has nothing
+missing, even if its cache is gone. It costs 0.1 ms an image, half of it for the images' stamps.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class CachePhase:
 
 @dataclass(frozen=True)
 class TrainingPhase:
-    """State of the training: how far it is, or how it ended."""
+    """State of the training: how far it is, or how it ended; the figures are those of `Progress`."""
 
     state: TrainingState
     phase: str = ""
@@ -96,13 +95,9 @@ class TrainingPhase:
     loss: float | None = None
     validation_loss: float | None = None
     exact_match: float | None = None
-    """The last one that was measured while training."""
     score: float | None = None
-    """The same by `eval.metric`; None if that is exact match."""
     reward: float | None = None
-    """The mean reward of the answers that were drawn last, in a training by rewards; None in another one."""
     mixed_share: float | None = None
-    """The share of their questions whose answers have different rewards, so that they teach something."""
     ms_per_sample: float | None = None
     eta_s: float | None = None
     silent_s: float | None = None
@@ -157,8 +152,6 @@ class TrainingPhase:
 
 @dataclass(frozen=True)
 class State:
-    """State of all phases of a run."""
-
     output: Path
     cache: CachePhase
     training: TrainingPhase
@@ -342,11 +335,7 @@ def find_training(folder: RunFolder, expiry_s: float) -> TrainingPhase:
 
 
 def find_scores(folder: RunFolder, first: str) -> dict[str, Headline]:
-    """The scores of all evaluations in a run folder, by split; the split `first` comes first.
-
-    Raises:
-        RunFolderError: a file of them is broken.
-    """
+    """The scores of all evaluations of a run, by split, `first` first; raises RunFolderError if a file is broken."""
     names = sorted(
         (path.stem for path in (folder.folder / "metrics").glob("*.json")), key=lambda name: (name != first, name)
     )
@@ -407,7 +396,6 @@ def find_log(job: str) -> Path | None:
 
 
 def next_command(run: RunFile, state: State, run_file: Path, assignments: tuple[str, ...]) -> str:
-    """The command to run next."""
     arguments = (run_file, *(word for text in assignments for word in ("--set", text)))
     missing = state.missing()
     if not missing:

@@ -46,18 +46,14 @@ class Summary:
     adapter: str
     next_command: str
     best_validation_loss: float | None = None
-    """The lowest validation loss; None without validation."""
     best_validation_step: int | None = None
     startup_seconds: dict[str, float] = field(default_factory=dict)
-    """Seconds of each piece of work before the first step."""
     exact_match_interval: Sequence[float] | None = None
     """The ends of the 95 % interval of the exact match; None if there are too few images."""
     headline: Headline | None = None
     """The score by `eval.metric`; None if nothing is evaluated."""
     rewards: Rewards | None = None
-    """What a training by rewards drew; None of another one."""
     ended_early: str = ""
-    """Why the training ended before its last step; empty if it did not."""
     report: str | None = None
     """The page that shows the run; None if it could not be written."""
 

@@ -1,7 +1,7 @@
 """The version, in its own module, so that any module can import it without the package's public API; and the commit.
 
-Design: pip notes where it installed a package from (PEP 610). Of a repository it notes the commit; of an editable
-checkout, whose code may change, git is asked, which takes some milliseconds. A wheel has no commit.
+pip notes where it installed a package from (PEP 610). Of a repository it notes the commit; of an editable checkout git
+is asked, which takes some milliseconds. A wheel has no commit.
 """
 
 from __future__ import annotations

@@ -2,14 +2,12 @@
 
 Design: nothing is estimated, and what is not recorded is left out or called unknown. The dataset and its licence are in
 the report of `lookonce data prepare` beside the training records; for other records the user may name a known dataset.
-The base model has its name on the Hub, which is all that other people can use. That name is never guessed from a
-folder's: it is the run file's, or that of huggingface_hub's own folder (`models--OWNER--NAME/snapshots/COMMIT`), or the
-user gives it. The commit is known only of what was downloaded.
+The base model's name on the Hub is never guessed from a folder's: it is the run file's, or that of huggingface_hub's
+own folder (`models--OWNER--NAME/snapshots/COMMIT`), or the user gives it.
 
 The Hub reads the metadata: base model, dataset, and scores as a model index
-(https://huggingface.co/docs/hub/model-cards). A baseline is a score of its own there, because the index has no place
-for one beside another. The card names a licence of the trained weights only if the user gives one: which licence the
-data allow is not for a program to say. Its code asks the model with the settings that its answers depend on.
+(https://huggingface.co/docs/hub/model-cards), in which a baseline is a score of its own. The card names a licence of
+the trained weights only if the user gives one: which licence the data allow is not for a program to say.
 """
 
 from __future__ import annotations
@@ -43,8 +41,6 @@ DOWNLOADED = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/(
 
 @dataclass(frozen=True)
 class BaseModel:
-    """A model on the Hub."""
-
     name: str
     """Owner and name."""
     commit: str | None

@@ -2,14 +2,12 @@
 
 Design: the organisers' tool (the package medvqa, 0.15.7) downloads two files for task 1, submission_task1.py and
 requirements.txt, and runs the script in a folder with nothing else. So the script loads the model and the published
-adapter by their names, with transformers and PEFT alone, and has all that answers depend on as constants. It shares no
-code with this project, so a test that both give the same answers compares two programs. For the private evaluation the
-tool replaces lines that load the rows; the template has them letter for letter.
+adapter by their names, with transformers and PEFT alone, and has all that answers depend on as constants. For the
+private evaluation the tool replaces lines that load the rows; the template has them letter for letter.
 
-Task 2 of Medico asks for explained answers, submission_task2.jsonl, to the 1,500 rows that `lookonce data prepare`
-writes. An explanation is what the model answers to further questions about the image. They share its tokens with the
-question of the row, and are asked once about each image, however many rows show it. The confidence is the geometric
-mean of the probabilities of the answer's tokens, so that long answers do not count as doubtful.
+Task 2 of Medico asks for explained answers to the 1,500 rows that `lookonce data prepare` writes. An explanation is
+what the model answers to further questions about the image, asked once about each image. The confidence is the
+geometric mean of the probabilities of the answer's tokens, so that long answers do not count as doubtful.
 """
 
 from __future__ import annotations
@@ -39,7 +37,6 @@ FILES = {
     1: ("submission_task1.py", "requirements.txt"),
     2: ("submission_task2.py", "submission_task2.jsonl"),
 }
-"""The names of the files of each task."""
 TEMPLATE = Path(__file__).with_name("submission_task1.py.jinja")
 PINNED = ("transformers", "peft")
 NEEDED = ("accelerate", "datasets>=3.4.1", "evaluate", "nltk", "pillow", "rouge_score", "torch", "tqdm")
@@ -56,11 +53,7 @@ NUM_NAMED = 3
 
 
 def the_system_text(run: RunFile) -> str | None:
-    """`data.system`, or the system text of all training records; None if they have none.
-
-    Raises:
-        UsageError: they have several, or the prompts of the run cannot be made for a row alone.
-    """
+    """The system text of the run's prompts, or None; raises UsageError if there are several, or contexts."""
     if run.data.context:
         raise UsageError(
             "the run's prompts have answers to earlier questions (data.context), and a challenge asks one question a "

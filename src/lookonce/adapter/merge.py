@@ -1,14 +1,12 @@
 """Merge the adapter of a run into its model: a model folder that any program loads like the original one.
 
-Design: what could stop it is checked first: the run must be trained, its weights such that can be added to, and the
-model the one that the run was trained on, by the hashes that a training records, so its weights are read once for that.
-Then the files of weights are written one after another into a scratch folder beside the target, and everything else.
-Only then does the folder get its name, so a folder DIR is complete. A merge that is interrupted leaves no DIR, and the
-next one into the same place removes what a killed one has left.
+Design: what could stop a merge is checked first: the run must be trained, its weights such that can be added to, and
+the model the one that the run was trained on, by the hashes that a training records. Then all files are written into a
+scratch folder beside the target, which gets its name last, so a folder DIR is complete. The next merge into the same
+place removes what a killed one has left.
 
-A record in the folder says what the model is made of. Configurations are copied byte for byte, unless the result has
-another type or untied embeddings; the index, unless its sizes or names change. Weights in other formats would be those
-of the untuned model, so they are left out.
+Configurations are copied byte for byte, unless the result has another type or untied embeddings; the index, unless its
+sizes or names change. Weights in other formats would be those of the untuned model, so they are left out.
 """
 
 from __future__ import annotations
@@ -146,8 +144,6 @@ def _indexed(index: dict[str, Any], plan: Plan) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Merged:
-    """A merged model."""
-
     folder: Path
     dtype: Dtype
     """The type of the tensors that the adapter changes."""

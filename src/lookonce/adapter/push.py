@@ -1,15 +1,13 @@
 """Upload an adapter or a merged model to the Hugging Face Hub: its files, the commit, and what refuses them.
 
-Design: what is uploaded is named here, one file a line; nothing else of a run folder ever is. Predictions, records,
-images, logs and checkpoints are not. An adapter has the record of its run (run.json, trained.json), with which a
-training can start from it. No file names a folder of this machine, since folders have names of people, projects and
-hosts in them. The paths of a run file are known by their types, so each becomes its last part, relative ones too. In
-files of other programs a text is a path if it begins like one. Such files are rewritten in memory, so the run folder
-stays as it is. `check_files` then looks for what must not be there at all, in case a file has a path in another form.
+Design: what is uploaded is named here, one file a line; predictions, records, images, logs and checkpoints never are.
+An adapter has the record of its run (run.json, trained.json), with which a training can start from it. No file names a
+folder of this machine, since folders have names of people, projects and hosts in them. The paths of a run file are
+known by their types, so each becomes its last part. In files of other programs a text is a path if it begins like one.
+Files are rewritten in memory. `check_files` then looks for what must not be there, in case a path has another form.
 
-huggingface_hub makes the repository and one commit of all files, so a reader never sees half of an upload; what an
-interrupted one has sent need not be sent again. A new repository is private unless the user says otherwise, and a
-public one is never written to without the user saying so.
+huggingface_hub makes one commit of all files, so a reader never sees half of an upload. A new repository is private
+unless the user says otherwise, and a public one is never written to without the user saying so.
 """
 
 from __future__ import annotations
@@ -54,11 +52,7 @@ def without_folders(value: Any) -> Any:
 
 
 def check_files(texts: Mapping[str, str], folders: Iterable[Path]) -> None:
-    """Check that texts name neither some folders nor the home folder, and have no access token.
-
-    Raises:
-        UsageError: one does; names the file.
-    """
+    """Check that texts name none of these folders, nor the home folder or a token; raises UsageError."""
     private = [str(path) for path in folders if len(path.parts) > 2] + [str(Path.home())]
     patterns = {path: re.compile(rf"(?<![\w.-]){re.escape(path)}(?![\w.-])") for path in private if path != os.sep}
     for name, text in texts.items():
@@ -84,11 +78,7 @@ Files = dict[str, Path | bytes]
 
 
 def adapter_files(folder: RunFolder, facts: CardFacts, card: str) -> Files:
-    """The files of an adapter.
-
-    Raises:
-        UsageError: one of them names a folder of this machine.
-    """
+    """The files of an adapter; raises UsageError if one of them names a folder of this machine."""
     base = {"base_model_name_or_path": facts.base.name, "revision": facts.base.commit}
     config = _json(without_folders(read_object(folder.adapter / CONFIG) | base))
     hashes = {**facts.trained["adapter"], CONFIG: xxhash.xxh3_128_hexdigest(config)}
@@ -97,11 +87,7 @@ def adapter_files(folder: RunFolder, facts: CardFacts, card: str) -> Files:
 
 
 def merged_files(folder: RunFolder, merged: Path, facts: CardFacts, card: str) -> Files:
-    """The files of a merged model.
-
-    Raises:
-        UsageError: the folder holds no complete model, or one that was merged from another adapter.
-    """
+    """The files of a merged model; raises UsageError if it is not complete, or of another adapter."""
     index = read_object(merged / "model.safetensors.index.json")
     weights = sorted(set(index.get("weight_map", {"": "model.safetensors"}).values()))
     again = shell("lookonce", "adapter", "merge", folder.folder, "DIR")
@@ -198,7 +184,6 @@ class Upload:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The bytes of each file."""
         files = self.files.items()
         return {name: len(content) if isinstance(content, bytes) else content.stat().st_size for name, content in files}
 
@@ -311,7 +296,6 @@ def _is_public(api: HfApi, name: str) -> bool:
 
 
 def _refusal(name: str, error: Exception) -> str:
-    """What is wrong, and what to do about it."""
     owner = name.partition("/")[0]
     status = error.response.status_code if isinstance(error, HfHubHTTPError) and error.response is not None else None
     if status in (401, 403) or isinstance(error, LocalTokenNotFoundError | RepositoryNotFoundError):

@@ -1,14 +1,13 @@
 """A run of an adapter that another program trained, which every command then takes: `lookonce.save_run`.
 
-Design: the run folder is that of a training, so `eval`, `predict`, `ask`, `compare`, `report` and `adapter` need no
-option for such an adapter. What is not known of the training is not recorded: no steps, no time, no versions. The
-section `lora` of the record is made of the adapter's own options.
+Design: the run folder is that of a training, so no command needs an option for such an adapter. What is not known of
+the training is not recorded: no steps, no time, no versions.
 
 An adapter is taken if a run file could ask for it. Its options must be those that `lora_config` makes of the section
 `lora`, apart from what has no effect on a trained adapter. Its tensors must have the names and shapes that PEFT gives
-them on the stock model, which is on the meta device. PEFT loads an adapter of another shape without an error, and
-leaves weights random. The model must have the name or the content of the one that the adapter names. All this is
-checked before anything is written.
+them on the stock model, on the meta device: PEFT loads an adapter of another shape without an error, and leaves weights
+random. The model must have the name or the content of the one that the adapter names. All this is checked before
+anything is written.
 """
 
 from __future__ import annotations

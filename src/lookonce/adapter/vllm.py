@@ -1,9 +1,8 @@
 """Whether vLLM serves an adapter beside its model: its published rules, each with the code that it was read in.
 
-Design: the rules are compared with the adapter's two files. Nothing of vLLM is imported, since few machines that train
-have it. A rule is that of the release or the commit in its source, and vLLM changes: a pass is no proof, and the
-command that is printed is the test. What fails here can be merged, because a merged model has no such rules. A release
-is named only if the code of the rule was read in the pages that vLLM publishes for it; others were read at commits.
+Design: the rules are compared with the adapter's two files; nothing of vLLM is imported. A rule is that of the release
+or the commit in its source, and vLLM changes: a pass is no proof, and the command that is printed is the test. A
+release is named only if the code of the rule was read in the pages that vLLM publishes for it.
 """
 
 from __future__ import annotations
@@ -49,8 +48,6 @@ class Rule:
 
 @dataclass(frozen=True)
 class Check:
-    """All rules, and the command that serves the adapter."""
-
     adapter: Path
     rules: list[Rule]
     command: str
@@ -77,11 +74,7 @@ class Check:
 
 
 def check_for_vllm(run_path: Path) -> Check:
-    """Compare the adapter of a trained run with vLLM's rules.
-
-    Raises:
-        RunFolderError: the run is not trained, or its adapter is broken.
-    """
+    """Compare a trained run's adapter with vLLM's rules; raises RunFolderError if it is missing or broken."""
     from lookonce.cache.model.pixels import ImageProcessor
     from lookonce.families.lookup import family_in
     from lookonce.hub import locate

@@ -3,15 +3,13 @@
 Design: PEFT builds its layers around the empty model, so targets, scales and the names of tensors are its own.
 transformers' own rules turn the names of a checkpoint into those of the model, so no name is known here but those of
 experts. Their matrices are in one tensor, as in the model or transposed, or each in a tensor of its own; these are
-transformers' `WeightConverter`s of mixtures of experts. What has another layout is refused where it is changed. Every
-tensor of the adapter must be used, so what is not known here (DoRA, biases) is an error.
+transformers' `WeightConverter`s of mixtures of experts. Another layout is refused where it is changed. Every tensor of
+the adapter must be used, so what is not known here (DoRA, biases) is an error.
 
 Each file of the checkpoint gives one file of the same name with the same tensors. A tensor that no change concerns is
 copied byte for byte, and a file without a change as a whole. The others are read in blocks of rows, computed in float32
-and rounded once. The adapter is mapped into memory; beside it a merge has some ten megabytes, whatever the size of a
-tensor. The checkpoint is read in parts and not mapped, because mapped pages would count as this process's memory. A
-file is written header first, which is possible because types and shapes are known before. Tensors of larger values come
-first, as safetensors sorts them, so that every tensor is aligned. A torn write leaves no file.
+and rounded once, in some ten megabytes of memory whatever the size of a tensor; mapped pages would count as this
+process's memory. Tensors of larger values come first, as safetensors sorts them, so that every tensor is aligned.
 """
 
 from __future__ import annotations
@@ -280,7 +278,6 @@ class Plan:
     """All tensors of a merged model."""
 
     files: dict[str, list[Planned]]
-    """The tensors of each file."""
     is_untied: bool = False
     """Whether tied embeddings have become two tensors."""
 
@@ -290,7 +287,6 @@ class Plan:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of all tensors."""
         return sum(tensor.stored.num_bytes for tensors in self.files.values() for tensor in tensors)
 
 
@@ -347,11 +343,7 @@ def _parameter_names(model: Any, names: Iterable[str]) -> dict[str, str]:
 
 
 def write_file(source: Path, target: Path, tensors: Sequence[Planned], cost: Cost, progress: Progress) -> None:
-    """Write one file of the merged model; adds to `cost`.
-
-    Raises:
-        ModelError: the source is broken, or a result is no finite number.
-    """
+    """Write a file of the merged model; adds to `cost`; raises ModelError if the source or a result is broken."""
     if all(tensor.change is None and tensor.stored == tensor.source for tensor in tensors):
         with atomic_write(target) as temporary:
             shutil.copyfile(source, temporary)

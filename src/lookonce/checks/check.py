@@ -1,9 +1,9 @@
 """Check a run file: everything that would stop the run later, or surprise, all at once and in seconds.
 
-Design: each check finds out as much as it can and leaves out what depends on something that is broken, so one mistake
-does not hide the next. Nothing is downloaded, no GPU is needed and no weights are read. In the run file a value that is
-wrong is taken out, and its default stands for it, so that the rest can be checked too; a variable that is not set stays
-in its path. Without a value that is required, the check ends there, before torch is imported.
+Design: each check finds out as much as it can and leaves out what depends on something that is broken. Nothing is
+downloaded, no GPU is needed and no weights are read. A wrong value in the run file is taken out, and its default stands
+for it, so that the rest can be checked too; a variable that is not set stays in its path. Without a value that is
+required, the check ends there, before torch is imported.
 """
 
 from __future__ import annotations

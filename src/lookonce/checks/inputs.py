@@ -1,19 +1,17 @@
 """The inputs of a run: its records, its model with tokenizer and chat template, its images, and the lengths of records.
 
-Design: every file that is missing and every record that cannot be read is reported, not only the first. The first
-records of each file are read, unless all are asked for, so that a check of a million records takes seconds as well.
-Which records are selected, in which stage each is, and whether answers stay true of variants of their images, can only
-be judged of all of them; so all are read if the run file selects or orders them or has `cache.augment`.
+Design: every missing file and every record that cannot be read is reported, not only the first. The first records of
+each file are read, unless all are asked for, or the run file selects or orders them or has `cache.augment`, which can
+only be judged of all.
 
-The model's weights are not read. It is built without memory (on torch's meta device) and gets its adapter, so PEFT
-itself says which modules are trained, and how many weights they have. A conversation of two words is rendered as
-training renders records: what is refused there is the chat template's fault and not a record's, so it is one result and
-not one for each record. Whether a template thinks is decided by rendering it again with `enable_thinking: false`, not
-by the model's name: published templates of one family differ.
+The model is built without memory (on torch's meta device) and gets its adapter, so PEFT itself says which modules are
+trained, and how many weights they have. A conversation of two words is rendered as training renders records: what is
+refused there is the chat template's fault, so it is one result and not one for each record. A template thinks if
+`enable_thinking: false` changes it; published templates of one family differ.
 
 The plan and its stamps say which images the cache knows, as for training, so an image that is encoded is not opened and
-need not exist. The others are read. What is stored is not verified: `lookonce cache verify` does that. The fingerprint
-is computed, which reads the tower, only if there are caches and it was not recorded.
+need not exist. The others are read. The fingerprint is computed, which reads the tower, only if there are caches and it
+was not recorded.
 """
 
 from __future__ import annotations
@@ -82,8 +80,6 @@ def without_thinking(folder: Path, counter: TokenCounter) -> TokenCounter | None
 
 @dataclass
 class CheckedRecords:
-    """Records of a run, by split."""
-
     by_split: dict[str, list[Record]] = field(default_factory=lambda: {split: [] for split in SPLITS})
     is_complete: bool = True
     """Whether all records were read, and not only the first of each file."""
@@ -209,7 +205,6 @@ class CheckedModel:
     processor: ImageProcessor | None = None
     counter: TokenCounter | None = None
     num_trained: int | None = None
-    """Number of weights that are trained."""
 
 
 def check_model(run: RunFile) -> tuple[CheckedModel, list[Result]]:

@@ -14,8 +14,6 @@ LEVEL_WIDTH, WHAT_WIDTH = 9, 13
 
 @dataclass(frozen=True)
 class Result:
-    """One thing that was checked."""
-
     level: Level
     """`error` stops the run, `warning` may surprise, `ok` is as it should be."""
     what: str
@@ -46,7 +44,6 @@ class CheckReport:
         return self.number("error") == 0
 
     def number(self, level: Level) -> int:
-        """The number of results of a level."""
         return sum(result.level == level for result in self.results)
 
     def to_json(self) -> dict[str, Any]:

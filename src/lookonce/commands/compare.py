@@ -33,7 +33,6 @@ METRIC = click.option(
 
 
 def _with_baseline(paths: tuple[Path, ...], baseline: Path | None) -> tuple[Path, ...]:
-    """The paths, the baseline first."""
     return (baseline, *(path for path in paths if path.absolute() != baseline.absolute())) if baseline else paths
 
 

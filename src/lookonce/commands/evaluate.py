@@ -415,7 +415,6 @@ def _export_answers(
     partial: bool,
     as_json: bool,
 ) -> None:
-    """Write the answers of a split."""
     from lookonce.eval.answers.files import AnsweringCost
     from lookonce.eval.join import find_predictions
     from lookonce.eval.scores.prediction import read_predictions

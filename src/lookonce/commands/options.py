@@ -120,7 +120,6 @@ def cache_folder(path: Path, assignments: tuple[str, ...]) -> Path:
 
 
 def nothing_to_set(path: Path) -> UsageError:
-    """The error for --set without a run file."""
     return UsageError(f"--set replaces keys of a run file, and {path} is a folder; leave it out or name a run file")
 
 
@@ -161,7 +160,6 @@ def check_alone(command: str) -> None:
 
 
 def notify(note: str) -> None:
-    """Print a note to stderr."""
     say(with_run_file(note), err=True)
 
 

@@ -1,9 +1,8 @@
 """The single answers of a report: right and wrong ones with their images, the most frequent mistakes, and answers that
 a training by rewards drew.
 
-Design: the answers that are shown are drawn from a fixed seed, so that a page that is made again has the same images,
-and none is chosen by hand. The kinds take turns until the sheet is full; within a kind, images that are not shown yet
-come first. Thumbnails are of a size with which 48 of them take less than 3 MB, also if the images are noise.
+The answers that are shown are drawn from a fixed seed, so none is chosen by hand. The kinds take turns until the sheet
+is full; within a kind, images that are not shown yet come first. 48 thumbnails take less than 3 MB, even of noise.
 """
 
 from __future__ import annotations
@@ -157,7 +156,6 @@ NUM_QUESTIONS, NUM_PAIRS = 25, 3
 
 
 def errors(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
-    """The most frequent wrong answers, and how closed questions are answered."""
     answered = [run for run in runs if run.answers]
     if not answered:
         return None

@@ -1,10 +1,9 @@
 """Exact match with predicted, reference and no answers to earlier questions in the prompts, of all and by stage.
 
-Design: the result of a run with `data.context` has predicted answers, the model's own, in its prompts. Reference
-answers, which a user does not have, are its upper limit, and none show what the questions alone are worth; these are
-further evaluations (`lookonce eval --reference-context --no-context`). Seeds of one training count as one: a score is
-the mean over the seeds that have it, a difference over those that have both, in pairs. Answers to other questions than
-those of the result, which an earlier evaluation may have left, count as absent.
+Predicted answers are the model's own; reference answers are its upper limit, and none show what the questions alone are
+worth (`lookonce eval --reference-context --no-context`). Seeds of one training count as one: a score is the mean over
+the seeds that have it, a difference over those that have both, in pairs. Answers to other questions than those of the
+result, which an earlier evaluation may have left, count as absent.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ KINDS = ("predicted", *IN_CONTEXT)
 OPTIONS = {"reference": "--reference-context", "none": "--no-context"}
 """The options of `lookonce eval` that put other answers than the run's own into the prompts."""
 PAIRS = {"predicted - none": ("predicted", "none"), "reference - predicted": ("reference", "predicted")}
-"""The differences that are shown."""
 ALL = "all"
 Right = NDArray[np.float64]
 
@@ -58,7 +56,6 @@ class ContextScores:
     differences: dict[str, dict[str, Estimate]]
     """The differences between predicted and none, and between reference and predicted."""
     not_asked: list[str]
-    """The commands that ask what is absent."""
 
     @property
     def title(self) -> str:
@@ -72,11 +69,7 @@ def other_contexts(run: RunFile) -> list[str]:
 
 
 def context_scores(runs: Sequence[ReportedRun]) -> list[ContextScores]:
-    """The scores of the runs with `data.context` that are evaluated.
-
-    Raises:
-        UsageError: seeds of one training answered different questions.
-    """
+    """The scores of runs with `data.context`; raises UsageError if seeds answered different questions."""
     trainings: dict[str, list[ReportedRun]] = {}
     for run in runs:
         if run.has_context and run.answers:
@@ -191,6 +184,5 @@ def context_text(scores: ContextScores) -> str:
 
 
 def with_interval(cell: Cell) -> str:
-    """A cell as one text."""
     words, interval = cell
     return f"{words} [{interval}]" if interval else words

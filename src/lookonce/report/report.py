@@ -43,8 +43,6 @@ MAX_TOLD = 3
 
 @dataclass(frozen=True)
 class Report:
-    """The report of some runs."""
-
     runs: Sequence[ReportedRun]
     numbers: dict[str, Any]
     """The numbers of each part by its key, as JSON; None if nothing is known."""
@@ -139,7 +137,6 @@ class Report:
 
 
 def _tiles(scored: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Names and numbers for the top of a page."""
     tiles = [(run["measure"] if len(scored) == 1 else run["name"], f"{run['score']:.1%}") for run in scored]
     for run in scored[:1]:
         tiles[MAX_TOLD:] = [("majority baseline", f"{run['majority']:.1%}")]
@@ -156,11 +153,7 @@ def _lines(
 
 
 def check_replaces_page(path: Path) -> None:
-    """Check that nothing but a page of this module would be replaced by one that is written there.
-
-    Raises:
-        UsageError: there is something else.
-    """
+    """Raise UsageError if a page written there would replace anything but a page of this module."""
     content = path.read_bytes() if path.is_file() else b""
     is_page = content.startswith(b"<!doctype html>") and page.MADE_BY.encode() in content
     if path.exists() and not is_page:
@@ -241,11 +234,7 @@ def _image_sentence(run: ReportedRun) -> str:
 
 
 def comparison(runs: Sequence[ReportedRun], with_first_only: bool) -> dict[str, Any] | None:
-    """All pairs, or those with the first run.
-
-    Raises:
-        UsageError: the runs answered different questions.
-    """
+    """All pairs, or those with the first run; raises UsageError if the runs answered different questions."""
     answered = [run.answers for run in runs if run.answers]
     if len(answered) < 2:
         return None
@@ -287,7 +276,6 @@ def _metrics(run: ReportedRun) -> dict[str, Any]:
 
 
 def curves(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
-    """What each run has logged."""
     return {
         name: {
             "loss": run_curves.loss,
@@ -324,7 +312,6 @@ SHARES = ("mixed_share", "exact_match", "score")
 
 
 def _panels(logged: Mapping[str, Curves]) -> Iterator[Panel]:
-    """A panel for each figure."""
     is_alone, numbered = len(logged) == 1, [*enumerate(logged.items())]
     with_loss = [run_curves for run_curves in logged.values() if run_curves.loss or run_curves.validation_loss]
     if with_loss:
@@ -416,7 +403,6 @@ def settings(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
 
 
 def _data(run: ReportedRun) -> dict[str, Any]:
-    """What is known of a run's records."""
     predictions = run.answers.predictions if run.answers else []
     return {
         "splits": {split: vars(facts) for split, facts in run.data.splits.items()},
@@ -481,7 +467,6 @@ def provenance(runs: Sequence[ReportedRun]) -> dict[str, Any]:
 
 
 def _facts(run: ReportedRun) -> dict[str, str]:
-    """Names and values, as text."""
     if run.settings is None or run.folder is None:
         return {"run folder": "none, a predictions file"}
     train = [] if run.was_trained_elsewhere else [shell("lookonce", "train", run.folder.folder / "run.yaml")]

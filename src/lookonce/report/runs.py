@@ -47,8 +47,6 @@ from lookonce.text import first_line
 
 @dataclass(frozen=True)
 class SplitFacts:
-    """How much is in a split."""
-
     num_records: int
     num_questions: int
     num_images: int
@@ -60,7 +58,6 @@ class DataFacts:
     """The records of a run."""
 
     splits: Mapping[str, SplitFacts] = field(default_factory=dict)
-    """The splits that have records."""
     seen: frozenset[str] = frozenset()
     """The keys and the paths of the images of the training records."""
     has_keys: bool = False
@@ -119,8 +116,6 @@ def overlap(predictions: Sequence[Prediction], facts: DataFacts) -> dict[str, An
 
 @dataclass(frozen=True)
 class RunScores:
-    """The scores of a run."""
-
     overall: Headline
     num_images: int
     """Images; those that share a question count as one."""
@@ -158,8 +153,6 @@ def score_run(predictions: Sequence[Prediction], metric: str = EXACT) -> RunScor
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """One run of a report."""
-
     name: str
     split: str
     """The split whose answers are reported; empty for a predictions file outside a run folder."""
@@ -252,7 +245,6 @@ class ReportedRun:
 
     @cached_property
     def inputs(self) -> dict[str, Any]:
-        """The hashes of what the run read."""
         return self.folder.recorded_inputs() if self.folder else {}
 
     @cached_property
@@ -271,12 +263,10 @@ class Cost:
     """What a run cost; None where it is not recorded."""
 
     startup_seconds: dict[str, float]
-    """Seconds of each piece of work before the first step."""
     cache_seconds: float | None
     """Encoding of the cache, all workers together."""
     training_seconds: float | None
     first_step: int
-    """The step from which the training was resumed; its seconds are those since then."""
     answering_seconds: float | None
     num_answered: int
     """Questions that were answered in these seconds."""
@@ -291,9 +281,7 @@ class Cost:
     tokens_per_second: float | None
     """The median of the log."""
     rewards: Rewards | None
-    """Of a training by rewards."""
     wait_share: float | None
-    """The share of the training that waited for data."""
     cache_bytes: int | None
     adapter_bytes: int | None
 

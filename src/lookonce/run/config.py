@@ -1,10 +1,8 @@
 """The run file: one YAML page that says what a run is.
 
-Every key is in sections.py, with its meaning, its default and what is allowed; the docstrings are also pydantic's field
-descriptions. Here are the sections together, and the checks that span several. Unknown keys are refused, so that a
-misspelt key is never ignored silently. Paths are relative to the working directory, as in a shell, and stay as written
-in messages. Only the record in the run folder has absolute paths. Paths are not compared when a run is resumed, so data
-that was moved makes no other run.
+Every key is in sections.py. Here are the sections together, and the checks that span several. Paths are relative to the
+working directory, as in a shell, and stay as written in messages. Only the record in the run folder has absolute paths,
+which are not compared when a run is resumed, so data that was moved makes no other run.
 """
 
 from __future__ import annotations
@@ -138,7 +136,6 @@ class RunFile(Section):
 
     @property
     def compile_cache(self) -> Path:
-        """The folder in which compiled code is kept."""
         return self.cache.dir / "compiler"
 
     def to_yaml(self) -> str:

@@ -102,13 +102,10 @@ class TrainedElsewhere:
     """The content of trained.json where another program trained the adapter: nothing is known of the training."""
 
     adapter: dict[str, str]
-    """The same as of a training."""
     elsewhere: Literal[True] = True
 
 
 class RunFolder:
-    """The files of one run."""
-
     def __init__(self, folder: Path, adapter: Path | None = None) -> None:
         """`adapter` is the folder of the adapter, if it is not the usual one."""
         self.folder, self._record = folder, folder / RECORD
@@ -229,11 +226,7 @@ class RunFolder:
         return read_form(self._record, Record, AGAIN).inputs if self._record.exists() else {}
 
     def check_inputs(self, identity: dict[str, Any]) -> None:
-        """Check that the run's inputs are still those of the training; `identity` may hold some of the entries.
-
-        Raises:
-            RunFolderError: they have changed.
-        """
+        """Raise RunFolderError if some of the run's inputs are no longer those of the training."""
         recorded = self.recorded_inputs()
         changed = [name for name, _, _ in differences(identity, {name: recorded.get(name) for name in identity})]
         if changed:
@@ -258,11 +251,7 @@ class RunFolder:
         return read_object(self.trained).get("elsewhere") is True
 
     def read_trained(self) -> Trained | TrainedElsewhere:
-        """The figures of the training, if it took place here; the adapter must be trained.
-
-        Raises:
-            RunFolderError: the file is broken.
-        """
+        """The figures of the training, if it took place here; raises RunFolderError if the file is broken."""
         if self.was_trained_elsewhere:
             return read_form(self.trained, TrainedElsewhere, AGAIN)
         return read_form(self.trained, Trained, AGAIN)
@@ -412,11 +401,7 @@ class RunClaim(FolderClaim):
         return ""
 
     def check(self) -> None:
-        """Check that the folder is still this process's, before writing to it.
-
-        Raises:
-            RunFolderError: another process has taken over, or the folder was moved.
-        """
+        """Raise RunFolderError if another process has taken the folder over, or it was moved."""
         if self.is_lost():
             by = f", now in use by {holder(self.path, self.expiry_s)}" if self.path.exists() else ""
             raise RunFolderError(
@@ -425,11 +410,7 @@ class RunClaim(FolderClaim):
             )
 
     def move_away(self) -> Path | None:
-        """Move the run in the folder away, and claim the folder again; returns the new path, or None without a run.
-
-        Raises:
-            RunFolderError: another process has claimed the folder in between.
-        """
+        """Move the run away and claim the folder again; returns the new path, or None; raises RunFolderError."""
         moved = RunFolder(self.folder).move_away()
         if moved:
             self.release_moved(moved / CLAIM)

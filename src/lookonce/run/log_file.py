@@ -1,9 +1,8 @@
 """What a training writes while it runs: `log.jsonl` as curves by step, `drawn.jsonl`, and `progress.json`. log_files.py
 writes them.
 
-Design: a line that is broken is left out, because a killed process may have written half of its last one, and a
-training may be writing while the file is read. Of several values for one step the last counts. Costs 5 ms per 1,000
-lines.
+A line that is broken is left out: a killed process may have written half of its last one. Of several values for one
+step the last counts. Reading costs 5 ms per 1,000 lines.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ Curve = dict[int, float]
 
 @dataclass(frozen=True)
 class Curves:
-    """What a training has logged."""
-
     loss: Curve = field(default_factory=dict)
     """The mean of the steps since the line before; empty in a training by rewards, whose loss says nothing of them."""
     validation_loss: Curve = field(default_factory=dict)
@@ -53,7 +50,6 @@ class Curves:
     entropy: Curve = field(default_factory=dict)
     """Of each drawn token."""
     answer_tokens: Curve = field(default_factory=dict)
-    """The length of the answers."""
     kl: Curve = field(default_factory=dict)
     """The KL divergence to the model at the start; empty without `grpo.kl`."""
 
@@ -97,7 +93,6 @@ def read_curves(path: Path) -> Curves:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a log that are whole."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -146,7 +141,6 @@ class Rewards:
     """Of sampling, rewarding and training."""
 
     def time_text(self) -> str:
-        """The shares of the time."""
         total = sum(self.seconds.values()) or 1.0
         return ", ".join(f"{seconds / total:.0%} {phase}" for phase, seconds in self.seconds.items())
 

@@ -2,10 +2,9 @@
 
 Design: each command that works with a run says in `Needs` what it takes of it and what it changes, so none can forget a
 claim. The run folder is claimed before anything that another process may change is read, and the cache before anything
-in it is. An `OpenRun` has all parts side by side; a part that was not asked for is not there. Neither torch nor the
-model is imported unless the model is asked for, or its fingerprint has not been recorded: so `lookonce status` answers
-in half a second. The model is located once and used as a folder, because a branch on the Hub may move in between, and
-the fingerprint of one commit must not be recorded for another.
+in it is. Neither torch nor the model is imported unless the model is asked for, or its fingerprint has not been
+recorded: so `lookonce status` answers in half a second. The model is located once and used as a folder, because a
+branch on the Hub may move in between, and the fingerprint of one commit must not be recorded for another.
 """
 
 from __future__ import annotations
@@ -80,7 +79,6 @@ class Needs:
     variants: bool = False
     """The variants of training images (`cache.augment`) count as images, and training takes them."""
     is_local: bool = False
-    """Nothing is downloaded."""
 
 
 TO_BUILD = Needs("lookonce cache build", records="all", images="hashed", variants=True, model="open")
@@ -138,7 +136,6 @@ class OpenRun:
         return self.run.cache.shard_mb * MEGABYTE
 
     def all_records(self) -> Iterator[Record]:
-        """The records of all splits."""
         return chain.from_iterable(self.records.values())
 
     def key_of(self, path: Path) -> str:
@@ -311,7 +308,6 @@ class OpenRun:
         self.source.write_note(self.run.cache.dir, self.fingerprint)  # its folder may not have existed before
 
     def load_tower(self, *, fast: bool | None = None) -> Tower:
-        """The tower, on the best device."""
         from lookonce.cache.model.tower import Tower
         from lookonce.environment import best_device
 
@@ -374,7 +370,6 @@ def open_run(
 
 
 def _read(opened: OpenRun, once: Once, timed: Timed) -> None:
-    """Read the parts that are needed, each once."""
     needs, run, notify = opened.needs, opened.run, opened.notes.append
     records: dict[str, list[Record]] = {}
     if needs.records != "none":

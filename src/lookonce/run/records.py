@@ -1,9 +1,7 @@
-"""A run's records, the contexts in their prompts, and its distinct images.
+"""A run's records, the contexts in their prompts, and its distinct images. Imports no torch.
 
-Design: no torch. Contexts are made when the image keys are known, because they join answers by images and not by paths;
-so they are there for training, evaluation and checks, and building a cache needs no answers. An evaluation makes its
-own (`eval.staged`). Python's garbage collector is paused while records are read: a million of them make it look at all
-objects again and again, for a third of the time.
+Contexts join answers by images and not by paths, so they are made when the image keys are known; building a cache needs
+no answers. An evaluation makes its own (`eval.staged`).
 """
 
 from __future__ import annotations
@@ -74,11 +72,7 @@ def for_training(run: RunFile, records: dict[str, list[Record]], notify: Notify 
 
 
 def with_system(records: dict[str, list[Record]], system: str, notify: Notify = quiet) -> dict[str, list[Record]]:
-    """The records with this system text, except those with one of their own; `notify` gets how many these are.
-
-    Raises:
-        RecordsError: all have one.
-    """
+    """The records with this system text unless they have one; raises RecordsError if all have one."""
     has_own = [record.system is not None for each in records.values() for record in each]
     if has_own and all(has_own):
         raise RecordsError(

@@ -1,13 +1,13 @@
 """The sections of the run file: every key with its meaning, its default and what is allowed.
 
-Numbers have a lowest and a highest value, which the code behind them can take. In paths, `~` and environment variables
-are expanded. A variable that is not set is an error, because a folder named `$SCRATCH` would be made otherwise; so is
-an empty one, with which `$SCRATCH/caches` would be a folder at the root of the disk. Two kinds of paths may keep a
-variable: `cache.stage`, whose variable is often set within jobs only, and paths recorded by earlier versions.
+In paths, `~` and environment variables are expanded. A variable that is not set is an error, because a folder named
+`$SCRATCH` would be made otherwise; so is an empty one, with which `$SCRATCH/caches` would be a folder at the root of
+the disk. Two kinds of paths may keep a variable: `cache.stage`, whose variable is often set within jobs only, and paths
+recorded by earlier versions.
 
-`train.start_from` names another run by a path, or an adapter on the Hub. `runs/first` could be a folder or a
-repository's name, so an adapter on the Hub has the scheme of huggingface_hub's file system, `hf://owner/name@revision`
-(https://huggingface.co/docs/huggingface_hub/guides/hf_file_system). It stays text, because a path would lose a slash.
+An adapter on the Hub in `train.start_from` has the scheme of huggingface_hub's file system, because `runs/first` could
+be a folder or a repository's name: `hf://owner/name@revision`
+(https://huggingface.co/docs/huggingface_hub/guides/hf_file_system). It stays text, since a path would lose a slash.
 """
 
 from __future__ import annotations
@@ -127,11 +127,7 @@ FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
 
 def check_metric_name(name: str) -> str:
-    """The name of a metric, if it is one.
-
-    Raises:
-        ValueError: it is neither the key of a metric nor has the form of a function; says what is allowed.
-    """
+    """The name of a metric; raises ValueError if it is neither a key nor has the form of a function."""
     if name not in METRICS and not FUNCTION.fullmatch(name):
         raise ValueError(f"a metric is one of {', '.join(METRICS)}, or a function of yours, as module:function")
     return name

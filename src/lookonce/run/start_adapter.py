@@ -1,9 +1,8 @@
 """The adapter of another run with whose weights a training starts (`train.start_from`).
 
 Design: the weights alone are taken, so the other run must have the same language model and an adapter of the same
-shape. Optimizer, schedule and seed are the run's own, nothing is merged, and the other run's folder is only read. The
-hash of the adapter belongs to the recorded inputs: a resumed training with another start is refused. Once it is
-recorded, the other run need not exist any more, because checkpoints have the weights.
+shape. The hash of the adapter belongs to the recorded inputs: a resumed training with another start is refused. Once it
+is recorded, the other run need not exist any more, because checkpoints have the weights.
 """
 
 from __future__ import annotations
@@ -117,11 +116,7 @@ def adapter_hash(folder: RunFolder) -> str | None:
 
 
 def check_same_model(start: RunFolder, identity: Mapping[str, Any]) -> None:
-    """Check that the adapter that a training starts with belongs to its model.
-
-    Raises:
-        UsageError: it was trained on another one.
-    """
+    """Raise UsageError if the adapter that a training starts with belongs to another model."""
     theirs = start.recorded_inputs().get(MODEL)
     if theirs and identity.get(MODEL, theirs) != theirs:
         raise UsageError(

@@ -1,8 +1,7 @@
 """What a training does before its first step: each piece of work is timed, and reported when it ends.
 
-Design: a line when a piece of work ends, with its seconds, so that a fast start is a few lines. One that takes longer
-is also named before it ends, so that a slow start is never silent. It costs a sleeping thread each. At the first step
-one line adds all of it up; what no piece of work accounts for is named there too, so nothing is hidden.
+A piece of work that takes longer is also named before it ends, by a sleeping thread. At the first step one line adds
+all of it up, what no piece of work accounts for included.
 """
 
 from __future__ import annotations
