@@ -94,11 +94,7 @@ def value_index(record: Record, field: str, values: Sequence[Any]) -> int | None
 
 
 def check_values(records: Iterable[Record], field: str, values: Iterable[Any], key: str) -> None:
-    """Check that some record has each of the values of a metadata field, which a key of the run file names.
-
-    Raises:
-        RecordsError: names a value that no record has, and those that records have.
-    """
+    """Raise RecordsError if no record has one of the values of a metadata field, which the run file's `key` names."""
     records = list(records)
     present = {text for record in records for text in texts_of(record, field)}
     if not present:

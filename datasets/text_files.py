@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import IO, Any, AnyStr, Literal
 
 from lookonce.datasets.formats.record import QUESTION_NAMES, Row, is_utf8, rename_advice
 from lookonce.datasets.formats.record import shown as value_shown
@@ -73,9 +73,8 @@ def read_jsonl(path: Path, name: str | None = None, broken: Broken = refuse) -> 
     """One value per line; blank lines are skipped. `name` replaces the path in messages, also below."""
     name = name or str(path)
     with path.open("rb") as file:
-        for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES), b""), start=1):
+        for number, line in enumerate(_lines(file, name), start=1):
             origin, line = f"{name}:{number}", line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
-            _check_length(line, origin)
             if not line.strip():
                 continue
             try:
@@ -90,9 +89,15 @@ def read_jsonl(path: Path, name: str | None = None, broken: Broken = refuse) -> 
                 yield origin, value
 
 
-def _check_length(line: bytes | str, origin: str) -> None:
-    if len(line) >= MAX_LINE_BYTES:
-        raise RecordsError(f"{origin}: the line is longer than {MAX_LINE_BYTES:,} bytes; is this a text file?")
+def _lines(file: IO[AnyStr], name: str) -> Iterator[AnyStr]:
+    number = 0
+    while line := file.readline(MAX_LINE_BYTES):
+        number += 1
+        if len(line) >= MAX_LINE_BYTES:
+            raise RecordsError(
+                f"{name}:{number}: the line is longer than {MAX_LINE_BYTES:,} bytes; is this a text file?"
+            )
+        yield line
 
 
 def not_utf8(place: str, error: UnicodeDecodeError, kind: str) -> RecordsError:
@@ -176,12 +181,6 @@ def read_csv(path: Path, name: str | None = None, delimiter: str | None = None, 
             broken(f"{name}:{start}", RecordsError(f"{name}:{start}: not CSV ({advice or error})"))
         except UnicodeDecodeError as error:
             raise not_utf8(name, error, "CSV") from None
-
-
-def _lines(file: TextIO, name: str) -> Iterator[str]:
-    for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES), ""), start=1):
-        _check_length(line, f"{name}:{number}")
-        yield line
 
 
 def _check_header(header: list[str], name: str) -> None:

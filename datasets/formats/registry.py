@@ -175,7 +175,6 @@ EXPECTED = (
 class RecordFormat:
     """A record format: how to read a row as a record, and how to write a record as a row."""
 
-    name: FormatName
     kind: str
     """Formats of one kind are read by the same rules, and one file may mix them."""
     read: Read
@@ -184,17 +183,14 @@ class RecordFormat:
 
 
 FORMATS: dict[FormatName, RecordFormat] = {
-    format.name: format
-    for format in (
-        RecordFormat("canonical", "native", read_canonical, write_canonical),
-        RecordFormat("flat", "native", read_flat, write_flat),
-        RecordFormat("llava", "conversations", read_conversations, write_llava),
-        RecordFormat("sharegpt", "conversations", read_conversations, write_sharegpt),
-        RecordFormat("alpaca", "alpaca", read_alpaca, write_alpaca),
-        RecordFormat("messages", "messages", read_messages, write_messages),
-        RecordFormat("parts", "messages", read_messages, write_parts),
-        RecordFormat("openai", "messages", read_messages, write_openai),
-    )
+    "canonical": RecordFormat("native", read_canonical, write_canonical),
+    "flat": RecordFormat("native", read_flat, write_flat),
+    "llava": RecordFormat("conversations", read_conversations, write_llava),
+    "sharegpt": RecordFormat("conversations", read_conversations, write_sharegpt),
+    "alpaca": RecordFormat("alpaca", read_alpaca, write_alpaca),
+    "messages": RecordFormat("messages", read_messages, write_messages),
+    "parts": RecordFormat("messages", read_messages, write_parts),
+    "openai": RecordFormat("messages", read_messages, write_openai),
 }
 
 
