@@ -78,11 +78,13 @@ class Estimate:
     def text(self) -> str:
         unusable = f", {self.num_unusable:,} cannot be read" if self.num_unusable else ""
         images = f"{count(self.num_files, 'file')}, {self.num_images:,} distinct{unusable}"
+        added = f"{count(self.num_variants, 'variant')} (cache.augment), which take {size(self.variant_bytes)}"
+        variants = f"; with {added}" if self.num_variants else ""
         sizes = ", ".join(f"{size(number)} in {dtype}" for dtype, number in self.bytes_by_dtype.items())
         enough = "" if self.free_bytes >= with_margin(self.missing_bytes) or not self.missing_bytes else ": NOT ENOUGH"
         shards = f"{count(self.num_new_shards, 'shard')} (files of features)"
         lines = [
-            ("images", f"{images}, {self.num_done:,} encoded already{self._with_variants()}"),
+            ("images", f"{images}, {self.num_done:,} encoded already{variants}"),
             ("tokens", f"{self.mean_tokens:.0f} per image on average, at most {self.max_tokens:,}"),
             ("size", f"{size(self.num_bytes)} ({sizes})"),
             ("to do", f"{shards}, {size(self.missing_bytes)}; {size(self.free_bytes)} free on the disk{enough}"),
@@ -94,10 +96,6 @@ class Estimate:
         if self.break_even_epochs is not None:
             lines.append(("pays off", f"after {self.break_even_epochs:.2f} epochs"))
         return rows([*lines, ("folder", str(self.folder))])
-
-    def _with_variants(self) -> str:
-        number = f"{count(self.num_variants, 'variant')} (cache.augment)"
-        return f"; with {number}, which take {size(self.variant_bytes)}" if self.num_variants else ""
 
 
 def estimate(

@@ -296,11 +296,7 @@ def choose(root: Path, caches: Sequence[CacheInfo], cache_id: str) -> CacheInfo:
 
 
 def delete_cache(folder: Path, expiry_s: float = EXPIRY_S) -> tuple[list[Path], int]:
-    """Delete our files in a cache, and its folders if they are then empty; returns the files and their bytes.
-
-    Raises:
-        CacheError: another process uses the cache.
-    """
+    """Delete our files in a cache and its empty folders; returns files and bytes; raises CacheError if it is in use."""
     with owning(folder, COMMAND, expiry_s) as check_owned:
         mine = folder / CLAIMS / OWNER
         paths = [path for path in files_below(folder) if is_ours(folder, path) and path != mine]

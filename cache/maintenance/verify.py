@@ -199,11 +199,7 @@ class Reading:
 
 
 def check_manifest(folder: Path) -> tuple[Fingerprint | None, list[Problem]]:
-    """The fingerprint of a cache if its manifest is intact, and the manifest's problems.
-
-    Raises:
-        CacheError: there is no manifest, or it has a format that this version does not read.
-    """
+    """The fingerprint if the manifest is intact, and its problems; raises CacheError if there is none to read."""
     try:
         return read_manifest(folder), []
     except CacheCorrupt as error:

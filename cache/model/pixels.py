@@ -94,11 +94,7 @@ class ImageProcessor:
             raise BadImage(f"{path}: {error}") from None
 
     def check_size(self, size: tuple[int, int], path: Path) -> None:
-        """Check that the processor takes images of this width and height; errors name `path`.
-
-        Raises:
-            BadImage: it does not resize, and these are not multiples of what it needs.
-        """
+        """Raise BadImage, naming `path`, if the processor does not resize and needs other multiples of pixels."""
         factor = self.stock.patch_size * self.stock.merge_size
         if not self.stock.do_resize and (size[0] % factor or size[1] % factor):
             raise BadImage(f"{path}: {size[0]} x {size[1]} pixels are not multiples of {factor}")

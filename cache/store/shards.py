@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import socket
 import threading
@@ -173,7 +174,7 @@ class ShardWriter:
         self._entries: dict[str, Entry] = {}
         self._started = time.time()
         num_tensors = max_images * len(fingerprint.tensors)
-        self._header_bytes = _aligned(num_tensors * HEADER_BYTES_PER_TENSOR + ALIGNMENT)
+        self._header_bytes = ALIGNMENT * (1 + math.ceil(num_tensors * HEADER_BYTES_PER_TENSOR / ALIGNMENT))
         self._end = self._header_bytes
         path = shard_path(folder, name)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -304,7 +305,3 @@ def remove_leftovers(folder: Path, name: str) -> None:
     """Remove what killed writers of a shard left; only the holder of its claim may call this."""
     for leftover in shard_path(folder, name).parent.glob(f"{name}.*{TEMPORARY_MARK}*"):
         leftover.unlink(missing_ok=True)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
