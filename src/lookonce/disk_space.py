@@ -33,11 +33,7 @@ def with_margin(num_bytes: int) -> int:
 
 
 def check_room(folder: Path, num_bytes: int, content: str = "", advice: str = CACHE_ADVICE) -> None:
-    """Check that `num_bytes` more fit on the disk of a folder, with a margin; the message has `content` and `advice`.
-
-    Raises:
-        DiskFull: they do not fit; says how many bytes are missing.
-    """
+    """Raise DiskFull if `num_bytes` more do not fit with a margin; the message has `content` and `advice`."""
     if num_bytes and free_bytes(folder) < with_margin(num_bytes):
         raise disk_full(folder, num_bytes, content=content, advice=advice)
 

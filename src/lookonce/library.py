@@ -115,11 +115,7 @@ def _bytes_of(image: Shown) -> bytes:
 
 
 def key_of(image: Shown) -> str:
-    """The key of an image in caches: the sha256 of the bytes of its file.
-
-    Raises:
-        ImageError: there is no such file.
-    """
+    """The key of an image in caches, the sha256 of its file's bytes; raises ImageError if there is no such file."""
     return image_key(Path(image)) if isinstance(image, Path | str) else bytes_key(_bytes_of(image))
 
 

@@ -13,30 +13,25 @@ Jinja and matplotlib, which takes 0.3 s, are imported with the first page and th
 
 from __future__ import annotations
 
-import json
-import re
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from lookonce.text import count, duration, in_percent, one_line, shown, shown_p, size
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 import io
+import json
 import logging
 import math
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from html import escape
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from lookonce.files import atomic_write
-from lookonce.text import binned
+from lookonce.text import binned, count, duration, in_percent, one_line, shown, shown_p, size
 
 if TYPE_CHECKING:
+    from jinja2 import Environment
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 

@@ -37,7 +37,7 @@ from lookonce.eval.scores.metrics import read_headline
 from lookonce.run.config import RunFile
 from lookonce.run.folder import RunFolder, TrainedElsewhere, find_trainer, step_of
 from lookonce.run.log_file import read_progress
-from lookonce.run.open import Needs, OpenRun, open_run, records_identity
+from lookonce.run.open import Needs, OpenRun, open_run
 from lookonce.run.records import UNUSABLE_ADVICE, without_fold
 from lookonce.run.start_adapter import start_identity
 from lookonce.text import count, duration, rows, shell, size
@@ -287,7 +287,7 @@ def _conflict(opened: OpenRun, records: dict[str, list[Record]], images: ImageIn
     identity: dict[str, Any] = {"cache": opened.fingerprint.sha256}
     paths = [path for split_records in records.values() for record in split_records for path in record.images]
     if has_all and all(path in images.key_of for path in paths):
-        identity = records_identity(run, opened.fingerprint, records, images.key_of.__getitem__)
+        identity = opened.changed(records=records, images=images).records_identity()
     try:
         folder.check(run, identity | start_identity(run, folder.recorded_inputs()))
     except RunFolderError as error:

@@ -88,17 +88,8 @@ SCORED = ("test", "val", HELD_OUT, "train")
 """The splits whose scores are on the card, in this order."""
 COMMIT = re.compile(rf"[0-9a-f]{{40,64}}({DIRTY})?")
 SHARED = {
-    *(
-        "overall",
-        "headline",
-        "exact_match_interval",
-        "baselines",
-        "by_category",
-        "by_stage",
-        "metrics",
-        "counts",
-        "text_metrics",
-    )
+    *("overall", "headline", "exact_match_interval", "baselines", "by_category", "by_stage"),
+    *("metrics", "counts", "text_metrics"),
 }
 """Keys of an evaluation that are uploaded; names in other groups may be texts of records, or names of places."""
 

@@ -53,11 +53,7 @@ DTYPE_KEYS = ("dtype", "torch_dtype")
 
 
 def check_frozen(run: RunFile, command: str, *, allows_unquantised: bool) -> None:
-    """Check that the adapter was trained on the weights that it is merged into; `command` is the one that was given.
-
-    Raises:
-        UsageError: they were quantised; names what can be done instead.
-    """
+    """Raise UsageError if the adapter was trained on quantised weights; `command` is the one that was given."""
     frozen = run.train.frozen
     if frozen in ROUNDED and not allows_unquantised:
         raise UsageError(

@@ -466,11 +466,7 @@ def _check_split(
 
 
 def answer_lengths(run: RunFile, record: Record, counter: TokenCounter, image_tokens: Sequence[int]) -> list[int]:
-    """The tokens of each question of a record with the longest answer that a training by rewards draws.
-
-    Raises:
-        RecordsError: training would refuse the record.
-    """
+    """The tokens of each question with the longest answer that training draws; raises RecordsError if it is refused."""
     prompts = [counter.chat_tokenizer.prompt(record, turn)[0] for turn in range(len(record.turns))]
     of_images = sum(image_tokens) - len(image_tokens)  # each has a placeholder in the prompt
     return [len(prompt) + of_images + run.grpo.max_new_tokens for prompt in prompts]

@@ -2,7 +2,7 @@
 
 options    arguments and options that commands share, and printing
 prepare    lookonce sample, init, check, fetch
-data       lookonce data prepare, convert, audit, clean, tar
+data       lookonce data prepare, convert, audit
 cache      lookonce cache plan, build, verify, repair, show, gc, stage
 train      lookonce train, status, selftest, bench
 evaluate   lookonce eval, predict, ask, export

@@ -159,7 +159,7 @@ class RunFolder:
     def check(self, run: RunFile, identity: dict[str, Any]) -> None:
         """Check that the folder is free or already belongs to this run; a run without any step does not count.
 
-        `identity` is all of `RunInputs.identity`, or the entries of it that are known.
+        `identity` is all of `OpenRun.identity`, or the entries of it that are known.
 
         Raises:
             RunFolderError: it holds another run, or files that are not a run.
@@ -204,11 +204,7 @@ class RunFolder:
         write_json(self.folder / "environment.json", asdict(Environment.this()))
 
     def check_adapter(self) -> None:
-        """Check that the folder holds the adapter that was trained in it.
-
-        Raises:
-            RunFolderError: no training has ended here, or a file of its adapter is missing, damaged or another one.
-        """
+        """Raise RunFolderError if no training has ended here, or its adapter is missing, damaged or another one."""
         if not self.trained.exists():
             train = shell("lookonce", "train", self.folder / "run.yaml", "--resume")
             raise RunFolderError(f"{self.folder} holds no trained adapter; finish the training with: {train}")
@@ -378,8 +374,6 @@ class RunClaim(FolderClaim):
 
     def take(self, patience_s: float = 0.0) -> str:
         """Claim the folder, which is made if it does not exist; waits up to `patience_s` while another process uses it.
-
-        No process that holds it is returned: that is an error.
 
         Raises:
             RunFolderError: another process uses it, or it cannot be written to.

@@ -7,7 +7,7 @@ replaced.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -31,15 +31,14 @@ def _check_reward(name: str) -> str:
     return name
 
 
-def _one_reward(value: Any) -> Any:
-    """One name as the only reward."""
-    return {value: 1.0} if isinstance(value, str) else value
-
-
 RewardName = Annotated[str, AfterValidator(_check_reward)]
 Weight = Annotated[float, Field(ge=-1000, le=1000, strict=True)]
-Rewards = Annotated[dict[RewardName, Weight], Field(min_length=1, max_length=20), BeforeValidator(_one_reward)]
-"""Rewards with their weights."""
+Rewards = Annotated[
+    dict[RewardName, Weight],
+    Field(min_length=1, max_length=20),
+    BeforeValidator(lambda value: {value: 1.0} if isinstance(value, str) else value),
+]
+"""Rewards with their weights; one name is the only reward."""
 
 
 class GrpoSection(Section):

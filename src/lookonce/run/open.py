@@ -275,7 +275,18 @@ class OpenRun:
 
     def records_identity(self) -> dict[str, Any]:
         """The entries that do not need the model; every image must have a key."""
-        return records_identity(self.run, self.fingerprint, self.records, self.key_of)
+        batch, context, train, val = self.run.batch, self.run.data.context, self.records["train"], self.records["val"]
+        identity: dict[str, Any] = {
+            "cache": self.fingerprint.sha256,
+            "records": {"train": hash_records(train, self.key_of), "val": hash_records(val, self.key_of)},
+        }
+        if order := batch.stage_order:
+            identity["stages"] = _hash_repr([order.stage_of(record) for record in train])
+        if batch.balance:
+            identity["weights"] = _hash_repr(record_weights(train, batch.balance))
+        if context:
+            identity["context"] = _hash_repr([context.stage_of(record) for record in [*train, *val]])
+        return identity | answers_identity(context)
 
     # Building the cache.
 
@@ -489,25 +500,8 @@ def fingerprint_of(source: Source, root: Path) -> Fingerprint:
 # Hashes of what a training depends on. The cache's fingerprint covers the vision tower.
 
 
-def records_identity(
-    run: RunFile, fingerprint: Fingerprint, records: dict[str, list[Record]], key_of: Callable[[Path], str]
-) -> dict[str, Any]:
-    """The entries that do not need the model; every image must have a key."""
-    batch, context, train, val = run.batch, run.data.context, records["train"], records["val"]
-    identity: dict[str, Any] = {
-        "cache": fingerprint.sha256,
-        "records": {"train": hash_records(train, key_of), "val": hash_records(val, key_of)},
-    }
-    if order := batch.stage_order:
-        stages = repr([order.stage_of(record) for record in train])
-        identity["stages"] = hashlib.sha256(stages.encode()).hexdigest()
-    if batch.balance:
-        weights = repr(record_weights(train, batch.balance))
-        identity["weights"] = hashlib.sha256(weights.encode()).hexdigest()
-    if context:
-        stages = repr([context.stage_of(record) for record in [*train, *val]])
-        identity["context"] = hashlib.sha256(stages.encode()).hexdigest()
-    return identity | answers_identity(context)
+def _hash_repr(values: list[Any]) -> str:
+    return hashlib.sha256(repr(values).encode()).hexdigest()
 
 
 def hash_records(records: Iterable[Record], key_of: Callable[[Path], str]) -> str:

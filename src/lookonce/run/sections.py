@@ -164,13 +164,9 @@ def _current_name(value: Any, info: ValidationInfo) -> Any:
 FORMER_NAMES = BeforeValidator(_current_name)
 
 
-def _kind_of_answers(value: Any) -> str:
-    return "files" if value not in ("reference", "true", True) else "reference"
-
-
 Answers = Annotated[
     Annotated[Literal["reference"], BeforeValidator(_current_name), Tag("reference")] | Annotated[Paths, Tag("files")],
-    Discriminator(_kind_of_answers),
+    Discriminator(lambda value: "reference" if value in ("reference", "true", True) else "files"),
 ]
 
 
@@ -325,14 +321,9 @@ class LoraSection(Section):
         return self
 
 
-def _kind_of_order(value: Any) -> str:
-    """Names the kind of order that a value is, so that errors are about that kind alone."""
-    return "name" if isinstance(value, str) else "mapping"
-
-
 Order = Annotated[
     Annotated[Literal["random", "as_given"], Tag("name")] | Annotated[StageOrder, Tag("mapping")],
-    Discriminator(_kind_of_order),
+    Discriminator(lambda value: "name" if isinstance(value, str) else "mapping"),  # errors are about one kind alone
 ]
 
 
