@@ -40,10 +40,11 @@ SCRATCH = "lookonce-"
 
 
 @contextlib.contextmanager
-def atomic_write(path: Path, num_bytes: int = 0, *, flushes: bool = True) -> Iterator[Path]:
+def atomic_write(path: Path, num_bytes: int = 0, *, flushes: bool = True, replaces: bool = True) -> Iterator[Path]:
     """A temporary path to write to; it is renamed to `path` on success and removed on an error.
 
     `num_bytes` is the size of the file, if it is known before. Without `flushes` a power cut may leave part of a file.
+    If it `replaces` no file, one at `path` is a FileExistsError.
 
     Raises:
         NoRoom: the disk is full.
@@ -55,7 +56,7 @@ def atomic_write(path: Path, num_bytes: int = 0, *, flushes: bool = True) -> Ite
             follow_umask(temporary)
             if flushes:
                 flush(temporary)
-            os.replace(temporary, path)
+            (os.replace if replaces else os.link)(temporary, path)
             if flushes:
                 flush(path.parent)
     finally:
@@ -128,18 +129,12 @@ def create_text(path: Path, text: str) -> bool:
     The file is a hard link to a finished temporary one, so it appears whole or not at all, on network filesystems too.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary, data = temporary_name(path), text.encode("utf-8")
+    data = text.encode("utf-8")
     try:
-        with naming_full_disk(path, len(data)):
+        with atomic_write(path, len(data), replaces=False) as temporary:
             temporary.write_bytes(data)
-            follow_umask(temporary)
-            flush(temporary)
-            os.link(temporary, path)
-            flush(path.parent)
     except FileExistsError:
         return False
-    finally:
-        temporary.unlink(missing_ok=True)
     return True
 
 
