@@ -32,7 +32,6 @@ DtypeName = Literal["bfloat16", "float32", "fp8_e4m3"]
 Grid = tuple[int, int, int]
 """The patch grid of an image (t, h, w): frames, rows and columns of patches."""
 PARSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
-"""Exceptions that parsing a damaged file may raise."""
 MAX_RECORDS_BYTES = 1 << 30
 """The most bytes of a receipt or a plan file; one about a million images has 150 MB."""
 MAX_HEADER_BYTES = 100_000_000

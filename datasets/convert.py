@@ -26,13 +26,10 @@ from lookonce.text import count, located, rows
 UNKNOWN_SUFFIX = ".bin"
 """The suffix of embedded bytes that are not a known image format; reading them as an image reports that."""
 IMAGES = "images"
-"""The folder beside the records to which embedded images are written."""
 
 
 @dataclass(frozen=True)
 class ConvertReport:
-    """What `convert` read and wrote."""
-
     source: Path
     source_form: str
     target: Path
@@ -43,7 +40,6 @@ class ConvertReport:
     """Distinct paths."""
     images_folder: Path
     num_embedded: int
-    """Distinct images that were embedded."""
     num_written: int
     """Embedded images that were not there before."""
     num_coerced: int = 0

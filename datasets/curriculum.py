@@ -220,7 +220,6 @@ class Selection(Section):
 
     @property
     def fields(self) -> dict[str, Values]:
-        """The values that each field may have."""
         return self.__pydantic_extra__
 
 

@@ -83,7 +83,6 @@ def is_gone(path: Path) -> bool:
 
 
 NUM_NAMED = 5
-"""How many unusable images a message names."""
 UNDECODABLE = (
     *(OSError, ValueError, SyntaxError, RuntimeError, TypeError, LookupError, ArithmeticError, struct.error),
     Image.DecompressionBombError,
@@ -139,8 +138,6 @@ class ImageInfo:
 
 @dataclass(frozen=True)
 class ImageIndex:
-    """The images of some records."""
-
     key_of: dict[Path, str]
     """The key of each file that can be read."""
     path_of: dict[str, Path]

@@ -258,7 +258,6 @@ def left_out_columns(path: Path) -> list[str]:
 class _Columns(NamedTuple):
     names: list[str]
     image: str | None
-    """The image column, if there is one."""
     is_embedded: bool
     """Whether the image column holds bytes, not only paths."""
     has_lists_of_bytes: bool

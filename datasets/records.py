@@ -297,7 +297,6 @@ def _as_json(value: Any) -> Any:
 
 
 NUM_PLACES = 3
-"""A kind names this many of its records."""
 VALUES = (
     (re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""), "..."),
     (re.compile(r"(?<=, got ).*?(?=; |$)", re.S), "..."),

@@ -53,7 +53,6 @@ class Estimate:
     """Number of distinct images, without variants."""
     num_variants: int
     num_unusable: int
-    """Number of files that cannot be read."""
     num_done: int
     """Number of images and variants that are encoded already or known to be impossible."""
     num_tokens: int

@@ -49,7 +49,6 @@ from lookonce.signals import RESUME, handle_signals
 from lookonce.text import count, duration, size
 
 NUM_NAMED = 5
-"""How many failed images the text of a report names."""
 POLL_S = 5
 """How often a worker with nothing to claim checks whether others have finished or died."""
 
@@ -79,9 +78,7 @@ class BuildReport:
     """Number of images, variants included."""
     num_variants: int
     num_encoded: int
-    """Number of images that this worker encoded."""
     num_by_others: int
-    """Number of images that other workers encoded meanwhile."""
     num_reused: int
     """Number of images that were stored before."""
     num_missing: int

@@ -86,11 +86,9 @@ class CacheInfo:
     """Number of variants of images (`cache.augment`), by recipe."""
     num_shards: int
     size_bytes: int
-    """Size of all files in the folder."""
     is_complete: bool
     """Whether every planned image is stored or in quarantine."""
     num_workers: int
-    """Number of workers that are alive."""
     used_by: list[str]
     leftovers: list[Leftover]
     foreign: list[str]

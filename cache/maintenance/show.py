@@ -37,7 +37,6 @@ class ShowReport:
     key: str
     state: Literal["encoded", "quarantined", "planned"]
     files: list[str]
-    """The image's files by the plan."""
     variant: str = ""
     """What was made of which image, if it is a variant."""
     variants: list[str] = field(default_factory=list)

@@ -62,7 +62,6 @@ Part = Literal["manifest", "plan", "receipt", "shard", "header", "image"]
 OnBlock = Callable[[memoryview, int], object]
 """Is called with each block that was read and its offset; may raise to end the reading."""
 NUM_NAMED = 20
-"""How many problems the text of a report shows."""
 BLOCK_BYTES = 8 << 20
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -99,7 +98,6 @@ class VerifyReport:
     folder: Path
     level: Level
     num_shards: int
-    """Number of finished shards."""
     num_images: int
     size_bytes: int
     read_bytes: int

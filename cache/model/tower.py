@@ -64,7 +64,6 @@ class GridInputs:
     window_index: torch.Tensor | None
     """In towers with windows: the image's tokens `[num_tokens]` window by window."""
     window_lengths: list[int]
-    """The number of patches of each window."""
 
 
 class FastTower:

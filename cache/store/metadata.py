@@ -52,7 +52,6 @@ MAX_IMAGES = 16_384
 """The most images of a shard, which keeps its header far below the limit of 100 MB of safetensors."""
 MANIFEST, PLAN, QUARANTINE = "manifest.json", "plan.json", "quarantine.jsonl"
 NUM_DIFFERENCES = 8
-"""The most differing fields that a message shows."""
 
 Bytes = Annotated[StrictInt, Field(ge=0, lt=1 << 63)]
 """What the system takes as an offset."""
@@ -214,8 +213,6 @@ def read_receipts(folder: Path) -> Iterator[Receipt]:
 
 @dataclass(frozen=True)
 class PlannedImage:
-    """An image to encode."""
-
     key: str
     num_tokens: int
     """Computed from the size in the image's header; 0 if that is unreadable."""
@@ -231,8 +228,6 @@ class PlannedImage:
 
 @dataclass(frozen=True)
 class Shard:
-    """A planned shard: its name and its images."""
-
     name: str
     images: tuple[PlannedImage, ...]
 

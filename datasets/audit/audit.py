@@ -55,8 +55,6 @@ from lookonce.text import bars, binned, count, share, shown, table
 
 @dataclass(frozen=True)
 class Leak:
-    """What two files share."""
-
     file: str
     other: str
     num_images: int
@@ -137,7 +135,6 @@ class Vocabulary:
     question: str
     num_asked: int
     num_answers: int
-    """The number of distinct answers."""
     top: tuple[tuple[str, int], ...]
     """The most frequent answers and how often each is given."""
     majority: str
@@ -198,7 +195,6 @@ class FileCounts:
     num_text_only: int
     num_several_images: int
     num_paths: int
-    """Distinct image paths."""
     num_images: int
     """Distinct images among those that can be read."""
     num_unusable: int
@@ -403,8 +399,6 @@ def repeated_questions(audit: Audit) -> list[Vocabulary]:
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """A small image, and one of the questions about it."""
-
     name: str
     file: str
     question: str

@@ -45,7 +45,6 @@ class CorpusFile:
     records: Sequence[Record]
     malformed: Sequence[Malformed] = ()
     note: str = ""
-    """What of the file was left out."""
 
     @classmethod
     def read(cls, name: str, path: Path, image_root: Path | None) -> CorpusFile:
@@ -133,7 +132,6 @@ Level = Literal["error", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 """All levels, the most severe first."""
 NUM_EXAMPLES = 3
-"""A finding shows this many of its items."""
 NUM_KINDS = 10
 """The text shows this many kinds of malformed records."""
 MIN_SIDE = 32
@@ -160,7 +158,6 @@ class Finding:
 
     @property
     def num_more(self) -> int:
-        """How many items are not among the examples."""
         return len(self.items) - len(self.examples)
 
 
@@ -311,8 +308,6 @@ IMAGE_TAG = re.compile(rf"<(?:image|video|audio)>|{MARKUP}", re.IGNORECASE)
 
 
 def find_texts(corpus: Corpus, questions: Sequence[QuestionAnswer]) -> list[Finding]:
-    """Find texts that are wrong by themselves."""
-
     missing = [(_missing(pair), pair.origin) for pair in questions]
     spaces = ((pair.answer, pair.origin) for pair in questions if pair.answer != pair.answer.strip())
     short = (

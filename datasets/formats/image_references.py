@@ -231,7 +231,6 @@ TAG = "<image>"
 LEADING = re.compile(r"\s*(?:<image>\s*)*<image>[ \t]*(?:\r?\n)?")
 MOVE_IMAGES = "lookonce shows images before the first question; move it there"
 MARKUP = r"<img\s[^<>]*>|!\[[^\[\]]*\]\([^()\n]*\)"
-"""Images in HTML and in Markdown."""
 MARK = re.compile(
     rf"{MARKUP}"
     r"|<\|?/? ?(?:(?:begin|start|end)_(?:of_)?)?(?:image|img|media)"

@@ -69,7 +69,6 @@ class Record:
 
     @property
     def known(self) -> tuple[Turn, ...]:
-        """The answers of the context."""
         return self.context.answers if self.context else ()
 
     @property

@@ -78,7 +78,6 @@ Text = Annotated[str, AfterValidator(nfc)]
 """A text of a YAML file that is compared with those of rows."""
 
 NUM_EXAMPLES = 3
-"""How many examples of each rule a report shows."""
 SEPARATOR = ";"
 
 
@@ -252,7 +251,6 @@ DUPLICATES = {
     "num_merged": "rows that became a further reference of another row's record",
     "num_dropped": "rows left out because their answers differ",
 }
-"""What is counted of duplicates."""
 
 
 def join_duplicates(rows: Iterable[Row], policy: Policy) -> tuple[list[RecordRows], dict[str, int]]:

@@ -56,7 +56,6 @@ WORK = ".prepare"
 VERSION = 2
 """The version of the output for the same source and settings."""
 NUM_SHOWN = 5
-"""How many reasons for missing images are listed."""
 IMAGES = "images"
 Lists = Mapping[str, Sequence[str]]
 """Names of images by part."""
@@ -331,7 +330,6 @@ def _reason(row: Row) -> str:
 
 
 def report_text(value: Mapping[str, Any]) -> str:
-    """A report as text, from its JSON."""
     rules = [(tally["name"], f"{tally['changed']:,}", f"{tally['dropped']:,}") for tally in value["rules"]]
     sections = [_head(value), table(("rule", "changed", "left out"), rules), _rows(value), _split(value["split"])]
     if value["official_split"]:
@@ -410,7 +408,6 @@ def next_steps(folder: Path, value: Mapping[str, Any]) -> str:
 
 
 def write_parts(folder: Path, parts: Parts, definition: Definition) -> None:
-    """Write a records file for each part that has records."""
     images = folder / IMAGES
     for part, rows_of_records in parts.items():
         if rows_of_records:

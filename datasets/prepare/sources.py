@@ -58,8 +58,6 @@ NOT_ROWS = ("report.json", "dataset_infos.json", "dataset_info.json")
 
 @dataclass(frozen=True)
 class RawRow:
-    """One row as the file has it."""
-
     values: dict[str, Any]
     image: bytes | None
     origin: str
@@ -94,8 +92,6 @@ def plain_rows(path: Path, name: str) -> Iterator[RawRow]:
 
 @dataclass(frozen=True)
 class Source:
-    """The files with the rows of a dataset."""
-
     location: str
     """A path, or the dataset's name on the Hub."""
     format: str
@@ -107,7 +103,6 @@ class Source:
     """The folders that are searched for images that are not embedded."""
     revision: str | None = None
     licence: str | None = None
-    """The licence that the Hub names."""
     ignored: tuple[str, ...] = ()
     """Files of other formats."""
 
