@@ -67,7 +67,6 @@ class FetchReport:
     data: dict[str, Split]
     problems: list[str]
     environment: dict[str, str]
-    """Environment variables for jobs without internet."""
     start: str | None = None
     """The adapter on the Hub that the training starts from, its commit included; None without one."""
     refusal: str = ""

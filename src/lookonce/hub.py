@@ -68,7 +68,6 @@ class Download:
     is_verified: bool = True
     """Whether all files of a model have the content that the Hub states; False if the Hub could not be asked."""
     refusal: str = ""
-    """Why the Hub could not be asked."""
 
     @property
     def commit(self) -> str:

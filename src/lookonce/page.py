@@ -41,7 +41,6 @@ MADE_BY = "Made by lookonce report"
 MAX_TEXT = 240
 """Characters of a text of a record, or of an answer, that are shown."""
 NOT_ALLOWED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
-"""The characters that an HTML page may not contain."""
 SPECIAL = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},

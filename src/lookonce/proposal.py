@@ -35,8 +35,6 @@ from lookonce.train.model.gpu_memory import Fit, fits, measured_name, peak_gb
 
 @dataclass(frozen=True)
 class Facts:
-    """All that the proposals depend on."""
-
     num_records: int
     num_images: int
     """Images that the training records show: files, members of tar files, and distinct images in parquet files."""
@@ -98,7 +96,6 @@ class Proposal:
 
 
 def propose(facts: Facts) -> list[Proposal]:
-    """All proposals, in the order of the run file."""
     proposals = []
     if facts.thinks:
         reason = "else the chat template lets the model think before it answers, and training refuses all records"

@@ -116,7 +116,6 @@ def checked(values: dict[str, Any], kind: type[Settings], called: str) -> Settin
 
 
 MAX_YAML_BYTES = 1 << 24
-"""The most bytes of a YAML file: 16 MiB."""
 MAX_DEPTH, MAX_VALUES = 50, 1_000_000
 """The deepest nesting of a YAML file, and the most values."""
 MAX_SEED = 2**32 - 1
@@ -124,7 +123,6 @@ MAX_SEED = 2**32 - 1
 MAX_COUNT = 1_000_000_000
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
 MAX_VALUE_CHARS = 200
-"""Characters of a wrong value in a message."""
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The loader with libyaml is ten times as fast; not every build of PyYAML has it."""
 

@@ -49,8 +49,6 @@ TrainingState = Literal[
 
 @dataclass(frozen=True)
 class CachePhase:
-    """State of the plan and the cache."""
-
     is_planned: bool
     """Whether the plan covers all images that can be read."""
     num_files: int
@@ -133,7 +131,6 @@ class TrainingPhase:
         return f"step {self.step:,} of {self.num_steps:,}"
 
     def _figures(self) -> list[str]:
-        """Losses and rate, of a running or finished training."""
         if self.state not in ("running", "finished"):
             return []
         eta_s = self.eta_s if self.phase == "training" else None
@@ -181,7 +178,6 @@ class State:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a training or a worker is running."""
         return self.training.state == "running" or any(worker.alive for worker in self.cache.report.workers)
 
     def text(self) -> str:

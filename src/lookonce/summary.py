@@ -24,8 +24,6 @@ OF_TRAINING = ("num_steps", "first_step", "num_samples", "num_too_long", "wait_s
 
 @dataclass(frozen=True)
 class Summary:
-    """The figures of a run and where its results are."""
-
     run: str
     num_files: int
     num_distinct: int
@@ -66,7 +64,6 @@ class Summary:
         return read_form(folder.summary, cls, "remove it, and write it again with: lookonce train RUN.yaml --resume")
 
     def text(self) -> str:
-        """One named line per figure."""
         cache = f"{size(self.cache_bytes)} of features in {count(self.num_shards, 'shard')}"
         lines = [
             ("images", f"{count(self.num_files, 'file')}, {self.num_distinct:,} distinct"),
@@ -121,7 +118,6 @@ class Summary:
 
 
 def summarise(opened: OpenRun, evaluation: Evaluation | None) -> Summary:
-    """Collect the figures of a trained run."""
     run, folder, images, cache = opened.run, opened.folder, opened.images, opened.cache
     trained = folder.read_trained()
     assert isinstance(trained, Trained)  # `lookonce train` refuses a run that was trained elsewhere

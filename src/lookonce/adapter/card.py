@@ -42,7 +42,6 @@ DOWNLOADED = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/(
 @dataclass(frozen=True)
 class BaseModel:
     name: str
-    """Owner and name."""
     commit: str | None
     """None if it is not known."""
     licence: str | None

@@ -189,7 +189,6 @@ class Upload:
 
     @property
     def notes(self) -> list[str]:
-        """What the user should check."""
         dataset, notes = self.facts.dataset, []
         if dataset.licence == UNKNOWN:
             notes.append(

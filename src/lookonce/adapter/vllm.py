@@ -37,8 +37,6 @@ EXPERT_WEIGHTS = "https://github.com/vllm-project/vllm/pull/41384"
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule of vLLM, and whether an adapter keeps it."""
-
     name: str
     passed: bool
     found: str

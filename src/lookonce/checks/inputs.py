@@ -49,7 +49,6 @@ from lookonce.train.data.token_stats import Distribution, TokenCounter
 from lookonce.train.model.gpu_memory import drawn_ms, measured_name
 
 NUM_NAMED = 3
-"""How many of the records or images with one problem are named."""
 FEW_TOKENS = 16
 """An image of fewer tokens shows hardly anything."""
 ANY = Record((Path("image"),), (Turn("question", "answer"),), origin="every record")
@@ -295,8 +294,6 @@ def _lora(run: RunFile, model: CheckedModel) -> Iterator[Result]:
 
 @dataclass
 class CheckedImages:
-    """What is known of the images of some records."""
-
     fingerprint: Fingerprint | None = None
     tokens: dict[Path, int] = field(default_factory=dict)
     """The tokens of each image, unless its size is unknown."""

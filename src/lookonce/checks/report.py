@@ -30,8 +30,6 @@ class Result:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """All that was found about a run file."""
-
     run_file: Path
     num_records: int
     is_complete: bool

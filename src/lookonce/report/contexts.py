@@ -78,7 +78,6 @@ def context_scores(runs: Sequence[ReportedRun]) -> list[ContextScores]:
 
 
 def _scores(seeds: Sequence[ReportedRun]) -> ContextScores:
-    """The scores of the seeds of one training."""
     answers = [_answers(run) for run in seeds]
     flat = [(kind, seed, run) for seed, by_kind in enumerate(answers) for kind, run in by_kind.items()]
     rows = in_one_order([run for _, _, run in flat])

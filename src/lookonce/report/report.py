@@ -347,7 +347,6 @@ def _losses(name: str, logged: Curves, number: int, is_alone: bool) -> list[Line
 
 
 def cost(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
-    """What each run cost, as far as it is recorded."""
     costs = {run.name: asdict(Cost.of(run)) for run in runs}
     return costs if cost_lines(costs) else None
 

@@ -55,8 +55,6 @@ class SplitFacts:
 
 @dataclass(frozen=True)
 class DataFacts:
-    """The records of a run."""
-
     splits: Mapping[str, SplitFacts] = field(default_factory=dict)
     seen: frozenset[str] = frozenset()
     """The keys and the paths of the images of the training records."""
@@ -98,7 +96,6 @@ class DataFacts:
         return cls.of(run, records, images.key_of)
 
     def is_seen(self, prediction: Prediction) -> bool:
-        """Whether training has seen an image of the question."""
         return not self.seen.isdisjoint((*prediction.image_keys, *prediction.images))
 
 
@@ -269,7 +266,6 @@ class Cost:
     first_step: int
     answering_seconds: float | None
     num_answered: int
-    """Questions that were answered in these seconds."""
     num_gpus: int | None
     gpu_hours: float | None
     """Hours of training and answering on GPUs; None on a CPU."""

@@ -61,7 +61,6 @@ STATE = "trainer_state.json"
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")
 """The files that PEFT saves of an adapter: weights and shape."""
 AGAIN = "train again with: lookonce train RUN.yaml --restart"
-"""What to do about a folder whose files are broken."""
 TRAIN = "lookonce train"
 POLL_S = 0.1
 Form = TypeVar("Form")

@@ -211,7 +211,7 @@ End = Literal["", "finished", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class Progress:
-    """The content of the file."""
+    """The content of progress.json."""
 
     __pydantic_config__: ClassVar[ConfigDict] = {"allow_inf_nan": False}
 
