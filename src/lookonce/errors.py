@@ -1,23 +1,15 @@
 """Errors that a user can fix; the program itself is not at fault.
 
-    LookonceError               base class; the command line prints it without a traceback, exit code 1
-    |- UsageError               the command line or the run file asks for something impossible, exit code 2
-    |- RecordsError             a records file is broken; names file and line
-    |- SourceError              a dataset cannot be downloaded or read
-    |- ImageError               an image is missing or cannot be read
-    |  `- BadImage              it was read, and its bytes are not a usable image
-    |- ModelError               a model folder is incomplete, or an option does not fit the model
-    |- UploadError              the Hub refuses an upload, or cannot be reached
-    |- CacheError               a cache cannot be used
-    |  |- CacheMismatch         it was built from another model or with other settings; names the fields
-    |  |- FeaturesMissing       it lacks the features of an image
-    |  |- CacheCorrupt          its bytes differ from what was written
-    |  `- DiskFull              the disk has no room for it, or for a run folder; names the missing bytes
-    |- TrainingError            training diverged, ran out of memory, could not be captured, or is not exact here;
-    |                           or its best checkpoint is damaged
-    `- RunFolderError           the output folder holds another run or other files
-       `- FolderInUse           another process uses it
-    Stopped                     a signal asked the process to stop; exit code 75: run the same command again
+    LookonceError               the command line prints it without a traceback, exit code 1
+    |- UsageError               exit code 2
+    |- RecordsError, SourceError, ModelError, UploadError, TrainingError
+    |- ImageError
+    |  `- BadImage
+    |- CacheError
+    |  `- CacheMismatch, FeaturesMissing, CacheCorrupt, DiskFull
+    `- RunFolderError
+       `- FolderInUse
+    Stopped                     exit code 75: run the same command again
 
 A message says what is wrong, the value, what is allowed, and the command to run next. Our own invariants are
 plain `assert`s.
@@ -68,7 +60,7 @@ class UsageError(LookonceError, ValueError):
 
 
 class RecordsError(LookonceError, ValueError):
-    """A records file is broken."""
+    """A records file is broken; names file and line."""
 
 
 class SourceError(LookonceError):
@@ -96,7 +88,7 @@ class CacheError(LookonceError):
 
 
 class CacheMismatch(CacheError):
-    """A cache was built from another model or with other settings."""
+    """A cache was built from another model or with other settings; names the fields."""
 
 
 class FeaturesMissing(CacheError, KeyError):
@@ -111,7 +103,7 @@ class CacheCorrupt(CacheError):
 
 
 class DiskFull(CacheError):
-    """The disk has no room for a cache, a dataset or a run folder."""
+    """The disk has no room for a cache, a dataset or a run folder; names the missing bytes."""
 
 
 class Stopped(BaseException):
@@ -125,7 +117,7 @@ class Stopped(BaseException):
 
 
 class TrainingError(LookonceError):
-    """Training diverged, ran out of memory, could not be captured as a CUDA graph, or is not exact on this machine."""
+    """Training diverged, ran out of memory, cannot be captured, or is not exact; or its best checkpoint is damaged."""
 
 
 class RunFolderError(LookonceError):

@@ -1,12 +1,11 @@
 """The runs of a report, with all that is known of them: answers, scores, records, curves, and what they cost.
 
 Design: everything is read from the files of the run folder, each of which may be absent, because a run may be
-unfinished or of an earlier version. Neither torch nor the model is loaded. A predictions file outside a run folder has
-answers only. Image keys come from the plan of the run's cache, so no image is read. Without the plan images are
+unfinished or of an earlier version. Image keys come from the plan of the run's cache. Without the plan images are
 compared by their paths, which does not find a copy under another name.
 
-All cost is recorded by the phases; nothing is estimated. GPU hours count the GPUs that the training could use, since
-their number is recorded and that of its processes is not.
+Nothing of the cost is estimated. GPU hours count the GPUs that the training could use, since their number is recorded
+and that of its processes is not.
 """
 
 from __future__ import annotations

@@ -1,29 +1,19 @@
 """The run folder: what a run writes, and the check that keeps two runs out of one folder.
 
-run.json            the resolved run file with hashes of everything the run read; written first, and compared
-run.yaml            the run file with absolute paths, for people
-environment.json    versions, commit and device
-log.jsonl           one line per logging step
-drawn.jsonl         of a training by rewards: some questions of each logged step, the drawn answers, and their rewards
+docs/training.md lists the files. run.json is written first, and compared. trained.json is written after the adapter: a
+folder that has it is trained. summary.json is written last: a folder that has it is finished. Of an adapter that
+another program trained (`lookonce.save_run`) trained.json has no figures, and there is no environment.json. Besides,
+there are:
+
 claim.json          the process that trains or evaluates here; removed when it ends
-progress.json       progress of the training, rewritten every few seconds while it runs
-checkpoints/        Trainer's checkpoints, each with the checksums of its files
-tensorboard/        TensorBoard's files, if `train.track` names it
-adapter/            the trained adapter, as PEFT saves it
-trained.json        figures of the training, written after the adapter: a folder that has it is trained. Of an adapter
-                    that another program trained (`lookonce.save_run`) none are known, and there is no environment.json
-predictions/        one JSONL file per split; while it is evaluated SPLIT.partial-RANK.jsonl
-metrics/            one JSON file per split
+predictions/        while a split is evaluated also SPLIT.partial-RANK.jsonl
 answering/          one JSON file per split: how long it took to answer, and with how much memory
 samples/            several answers to each question of a split, and their scores
-report.html         the page that shows all of it
-summary.json        written last: a folder that has it is finished
 
-One process at a time changes the folder. Its claim is taken before any input is read, so that a second process is
-refused at once, and released when the process ends; commands that only read do not ask for it. A process that was
-suspended until another took over notices before its next write. With --restart the claim file moves away with the
-folder, and the name is claimed again; if another process is faster in that moment, it keeps the folder, and this one is
-refused.
+One process at a time changes the folder. Its claim is taken before any input is read, and released when the process
+ends; commands that only read do not ask for it. A process that was suspended until another took over notices before its
+next write. With --restart the claim file moves away with the folder, and the name is claimed again; if another process
+is faster in that moment, it keeps the folder, and this one is refused.
 """
 
 from __future__ import annotations
