@@ -141,10 +141,7 @@ def open_parquet(path: Path) -> Any:
 
 
 def read_rows(
-    file: Any,
-    columns: Sequence[str] | None = None,
-    image: ImageColumn | None = None,
-    num_rows: int = IMAGE_ROWS,
+    file: Any, columns: Sequence[str], image: ImageColumn | None = None, num_rows: int = IMAGE_ROWS
 ) -> Iterator[ParquetRow]:
     """The rows, `num_rows` decoded at a time; `image` is the column to read as bytes."""
     recent: deque[tuple[Any, bytes]] = deque(maxlen=NUM_RECENT)
@@ -161,7 +158,7 @@ def read_values(file: Any, column: str, num_rows: int, groups: Sequence[int] | N
         yield from batch.column(0)
 
 
-def _batches(file: Any, columns: Sequence[str] | None, groups: Sequence[int] | None, num_rows: int) -> Iterator[Any]:
+def _batches(file: Any, columns: Sequence[str], groups: Sequence[int] | None, num_rows: int) -> Iterator[Any]:
     # No value is longer than its row group, by the file's own account. What the file says of single columns is not
     # asked for: if that is damaged, pyarrow ends the process.
     sizes = (file.metadata.row_group(number).total_byte_size for number in range(file.metadata.num_row_groups))

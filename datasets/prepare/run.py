@@ -80,9 +80,6 @@ class Options:
     duplicates: Policy | None = None
 
 
-DEFAULTS = Options()
-
-
 @dataclass(frozen=True)
 class Prepared:
     folder: Path
@@ -91,7 +88,7 @@ class Prepared:
     """False if the folder held the complete dataset before."""
 
 
-def prepare(name: str, folder: Path, options: Options = DEFAULTS, notify: Notify = quiet) -> Prepared:
+def prepare(name: str, folder: Path, options: Options, notify: Notify = quiet) -> Prepared:
     """Make `train.jsonl`, `val.jsonl`, `test.jsonl`, `images/` and `report.json` in `folder`.
 
     `name` is a known dataset or the path of a YAML file.

@@ -130,13 +130,10 @@ def check_paths(run: RunFile) -> None:
 
 
 def find_images(folder: Path, records: dict[str, list[Record]], *, trust_plan: bool) -> ImageIndex:
-    """The images of a run's records; with `trust_plan` those that the plan of the cache in `folder` has are not."""
+    """The images of a run's records; with `trust_plan` those that the plan in the cache `folder` names are not read."""
     everything = list(chain.from_iterable(records.values()))
-    known = None
-    if trust_plan:
-        plan = read_plan(folder)
-        known = index_from_plan(plan, (path for record in everything for path in record.images))
-    return index_images(everything, known)
+    paths = (path for record in everything for path in record.images)
+    return index_images(everything, index_from_plan(read_plan(folder), paths) if trust_plan else None)
 
 
 def cached_images(

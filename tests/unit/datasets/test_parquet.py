@@ -34,7 +34,8 @@ def path(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("num_rows", [1, 3, 8])
 def test_rows_come_with_bytes_and_path_of_their_image(path, num_rows):
     with open_parquet(path) as file:
-        rows = list(read_rows(file, image=find_image_column(file.schema_arrow), num_rows=num_rows))
+        schema = file.schema_arrow
+        rows = list(read_rows(file, schema.names, find_image_column(schema), num_rows))
     assert [row.values for row in rows] == [{"question": f"q{n}"} for n in range(NUM_ROWS)]
     assert [row.image for row in rows] == [*(f"image {n // 2}".encode() for n in range(NUM_ROWS - 1)), None]
     assert [row.image_path for row in rows] == [*(f"{n // 2}.jpg" for n in range(NUM_ROWS - 1)), None]

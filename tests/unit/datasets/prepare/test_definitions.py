@@ -210,4 +210,4 @@ def test_slake_has_json_arrays_beside_a_folder(tmp_path):
 
 def test_a_dataset_that_is_not_downloaded_is_refused_with_its_homepage(tmp_path):
     with pytest.raises(SourceError, match="is not downloaded: get it from https://.*/SLAKE, unpack.*--source DIR"):
-        prepare("slake", tmp_path / "out")
+        prepare("slake", tmp_path / "out", Options())
