@@ -115,6 +115,7 @@ QUESTIONS_PER_IMAGE = (17,) * 18 + (8,) * 5 + (13,) * 3 + (9,) * 3 + (12,) * 3 +
 
 _OVERLAYS = [(p, text, box) for p in ("colonoscopy", "gastroscopy") for text in (False, True) for box in (False, True)]
 _POLYP_HEIGHTS: dict[int, tuple[float, ...]] = {0: (), 1: (0.5,), 2: (0.27, 0.73), 3: (0.2, 0.5, 0.8)}
+"""Where polyps are, by their number, in heights of the view."""
 
 
 def make_scenes(seed: int, num_images: int = NUM_IMAGES, kinds: Sequence[str] = KINDS) -> Iterator[Scene]:
@@ -172,10 +173,15 @@ class _SceneMaker:
 
 
 NORMAL_QUESTION = "Does this image contain any finding?"
+PROCEDURE = "What type of procedure is the image taken from?"
+TEXT = "Is there text?"
+BOX = "Is there a green/black box artefact?"
+SIDE = "Where in the image is the abnormality?"
+"""These four are also the questions of stage 1: what is seen."""
 QUESTIONS = (
-    "What type of procedure is the image taken from?",
-    "Is there text?",
-    "Is there a green/black box artefact?",
+    PROCEDURE,
+    TEXT,
+    BOX,
     "Have all polyps been removed?",
     "Is this finding easy to detect?",
     "How many findings are present?",
@@ -183,7 +189,7 @@ QUESTIONS = (
     "What type of polyp is present?",
     "What is the size of the polyp?",
     "What color is the abnormality? If more than one separate with ;",
-    "Where in the image is the abnormality?",
+    SIDE,
     "Are there any abnormalities in the image? Check all that are present.",
     "How many instruments are in the image?",
     "Are there any instruments in the image? Check all that are present.",
@@ -237,13 +243,6 @@ def cell(x: float, y: float) -> str:
     return "center" if row == column == "center" else f"{row}-{column}"
 
 
-PROCEDURE, TEXT, BOX, SIDE = (
-    "What type of procedure is the image taken from?",
-    "Is there text?",
-    "Is there a green/black box artefact?",
-    "Where in the image is the abnormality?",
-)
-"""Questions of stage 1: what is seen."""
 PROTOCOL = "Which protocol applies?"
 """Stage 2, from procedure and text: "a" for a colonoscopy with text or another procedure without, and else "b"."""
 CLASS = "Which class applies?"
@@ -254,14 +253,12 @@ STAGED_KIND = "polyps"
 """All frames are of the kind that has all four facts."""
 STAGED_IMAGES = 128
 STAGED_SHARES = {"train": 0.36, "val": 0.14, "test": 0.5}
-HEIGHTS = (0.2, 0.5, 0.8)
-"""Where the polyps are, in heights of the view."""
 
 
 def with_three_polyps(scene: Scene) -> Scene:
     """The scene with three polyps on the side of the first one, which shows this side well."""
     x, _ = scene.polyps[0]
-    return replace(scene, polyps=tuple((x, y) for y in HEIGHTS))
+    return replace(scene, polyps=tuple((x, y) for y in _POLYP_HEIGHTS[3]))
 
 
 def ask_in_stages(scene: Scene) -> list[tuple[str, str, int]]:

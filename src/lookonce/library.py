@@ -36,7 +36,6 @@ from lookonce.text import shown
 from lookonce.train.data.dataset import png_bytes
 from lookonce.train.model import load
 
-Keys = tuple[str, ...]
 Shown = Path | str | bytes | Image.Image | Mapping[str, Any]
 """An image: the path of a file, the bytes of one, an image of Pillow, or a row of a column of images of the library
 `datasets` that is not decoded."""
