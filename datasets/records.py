@@ -181,11 +181,7 @@ def missing_file(path: Path) -> str:
 
 
 def check_target(target: Path, source: Path | None, suffixes: Sequence[str], *, overwrite: bool) -> None:
-    """Check that a file can be written which one of these suffixes names; `source` is the one that is read.
-
-    Raises:
-        UsageError: `target` has another suffix, is the same file, or exists.
-    """
+    """Raise UsageError if `target` has none of these suffixes, is `source`, or exists and must stay."""
     if target.suffix.lower() not in suffixes:
         raise UsageError(f"{target}: the suffix decides the type of file to write; name one with {', '.join(suffixes)}")
     if source and target.exists() and source.exists() and target.samefile(source):

@@ -201,11 +201,7 @@ class Encoder:
         self._decoder.close()
 
     def run(self, shards: Iterable[Shard]) -> Iterator[EncodedBatch]:
-        """Encode shards one after the other, batch by batch; a shard is drawn when its images can be decoded.
-
-        Raises:
-            ImageError: most images of a shard cannot be read.
-        """
+        """Encode shards, each drawn when it can be decoded; raises ImageError if most images cannot be read."""
         requested: deque[tuple[Shard, bool]] = deque()
         waiting: deque[_BatchOnDevice] = deque()
         decoded = self._decoder.run(self._requests(shards, requested))

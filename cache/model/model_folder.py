@@ -100,11 +100,7 @@ class ModelFolder:
         return shapes
 
     def tower_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the tower's tensors by name, in sorted order; names are relative to the tower ("blocks.0...").
-
-        Raises:
-            ModelError: a file of the model folder is missing or broken.
-        """
+        """Yield the tower's tensors, sorted by their names in it ("blocks.0..."); raises ModelError."""
         with contextlib.ExitStack() as stack:
             files = {path: stack.enter_context(open_tensors(path)) for path in set(self._file_of.values())}
             for name in sorted(self._file_of, key=self._tower_name):

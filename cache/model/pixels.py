@@ -48,11 +48,7 @@ class ImageProcessor:
     def __init__(
         self, folder: Path, backend: Backend = "pil", min_pixels: int | None = None, max_pixels: int | None = None
     ) -> None:
-        """Load the settings of a model folder; `min_pixels` and `max_pixels` override those of the folder.
-
-        Raises:
-            ModelError: the folder has no image processor, or torchvision is asked for and not installed.
-        """
+        """Load a model folder's settings, with other limits if given; raises ModelError if some are missing."""
         self.backend = backend
         self.stock = _load(folder, backend, min_pixels, max_pixels)
         """transformers' own image processor."""

@@ -146,11 +146,7 @@ def _number(text: str) -> float:
 
 
 def hash_language_model(folder: Path) -> str:
-    """The xxh3 over names and bytes of a model's files: weights without the vision tower, configurations, tokenizer.
-
-    Raises:
-        ModelError: a file of weights is broken, or the model's family is not known.
-    """
+    """The xxh3 over a model's files: weights without the tower, configurations, tokenizer; may raise ModelError."""
     tower, digest = family_in(folder).tower_prefixes, xxhash.xxh3_128()
 
     def hash_path(path: Path) -> str:

@@ -113,11 +113,7 @@ class Finder:
         self._known: dict[str, Path] = {}
 
     def find(self, reference: Any, origin: str) -> Path:
-        """The absolute path of an image.
-
-        Raises:
-            RecordsError: the reference is malformed, is a URL to another machine, or embeds an image without `keep`.
-        """
+        """The absolute path of an image; raises RecordsError for URLs to other machines, and bytes without `keep`."""
         if isinstance(reference, str) and reference in self._known:
             return self._known[reference]
         if isinstance(reference, Path):  # a row of the parquet file in which it is embedded

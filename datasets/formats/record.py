@@ -176,11 +176,7 @@ def texts(record: Record) -> Iterator[tuple[str, int, str]]:
 
 
 def check_values(values: Mapping[str, Any], origin: str) -> None:
-    """Check values by their names, such as metadata.
-
-    Raises:
-        RecordsError: one is nested too deeply, or has bytes, or a text or a key that cannot be encoded as UTF-8.
-    """
+    """Raise RecordsError if values, such as metadata, are nested too deeply, or have bytes or half a character."""
     waiting: list[tuple[str, Any, int]] = [("metadata", values, 0)]
     while waiting:
         name, value, depth = waiting.pop()

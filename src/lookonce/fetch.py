@@ -93,11 +93,7 @@ class FetchReport:
 
 
 def fetch(run: RunFile) -> FetchReport:
-    """Download the model unless it is here, and check the model, the records and the images.
-
-    Raises:
-        ModelError: the model cannot be downloaded, is not what the Hub states, or is incomplete.
-    """
+    """Download the model unless it is here; check it, records and images; raises ModelError if it is not complete."""
     is_folder = Path(run.model.path).expanduser().is_dir() or not is_hub_name(run.model.path)
     download = None if is_folder else download_model(run.model.path, run.model.revision)
     model_folder = ModelFolder.open(run.model.path, run.model.revision, is_local=True)

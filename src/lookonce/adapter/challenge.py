@@ -78,11 +78,7 @@ def the_system_text(run: RunFile) -> str | None:
 def task1_files(
     run: RunFile, base: BaseModel, repository: str, challenge: Challenge, info: SubmissionInfo
 ) -> dict[str, str]:
-    """The files of task 1, by their names; `repository` has the adapter of the run.
-
-    Raises:
-        UsageError: the name is malformed, or a script cannot answer as the run does.
-    """
+    """The files of task 1, by name; raises UsageError if a name is malformed, or no script can answer like the run."""
     if not is_hub_name(repository):
         raise UsageError(f"--repo-id {repository!r} is not the name of a repository on the Hub; write OWNER/NAME")
     rules, quantised = RULES[challenge], QUANTISED.get(frozen_of_answers(run))

@@ -165,11 +165,7 @@ def matrices(shape: Shape) -> tuple[int, int, int]:
 
 
 def tensor_change(change: Change, name: str, shape: Shape, parameter: str, whole: Shape) -> Change:
-    """The change of a checkpoint's tensor, given that of the model's parameter, whose shape is `whole`.
-
-    Raises:
-        ModelError: the tensor fits into the parameter in no known way.
-    """
+    """A tensor's change, given that of the parameter of shape `whole`; raises ModelError for other layouts."""
     if shape == whole:
         return change
     if (match := EXPERT.search(name)) and len(whole) == 3:

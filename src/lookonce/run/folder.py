@@ -403,11 +403,7 @@ class RunClaim(FolderClaim):
 
 @contextlib.contextmanager
 def claimed_around(output: Path, command: str) -> Iterator[None]:
-    """Claim, within the block, the run folder in which a file or folder is to be written, if it lies in one.
-
-    Raises:
-        RunFolderError: another process uses the run folder, or its record is broken.
-    """
+    """Claim, within the block, the run folder around an output, if any; raises RunFolderError if it is in use."""
     around = next((folder for folder in output.absolute().parents if (folder / RECORD).exists()), None)
     if around is None:
         yield

@@ -87,11 +87,7 @@ def with_system(records: dict[str, list[Record]], system: str, notify: Notify = 
 def without_fold(
     run: RunFile, records: dict[str, list[Record]], images: ImageIndex, notify: Notify = quiet
 ) -> dict[str, list[Record]]:
-    """The records, those that `data.held_out` leaves out of training as a split of their own; `notify` gets how many.
-
-    Raises:
-        RecordsError: there are fewer images than folds.
-    """
+    """The records, those that `data.held_out` leaves out as a split; raises RecordsError with too few images."""
     if not run.data.held_out:
         return records
     used, left_out = hold_out(records["train"], run.data.held_out, run.train.seed, images.keys_of)
@@ -186,11 +182,7 @@ def _refuse(unknown: list[Path], records: list[Record], folder: Path, advice: st
 def with_contexts(
     run: RunFile, records: dict[str, list[Record]], images: ImageIndex, notify: Notify
 ) -> dict[str, list[Record]]:
-    """The records, those of training and validation with contexts; `notify` gets how many these are.
-
-    Raises:
-        RecordsError: answers are missing or wrong, or no record is in one of the stages.
-    """
+    """The records, train and val with contexts; `notify` gets how many; raises RecordsError if answers are wrong."""
     form = run.data.context
     if form is None:
         return records
