@@ -48,7 +48,7 @@ class ImageProcessor:
     def __init__(
         self, folder: Path, backend: Backend = "pil", min_pixels: int | None = None, max_pixels: int | None = None
     ) -> None:
-        """Load a model folder's settings, with other limits if given; raises ModelError if some are missing."""
+        """Load a model folder's settings, with other limits if given; raises ModelError if it has none."""
         self.backend = backend
         self.stock = _load(folder, backend, min_pixels, max_pixels)
         """transformers' own image processor."""

@@ -224,8 +224,7 @@ class Tower:
     ) -> None:
         """Build the tower from the tensors of the model folder.
 
-        `fast` replaces modules by faster ones that round differently. It is the
-        default on GPUs only, so features computed on a CPU have the bits of the stock tower.
+        `fast` replaces modules by faster ones that round differently, by default on GPUs only.
 
         Raises:
             ModelError: the tensors do not fit the configuration.

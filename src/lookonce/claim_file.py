@@ -156,7 +156,7 @@ class FolderClaim:
         self._file = None
 
     def take(self) -> str:
-        """Take the claim; if a living process holds it, returns which; raises OSError if the folder is read-only."""
+        """Take the claim; if a living process holds it, returns which; raises OSError if it cannot be written."""
         self._file = ClaimFile.take(self.path, self._content, self.expiry_s)
         return "" if self._file else holder(self.path, self.expiry_s)
 

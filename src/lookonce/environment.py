@@ -151,11 +151,9 @@ def gpu_gb() -> float | None:
 def limit_cpu_threads(model_folder: Path) -> None:
     """On a CPU, compute a small model with one thread, unless the user has set a number of threads.
 
-    The threads of a matrix product wait for each other when it ends. The products of a small model are so short that
-    this costs more than it gains, and far more if other programs use the same cores: 200 steps of the sample's model
-    took 6 s with one thread and 14 s with two, and 131 s with two while a second training ran. The number depends on
-    the model alone, since another number of threads may round sums differently: so a training of a small model has the
-    same bits on machines with other numbers of cores.
+    Its matrix products are so short that waiting for other threads costs more than it gains: 200 steps of the sample's
+    model took 6 s with one thread, 14 s with two, and 131 s with two while a second training ran. The number depends on
+    the model alone, since it may change how sums are rounded: so all machines compute the same bits.
     """
     import torch
 

@@ -239,8 +239,7 @@ def curves(panel: Panel, x_name: str) -> Figure:
 def forest(variants: Sequence[Mapping[str, Any]], measure: str) -> Figure:
     """Draw each variant's score and seeds beside the majority, and its difference to the first variant.
 
-    `variants` are the figures of the variants as `lookonce study report --json` has them; `measure` names
-    what counts.
+    `variants` are those of `lookonce study report --json`; `measure` names what counts.
     """
     from matplotlib.ticker import PercentFormatter
 

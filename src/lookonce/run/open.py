@@ -95,9 +95,8 @@ TO_LOOK = Needs("lookonce status", records="all", images="planned", variants=Tru
 class OpenRun:
     """A run that is open: its file, and the parts that its `needs` name; a context manager that releases its claims.
 
-    The parts: `records` by split (train, val, test, and held_out with `data.held_out`; one that the run file does not
-    name is empty), their `images`; `source`, the files and settings that the `fingerprint` was computed from;
-    `model_folder` and `processor`; and what follows from these: `cache`, `features`, `chat_tokenizer`.
+    `records` are by split: train, val, test, and held_out with `data.held_out`; one that the run file does not name is
+    empty. `source` has the files and settings that the `fingerprint` was computed from.
     """
 
     run: RunFile
