@@ -35,6 +35,8 @@ KEYS = {*IMAGE_NAMES, *IMAGE_ID_NAMES, *QUESTION_NAMES, *ANSWER_NAMES, *CONVERSA
 
 @dataclass(frozen=True)
 class Turn:
+    """One question and its answer."""
+
     question: str
     answer: str
 
@@ -69,6 +71,7 @@ class Record:
 
     @property
     def known(self) -> tuple[Turn, ...]:
+        """The answers of the context."""
         return self.context.answers if self.context else ()
 
     @property

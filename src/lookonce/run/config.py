@@ -139,6 +139,7 @@ class RunFile(Section):
         return self.cache.dir / "compiler"
 
     def to_yaml(self) -> str:
+        """All keys with their resolved values."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
 
