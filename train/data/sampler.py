@@ -246,6 +246,8 @@ class Sampler:
     ) -> list[MicroBatch]:
         """The packs of a rank with their target weights, which depend on the whole step."""
         samples = [index for group in step for index in group.examples]
+        if self.batch.order == "as_given":
+            samples.sort()  # as the files have them, and not by image
         # The loss is the mean of the means of these parts, both with the weights of `batch.balance`.
         size = {"token": len(samples), "sample": 1, "micro_batch": self.batch.samples_per_forward}[self.batch.loss]
         parts = [samples[start : start + size] for start in range(0, len(samples), size)]

@@ -174,3 +174,18 @@ def test_as_given_each_step_has_the_next_records_in_every_mode():
     for mode in MODES:
         [sampler] = samplers(examples, mode=mode, samples_per_step=3, order="as_given")
         assert [sorted(numbers(step)) for step in sampler.epoch(1)] == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+@pytest.mark.guarantee(
+    "With `batch.loss: micro_batch`, a step has the loss and gradients of the stock Trainer with gradient accumulation."
+)
+def test_as_given_micro_batches_have_the_next_records_although_questions_share_an_image():
+    examples = examples_of([("a", 1), ("b", 3), ("a", 5), ("b", 2)])
+    expected = [1 / 8, 1 / 8, 1 / 14, 1 / 14]  # two micro-batches: targets 1 + 3 and 5 + 2
+    for mode in MODES:
+        [sampler] = samplers(
+            examples, mode=mode, samples_per_step=4, samples_per_forward=2, order="as_given", loss="micro_batch"
+        )
+        [step] = sampler.epoch(0)
+        weights = [weight for micro_batch in step for weight in micro_batch.target_weights]
+        assert [weight for _, weight in sorted(zip(numbers(step), weights, strict=True))] == pytest.approx(expected)
