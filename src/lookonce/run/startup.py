@@ -35,7 +35,10 @@ class Startup:
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Time the block, whose name says what is done: "read records". Blocks must not contain each other."""
+        """Time the block, whose name says what is done: "read records". Blocks must not contain each other.
+
+        The note has all seconds with this name, as the line that adds up.
+        """
         announcement = threading.Timer(PATIENCE_S, self.notify, [f"{name} ..."])
         announcement.daemon = True
         announcement.start()
@@ -46,7 +49,7 @@ class Startup:
             announcement.cancel()
         seconds = time.perf_counter() - began
         self.seconds[name] = round(self.seconds.get(name, 0.0) + seconds, 3)
-        self.notify(f"{name}: {duration(seconds)}")
+        self.notify(f"{name}: {duration(self.seconds[name])}")
 
     def end(self) -> None:
         """Say what all seconds until now, when the first step begins, went to; later calls do nothing."""

@@ -23,6 +23,10 @@ def test_each_piece_of_work_is_said_with_its_seconds():
     with pytest.raises(ValueError), startup.timed("work that fails"):
         raise ValueError
     assert len(notes) == 2 and list(startup.seconds) == ["read records", "load weights"]
+    startup.seconds["load libraries"] = 4.0  # before this could be timed
+    with startup.timed("load libraries"):
+        pass
+    assert notes[-1] == "load libraries: 4.0 s"  # as in the line that adds up
 
 
 def test_slow_work_is_said_before_it_ends(monkeypatch):
