@@ -181,9 +181,9 @@ class ImageIndex:
         return replace(self, path_of=path_of, size_of=size_of, variants=variants)
 
 
-def image_key(path: Path) -> str:
+def image_key(path: Path | str) -> str:
     """The sha256 of the file's bytes, 64 hexadecimal digits; raises ImageError if it cannot be read."""
-    return bytes_key(read_bytes(path))
+    return bytes_key(read_bytes(Path(path)))
 
 
 def bytes_key(data: bytes) -> str:

@@ -89,8 +89,8 @@ EXPECTED = "expected one JSON object per line, an array of them, CSV with a head
 
 
 def read_records(
-    path: Path,
-    image_root: Path | None = None,
+    path: Path | str,
+    image_root: Path | str | None = None,
     *,
     format: FormatName | None = None,
     keep: Keep | None = None,
@@ -106,7 +106,8 @@ def read_records(
     Raises:
         RecordsError: the file is missing, empty, or a record of it is malformed or has another format.
     """
-    return list(RecordsFile(path, image_root, format=format, keep=keep, coerce_answers=coerce_answers))
+    root = None if image_root is None else Path(image_root)
+    return list(RecordsFile(Path(path), root, format=format, keep=keep, coerce_answers=coerce_answers))
 
 
 class RecordsFile:
@@ -191,9 +192,9 @@ def check_target(target: Path, source: Path | None, suffixes: Sequence[str], *, 
 
 
 def write_records(
-    path: Path,
+    path: Path | str,
     records: Iterable[Record],
-    image_root: Path | None = None,
+    image_root: Path | str | None = None,
     *,
     format: FormatName | None = None,
     absolute: bool = False,
@@ -208,15 +209,16 @@ def write_records(
             content of `path` is kept.
         UsageError: another format than flat was requested for CSV.
     """
+    path, root = Path(path), None if image_root is None else Path(image_root)
     file_type = FILE_TYPES.get(path.suffix.lower(), JSONL)
     format = format_of_file(path, format)
     named_records = [(record.origin or f"record {number}", record) for number, record in enumerate(records, start=1)]
-    name_of = partial(image_name, root=image_root or path.parent, absolute=absolute and image_root is None)
+    name_of = partial(image_name, root=root or path.parent, absolute=absolute and root is None)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temporary, _errors_name(path, temporary):
         rows = ((name, _row(record, name, format, name_of)) for name, record in _bar(named_records, "write records"))
         file_type.write(temporary, rows)
-        finder = Finder(path, image_root)
+        finder = Finder(path, root)
         read = READERS[file_type.kind]
         with closing(read(temporary, **file_type.reading)) if named_records else nullcontext(()) as reread:
             for (name, record), (_, value) in zip(_bar(named_records, "read them back"), reread, strict=True):

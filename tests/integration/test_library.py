@@ -188,6 +188,15 @@ def test_the_signatures_are_those_that_were_promised():
     assert found == SIGNATURES.split("\n")[1:-1]
 
 
+def test_paths_may_be_texts(sample, tmp_path):
+    records = lookonce.read_records(f"{sample}/test.jsonl", str(sample))
+    assert records == read_records(sample / "test.jsonl")
+    lookonce.write_records(f"{tmp_path}/again.jsonl", records, str(sample))
+    assert len(lookonce.read_records(f"{tmp_path}/again.jsonl", str(sample))) == len(records)
+    assert lookonce.image_key(str(records[0].images[0])) == lookonce.image_key(records[0].images[0])
+    assert lookonce.read_run_file(f"{sample}/run.yaml") == lookonce.read_run_file(sample / "run.yaml")
+
+
 @pytest.mark.guarantee(
     "In a script of one's own, batches and packs have the same loss and gradients as the stock model with its tower."
 )

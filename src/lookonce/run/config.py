@@ -158,14 +158,14 @@ def keys(section: type[BaseModel] = RunFile, prefix: str = "") -> dict[str, OnRe
     return on_resume
 
 
-def read_run_file(path: Path, assignments: Iterable[str] = ()) -> RunFile:
+def read_run_file(path: Path | str, assignments: Iterable[str] = ()) -> RunFile:
     """Read a run file; `assignments` such as "train.epochs=5" replace its values.
 
     Raises:
         UsageError: the file is missing or not YAML, or keys or values are wrong; all mistakes are named at once.
     """
     form = f"a mapping of sections ({', '.join(RunFile.model_fields)})"
-    values = load_values(path, f"run file {path}", "lookonce init writes one", form)
+    values = load_values(Path(path), f"run file {path}", "lookonce init writes one", form)
     for assignment in assignments:
         set_key(values, assignment)
     return checked(values, RunFile, f"run file {path}")
