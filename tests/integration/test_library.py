@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -249,6 +250,18 @@ def test_packs_read_ahead_are_those_of_a_dataloader(sampler):
     for one, other in zip(ahead, by_dataloader, strict=True):
         assert one.keys() == other.keys()
         assert all(torch.equal(torch.as_tensor(one[name]), torch.as_tensor(other[name])) for name in one)
+
+
+def test_what_a_dataloader_takes_can_be_sent_to_its_processes(dataset, sampler):
+    """From Python 3.14 on, a DataLoader on Linux starts its processes anew and sends them what they need."""
+    rows, packs = DataCollatorForRows(dataset), DataCollatorForPacks(dataset)
+    sent_dataset, sent_rows, sent_packs = pickle.loads(pickle.dumps((dataset, rows, packs)))
+    indices = pickle.loads(pickle.dumps(next(iter(sampler))))
+    for collate, sent, numbers in ((rows, sent_rows, [0, 1]), (packs, sent_packs, indices)):
+        expected = collate(dataset.__getitems__(numbers))
+        found = sent(sent_dataset.__getitems__(numbers))
+        assert found.keys() == expected.keys()
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_an_image_that_cannot_be_read_stops_the_loop_that_asks_for_its_pack(sampler, cache, monkeypatch):

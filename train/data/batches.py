@@ -41,7 +41,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -125,6 +125,9 @@ class CachedFeatures:
         self.bytes_read = 0
         """Number of bytes read so far."""
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> Any:
+        return CachedFeatures, (self.cache,)  # a lock stays in its process
 
     def grid_thw(self, key: str) -> Grid:
         return self.cache.grid_thw(key)
