@@ -73,9 +73,10 @@ class Runner:
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
         """`log` gets what the process prints before its first command."""
         self._commands, theirs = Pipe()
+        safe_path = [] if os.getcwd() in sys.path else ["-P"]  # it imports from the folders that this process does
         with log.open("ab") as file, theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "lookonce.runner", str(theirs.fileno())],
+                [sys.executable, *safe_path, "-m", "lookonce.runner", str(theirs.fileno())],
                 env=os.environ | environment,
                 stdin=subprocess.DEVNULL,
                 stdout=file,

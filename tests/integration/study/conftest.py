@@ -25,7 +25,7 @@ class Forked:
     '''A process of the pool, forked from this one, which has imported everything already.'''
 
     def __init__(self, command, env, stdin, stdout, stderr, pass_fds, start_new_session, preexec_fn):
-        assert command[1:3] == ["-m", "lookonce.runner"] and start_new_session
+        assert command[-3:-1] == ["-m", "lookonce.runner"] and start_new_session
         self.returncode, self.pid = None, os.fork()
         if self.pid == 0:
             os.setsid()
@@ -39,7 +39,7 @@ class Forked:
                     pass  # the one that listed them
             code = 99
             try:
-                runner.serve(Connection(int(command[3])))
+                runner.serve(Connection(int(command[-1])))
                 code = 0
             except SystemExit as end:
                 code = end.code

@@ -145,8 +145,10 @@ def test_a_run_out_of_memory_ends_its_process(preloaded, write_run, tmp_path):
     assert log.count("Error: out of memory on this GPU of 1.0 GB") == 1 and "is already trained" not in log
 
 
-def test_a_real_process_takes_commands_until_one_fails(write_run, tmp_path):
+def test_a_real_process_takes_commands_until_one_fails(write_run, tmp_path, monkeypatch):
     write_run("run")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "click.py").write_text("raise RuntimeError('a file of the user, with the name of a library')")
     runner = Runner({"CUDA_VISIBLE_DEVICES": ""}, tmp_path / "first.log")
     for name, words, code in (
         ("first", ("status", "--missing", "run.yaml"), 0),
