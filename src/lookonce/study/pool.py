@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 
 from lookonce.claim_file import IN_USE
-from lookonce.errors import Stopped
+from lookonce.errors import Stopped, explain_os_error
 from lookonce.signals import handle_signals
 from lookonce.text import Notify, duration, shown
 
@@ -237,8 +237,12 @@ class Pool:
                 self.outcome.done.append(job.name)
             else:
                 slot = next((slot for slot in self._free if slot.runner), self._free[0])
-                self._free.remove(slot)
-                self._running.append(self._begin(job, slot))
+                try:
+                    self._running.append(self._begin(job, slot))
+                    self._free.remove(slot)
+                except OSError as error:  # such as no room for its log
+                    self.outcome.failed[job.name] = reason = explain_os_error(error)
+                    self._notify(f"{job.name}: failed: {reason}")
             self._waiting.remove(job)
         for slot in self._free if not self._waiting else ():
             slot.close()  # an idle process has memory that those on the same GPU may need
@@ -251,6 +255,7 @@ class Pool:
         on = f" on {slot.name}" if slot.name else ""
         self._notify(f"{job.name}: started{on}, log: {job.log}")
         job.log.parent.mkdir(parents=True, exist_ok=True)
+        job.log.touch()
         if not (slot.runner and slot.runner.begin(job)):
             slot.runner = Runner(slot.environment, job.log)
             self._runners.append(slot.runner)
@@ -327,7 +332,7 @@ def _reason(code: int, error: str, log: Path) -> str:
 
 def _last_error(log: Path) -> str:
     """The last error message in a log, all its lines in one; empty if there is none."""
-    lines = log.read_text(errors="replace").splitlines()
+    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
     last = max((number for number, line in enumerate(lines) if line.startswith(ERROR)), default=len(lines))
     return " ".join(line.strip() for line in lines[last:]).removeprefix(ERROR)
 

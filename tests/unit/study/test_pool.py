@@ -83,6 +83,17 @@ def test_what_waits_for_a_failed_job_is_skipped_and_the_rest_finishes(job):
     assert outcome.exit_code == 1 and "b is skipped, because a failed" in outcome.text()
 
 
+@pytest.mark.guarantee("A study names the runs that fail, and finishes all others.")
+def test_a_job_without_a_log_fails_and_the_rest_finishes(job, tmp_path):
+    """The disk is full, or somebody has removed the file."""
+    (tmp_path / "file").touch()
+    nowhere = replace(job("b", cost=8), log=tmp_path / "file" / "log")
+    removed = replace(job("c", "1", cost=7), is_done=lambda: (tmp_path / "log").unlink())
+    outcome = run([job("a", cost=9), nowhere, removed, job("d")])
+    assert outcome.done == ["a", "d"] and outcome.failed.keys() == {"b", "c"}
+    assert f"{tmp_path / 'file'}" in outcome.failed["b"] and outcome.failed["c"].startswith("exit code 1, see ")
+
+
 def test_a_job_that_was_stopped_is_unfinished_and_so_is_what_waits_for_it(job):
     outcome = run([job("a", "75"), job("b", after=("a",)), job("c")])
     assert (outcome.stopped, outcome.done, outcome.exit_code) == (["a", "b"], ["c"], 75)
