@@ -20,7 +20,7 @@ import click
 
 from lookonce import environment
 from lookonce.commands.options import with_run_file
-from lookonce.errors import LookonceError, Stopped, UsageError, explain_system_error
+from lookonce.errors import LookonceError, Stopped, UsageError, explain_system_error, has_lost_rank
 from lookonce.signals import exit_on_signal
 from lookonce.text import printable
 from lookonce.version import __version__
@@ -87,9 +87,10 @@ def _say(message: str) -> None:
 
 
 def _advice() -> str:
-    """What to do after a signal has stopped the command that runs now."""
+    """What to do after the command that runs now, or has just failed, was stopped."""
     context = click.get_current_context(silent=True)
-    return WITH_OPTION if context and context.info_name == "train" else AGAIN
+    names = (context.info_name, context.invoked_subcommand) if context else ()
+    return WITH_OPTION if "train" in names else AGAIN
 
 
 def _rank() -> str:
@@ -109,6 +110,9 @@ def _explain(error: BaseException) -> tuple[int, str]:
         return 130, "; ".join([str(error) or f"interrupted; {AGAIN}", *notes])
     if message := explain_system_error(error):
         return 1, message
+    if has_lost_rank(error):
+        lost = "another process of this command has ended or does not answer"
+        return 1, f"{lost}; its message or the launcher's says why; then {_advice()}"
     return 1, f"unexpected {type(error).__name__}: {error} (`lookonce --debug ...` shows where)"
 
 

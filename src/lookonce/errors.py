@@ -43,6 +43,11 @@ NO_MEMORY = re.compile(
     "worker process .*was killed"
 )
 """Messages of libraries that have no memory, or whose worker process was killed, as Linux does if none is left."""
+LOST_RANK = re.compile(
+    r"\bgloo/\S+\] .*(Connection closed by peer|Connection reset by peer|Broken pipe|Timed out waiting)|"
+    "remote process exited or there was a network error"
+)
+"""Messages of gloo and NCCL in the processes that are left when another one has ended or does not answer."""
 REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS)
 """The system refused for lack of permission, or because the disk is read-only."""
 
@@ -148,6 +153,11 @@ def full_disk_code(error: BaseException) -> int | None:
     """The system's code if an error means that there is no room; None if it means something else."""
     code = system_code(error)
     return code if code in FULL else None
+
+
+def has_lost_rank(error: BaseException) -> bool:
+    """Whether an error means that another rank has ended, so it is not the cause of the failure."""
+    return isinstance(error, RuntimeError) and bool(LOST_RANK.search(str(error)))
 
 
 def explain_system_error(error: BaseException) -> str | None:

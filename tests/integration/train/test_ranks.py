@@ -241,6 +241,9 @@ def test_a_failure_of_one_rank_ends_all_without_torchrun(trainings, run_ranks, t
     ended = run_ranks(tmp_path / "notes", trainings.unstarted("shared"), fail=[5, rank])
     assert 0 not in ended.codes
     assert f"Error: {named}unexpected RuntimeError: this rank has failed" in ended.error
+    other = "rank 1: " if rank == 0 else ""
+    assert f"Error: {other}another process of this command has ended or does not answer; " in ended.error
+    assert "then run the same command with --resume to continue" in ended.error and "gloo" not in ended.error
 
 
 def test_a_refused_run_is_reported_once(trainings, run_ranks, tmp_path):

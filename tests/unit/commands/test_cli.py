@@ -101,6 +101,12 @@ def test_mistakes_give_a_message_and_an_exit_code_without_a_traceback(run_file, 
             1,
             "lower what is in memory at once",
         ),
+        (
+            RuntimeError("[/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:1"),
+            1,
+            "Error: another process of this command has ended or does not answer; its message or the launcher's says "
+            "why; then run the same command again",
+        ),
         (KeyboardInterrupt(), 130, "interrupted; run the same command again"),
         (
             ZeroDivisionError("division by zero"),
