@@ -5,7 +5,9 @@
     CUDA_VISIBLE_DEVICES= python benchmarks/scaling.py bench/tiny --model tiny --images 96 --samples 16 --steps 4
 
 The model has random weights, the frames the sizes of Kvasir-VQA's. The report, `MODEL.md` in the folder, is written
-anew after each measurement, so a time limit loses only the one that it interrupts. On a CPU, ranks use gloo.
+anew after each measurement, so a time limit loses only the one that it interrupts, and keeps the other parts that were
+measured there before in the same setting. A measurement that fails is named, and the others are made all the same. On a
+CPU, ranks use gloo.
 
 step    the variant `shared` of `lookonce bench step`, with `--samples` samples a rank and with `--samples` in all. CUDA
         events time the exchange of gradients on each rank. A rank that comes early waits in it for the others: of each
@@ -14,7 +16,7 @@ step    the variant `shared` of `lookonce bench step`, with `--samples` samples 
 cache   one worker a GPU builds a cache of `--images` different files, with the tower loaded. Decoding alone uses the
         same processes, and the disk alone gets the same bytes, each on all ranks at once; the tower's rate follows from
         the time that it kept the GPU busy. The slowest of the three limits the build.
-study   `lookonce study run` of 8 trainings of `--steps` steps; a run before it has compiled the code.
+study   `lookonce study run` of 8 trainings of `--steps` steps; a run before all has compiled the code.
 eval    `lookonce eval` of such a run under torchrun, with answers of up to 32 tokens. Ranks take whole batches, so
         `eval.tokens_per_batch` is 8192. The most ranks come first, as the first evaluation compiles.
 """
@@ -34,6 +36,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -181,25 +184,47 @@ def cache_of_rank(run_file: Path, place: str) -> Iterator[Row]:
         yield row | {"limit": limit, "share of the limit": built / alone[limit], "GB/s": gigabytes}
 
 
+class Failed(Exception):
+    """A measurement has failed."""
+
+
 class Host:
     """Runs the measurements, and writes the report."""
 
     def __init__(self, given: argparse.Namespace) -> None:
         self.given, self.folder, self.model = given, given.folder.resolve(), given.model
-        self.rows: dict[str, list[Row]] = {}
+        self.parts = given.parts.split(",")
+        self.results, self.setting = self.folder / f"{self.model}.json", asdict(Environment.this())
+        self.rows, self.commands = self._measured_before()
+        self.failures: list[str] = []
         self.has_gpus = torch.cuda.is_available()
+
+    def _measured_before(self) -> tuple[dict[str, list[Row]], dict[str, str]]:
+        """The rows of the other parts that were measured in this setting, and the commands that measured them."""
+        before = json.loads(self.results.read_text()) if self.results.exists() else {}
+        if before.get("setting") != self.setting:
+            return {}, {}
+        kept = [part for part in before["rows"] if part not in self.parts]
+        rows, commands = ({part: before[name][part] for part in kept} for name in ("rows", "commands"))
+        return rows, commands
 
     def run(self) -> None:
         order = {name: value for name, value in vars(self.given).items() if name not in ("parts", "scratch")}
         self.call([sys.executable, __file__], "make", **{ORDER: json.dumps(["make", order], default=str)})
-        for part in self.given.parts.split(","):
-            rows = self.rows[part] = []
+        for part in self.parts:
+            rows, self.commands[part] = self.rows.setdefault(part, []), f"python {' '.join(sys.argv)}"
             for number in sorted(self.given.ranks, reverse=True) if part == "eval" else self.given.ranks:
-                rows += getattr(self, part)(number)
+                try:
+                    rows += getattr(self, part)(number)
+                except Failed as failed:
+                    self.failures.append(f"{part} on {number}: {failed}")
+                    print(self.failures[-1], file=sys.stderr)
                 rows.sort(key=lambda row: row["ranks"])
-                write_text(self.folder / f"{self.model}.json", json.dumps(self.rows, indent=1))
+                results = {"rows": self.rows, "commands": self.commands, "setting": self.setting}
+                write_text(self.results, json.dumps(results, indent=1))
                 write_text(self.folder / f"{self.model}.md", self.report())
         print(self.report())
+        sys.exit(1 if self.failures else 0)
 
     def call(self, command: list[Any], name: str, **environment: str) -> tuple[float, str]:
         """Run a command; its seconds and its output. A failure is an error with the end of its log."""
@@ -208,7 +233,7 @@ class Host:
             output: Any = {"stdout": subprocess.PIPE, "stderr": file, "text": True}
             done = subprocess.run([*map(str, command)], env=os.environ | environment, **output)
         if done.returncode:
-            raise SystemExit(f"{name} failed with {done.returncode}; the end of {log}:\n{log.read_text()[-3000:]}")
+            raise Failed(f"{name} failed with {done.returncode}; the end of {log}:\n{log.read_text()[-3000:]}")
         return time.perf_counter() - began, done.stdout
 
     def on_ranks(self, number: int, *words: Any) -> list[Any]:
@@ -234,16 +259,16 @@ class Host:
             shutil.rmtree(scratch, ignore_errors=True)
 
     def study(self, number: int) -> list[Row]:
-        self.trained()
+        _ = self.trained
         return [
             {"ranks": number, "runs": NUM_RUNS, "seconds in all": self.run_study(f"study-{number}", number, NUM_RUNS)}
         ]
 
+    @cached_property
     def trained(self) -> Path:
-        """The folder of a trained run, whose training has compiled the code."""
-        if not (run := self.folder / f"{self.model}-first" / f"plain-{SEED}").exists():
-            self.run_study("first", 1, 1)
-        return run
+        """The folder of a run that was trained now, which has compiled the code."""
+        self.run_study("first", 1, 1)
+        return self.folder / f"{self.model}-first" / f"plain-{SEED}"
 
     def run_study(self, name: str, number: int, runs: int) -> float:
         file, output = (self.folder / f"{self.model}-{name}{suffix}" for suffix in (".yaml", ""))
@@ -254,12 +279,13 @@ class Host:
             "variants": {"plain": {}},
         }
         write_text(file, yaml.safe_dump(values | {"seeds": [*range(SEED, SEED + runs)]}))
-        visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(number)))} if self.has_gpus else {}
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(number)))
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpus.split(",")[:number])} if self.has_gpus else {}
         parallel = [] if self.has_gpus else ["--parallel", number]
         return self.call([sys.executable, "-m", "lookonce", "study", "run", file, *parallel], name, **visible)[0]
 
     def eval(self, number: int) -> list[Row]:
-        run, file = self.trained(), self.folder / f"{self.model}-eval.yaml"
+        run, file = self.trained, self.folder / f"{self.model}-eval.yaml"
         words = ("-m", "lookonce", "eval", file, "--split", "test")
         seconds, _ = self.call(self.on_ranks(number, *words), f"eval-{number}")
         cost = json.loads((run / "answering" / "test.json").read_text())
@@ -268,13 +294,17 @@ class Host:
         return [row | {"seconds to answer": cost["seconds"], "seconds in all": seconds}]
 
     def report(self) -> str:
-        lines = [f"# {self.model} on up to {max(self.given.ranks)} ranks of a host"]
-        for part, rows in self.rows.items():
-            lines += ["", f"## {part}", "", *_markdown(rows, COMPARED[part])]
-        lines += ["", "## Setting", "", "```yaml", yaml.safe_dump(asdict(Environment.this())).strip()]
+        measured = {part: rows for part, rows in self.rows.items() if rows}
+        most = max((row["ranks"] for rows in measured.values() for row in rows), default=0)
+        lines = [f"# {self.model} on up to {most} ranks of a host"]
+        for part, rows in measured.items():
+            lines += ["", f"## {part}", "", *_markdown(rows, COMPARED[part]), "", f"`{self.commands[part]}`"]
+        if self.failures:
+            lines += ["", "## Not measured", "", *(f"- {failure.partition(';')[0]}" for failure in self.failures)]
+        lines += ["", "## Setting", "", "```yaml", yaml.safe_dump(self.setting).strip()]
         with suppress(OSError):
             lines += [subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True).stdout.strip()]
-        return "\n".join([*lines, "```", "", f"`python {' '.join(sys.argv)}`", ""])
+        return "\n".join([*lines, "```", ""])
 
 
 def _markdown(rows: list[Row], compared: str) -> list[str]:

@@ -1,8 +1,10 @@
-"""What the ranks of benchmarks/scaling.py measure together."""
+"""What the ranks of benchmarks/scaling.py measure together, and the report of all measurements."""
 
 from __future__ import annotations
 
+import importlib
 import json
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -47,3 +49,43 @@ def test_a_cache_is_built_by_all_ranks_beside_its_limits(measured, make_run, tmp
     limits = {name: row[name] for name in row if name.endswith(" alone")}
     assert row["ranks"] == 2 and row[row["limit"]] == min(limits.values()) and len(limits) == 3
     assert row["share of the limit"] == pytest.approx(row["images a second"] / row[row["limit"]])
+
+
+@pytest.fixture
+def report_of(monkeypatch, tmp_path):
+    """Measures some parts on one and two ranks, where those in `failing` fail; the report of all so far."""
+    monkeypatch.syspath_prepend(FOLDER)
+    scaling = importlib.import_module("scaling")
+    monkeypatch.setattr(scaling.Host, "call", lambda *_, **__: (1.0, ""))
+
+    def report_of(parts, failing=()):
+        for part in ("step", "cache", "study"):
+
+            def measure(host, number, part=part):
+                if (part, number) in failing:
+                    raise scaling.Failed(f"{part}-{number} failed with 1; the end of its log")
+                return [{"ranks": number, scaling.COMPARED[part]: 8.0 / number}]
+
+            monkeypatch.setattr(scaling.Host, part, measure)
+        given = Namespace(folder=tmp_path, model="tiny", parts=parts, ranks=[1, 2])
+        with pytest.raises(SystemExit) as ended:
+            scaling.Host(given).run()
+        assert ended.value.code == bool(failing)
+        return (tmp_path / "tiny.md").read_text()
+
+    return report_of
+
+
+def test_a_measurement_that_fails_is_named_and_the_others_are_made(report_of):
+    report = report_of("step,cache", failing=[("step", 2)])
+    assert "| 1 | 8 | 1.00 |\n\n`python" in report and "| 2 | 4 | 0.50 |" in report
+    assert "## Not measured\n\n- step on 2: step-2 failed with 1\n" in report
+
+
+def test_a_report_keeps_the_parts_that_were_measured_before(report_of):
+    report_of("step,cache", failing=[("cache", 1), ("cache", 2)])
+    report = report_of("cache,study")
+    assert [line for line in report.splitlines() if line.startswith("## ")] == [
+        *("## step", "## cache", "## study", "## Setting")
+    ]
+    assert report.count("| 2 | 4 |") == 3
