@@ -75,7 +75,7 @@ class Commands(click.Group):
         except (Exception, KeyboardInterrupt, Stopped) as error:
             if ctx.params["debug"]:
                 traceback.print_exc()
-            code, message = _explain(error)
+            code, message = _explain(_signal_behind(error))
             _say(f"{_rank()}{with_run_file(message)}")
             ctx.exit(code)
 
@@ -99,6 +99,14 @@ def _rank() -> str:
         return f"rank {environment.rank()}: " if environment.num_ranks() > 1 and environment.rank() else ""
     except UsageError:
         return ""  # the variable is not a number
+
+
+def _signal_behind(error: BaseException) -> BaseException:
+    """The stop by a signal that an error is due to, or the error; Python 3.11 wraps one that comes in __set_name__."""
+    cause: BaseException | None = error
+    while cause and not isinstance(cause, KeyboardInterrupt | Stopped):
+        cause = cause.__cause__
+    return cause or error
 
 
 def _explain(error: BaseException) -> tuple[int, str]:

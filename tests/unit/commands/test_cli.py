@@ -127,6 +127,19 @@ def test_every_error_is_a_message(monkeypatch, run_file, error, code, message):
 
 
 @pytest.mark.parametrize(
+    ("stop", "code"), [(Stopped("stopped by SIGTERM"), 75), (KeyboardInterrupt("interrupted"), 130)]
+)
+def test_a_signal_while_a_class_is_made_stops_as_anywhere(monkeypatch, run_file, stop, code):
+    class Field:
+        def __set_name__(self, *_):
+            raise stop
+
+    monkeypatch.setattr("lookonce.run.config.read_run_file", lambda *_, **__: type("Owner", (), {"field": Field()}))
+    result = run("cache", "build", run_file)
+    assert result.exit_code == code and f"Error: {stop}" in result.stderr
+
+
+@pytest.mark.parametrize(
     "words",
     [
         *("train RUN", "eval RUN", "predict RUN --question q", "study run STUDY", "bench step RUN"),
