@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -19,6 +21,8 @@ from lookonce.errors import Stopped
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 RESUME = "run the same command again to resume"
+GRACE_S = 1.0
+"""How long a library that waits has to hand a signal on to its handler."""
 Handler = Callable[[int, FrameType | None], None]
 
 
@@ -66,3 +70,38 @@ def exit_on_signal(advice: Callable[[], str]) -> Iterator[None]:
 
     with handle_signals(stop, signal.SIGINT):
         yield
+
+
+@contextlib.contextmanager
+def waiting_for_processes() -> Iterator[None]:
+    """Within the block, end the program soon after a signal, also while PyTorch waits for other processes.
+
+    It waits in C++, for up to days, and Python runs a handler only when that has ended; it tells a socket at once.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    receiving, sending = socket.socketpair()
+    has_ended = threading.Event()
+
+    def stop() -> None:
+        number = next(iter(receiving.recv(1)), 0)
+        if number in (*SIGNALS, signal.SIGINT) and not has_ended.wait(GRACE_S):
+            name = signal.Signals(number).name
+            waited = f"stopped by {name} while waiting for other processes"
+            print(f"Error: {waited}; run the same command again", file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(130 if number == signal.SIGINT else Stopped.exit_code)
+
+    with receiving, sending:
+        sending.setblocking(False)
+        before = signal.set_wakeup_fd(sending.fileno(), warn_on_full_buffer=False)
+        thread = threading.Thread(target=stop, name="signals", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            has_ended.set()
+            signal.set_wakeup_fd(before)
+            sending.close()
+            thread.join()

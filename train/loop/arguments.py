@@ -24,6 +24,7 @@ from lookonce.errors import UsageError
 from lookonce.run.config import RunFile
 from lookonce.run.folder import NUM_CHECKPOINTS
 from lookonce.run.sections import TrainSection
+from lookonce.signals import waiting_for_processes
 from lookonce.text import first_line
 from lookonce.train.loop.log_files import check_trackers
 from lookonce.train.model.frozen import check_frozen
@@ -139,7 +140,8 @@ def training_arguments(run: RunFile, folder: Path, **overrides: Any) -> Training
         "prediction_loss_only": True,
     }
     try:
-        arguments = TrainingArguments(**settings | overrides)
+        with waiting_for_processes():  # which it joins
+            arguments = TrainingArguments(**settings | overrides)
     except ValueError as error:
         raise UsageError(f"the `train` section is not valid: {first_line(error)}") from None
     if options.best == "metric" and "load_best_model_at_end" not in overrides:

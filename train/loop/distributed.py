@@ -31,7 +31,7 @@ from transformers import TrainerCallback, TrainingArguments
 
 from lookonce import environment
 from lookonce.errors import Stopped
-from lookonce.signals import handle_signals
+from lookonce.signals import handle_signals, waiting_for_processes
 
 LONGEST_WAIT = timedelta(days=7)
 """How long a rank that has ended its part of an evaluation waits for the others."""
@@ -53,7 +53,8 @@ class Ranks:
         """The ranks of the process group that Trainer has joined."""
         if arguments.world_size == 1:
             return cls()
-        group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=arguments.ddp_timeout))
+        with waiting_for_processes():
+            group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=arguments.ddp_timeout))
         return cls(arguments.process_index, arguments.world_size, group)
 
     @classmethod
@@ -63,7 +64,8 @@ class Ranks:
             return cls()
         if torch.cuda.is_available():
             torch.cuda.set_device(environment.local_rank())
-        distributed.init_process_group("gloo", timeout=LONGEST_WAIT)
+        with waiting_for_processes():
+            distributed.init_process_group("gloo", timeout=LONGEST_WAIT)
         return cls(environment.rank(), environment.num_ranks(), distributed.group.WORLD)
 
     @property

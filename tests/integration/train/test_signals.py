@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 
 import pytest
 import torch
@@ -38,6 +39,41 @@ def test_a_signal_before_the_first_image_or_step_stops_a_command_cleanly(
     process = preloaded.start(SIGNALLED, str(int(number)), *command.split(), folder=tmp_path)
     assert process.wait() == 75 and f"stopped by {number.name}" in process.error, process.error
     assert "Traceback" not in process.error
+
+
+WAITING = """
+import os, signal, sys, threading
+import torch
+from lookonce.cli import main
+
+join = torch.distributed.init_process_group
+
+def signalled(*args, **options):
+    threading.Timer(0.5, os.kill, (os.getpid(), int(sys.argv[1]))).start()
+    return join(*args, **options)
+
+torch.distributed.init_process_group = signalled
+signal.signal(signal.SIGINT, signal.default_int_handler)
+main([*sys.argv[2:], "run.yaml"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "rank", "number", "code"),
+    [("cache build", 0, signal.SIGTERM, 75), ("train", 0, signal.SIGINT, 130), ("train", 1, signal.SIGUSR1, 75)],
+)
+def test_a_signal_stops_a_process_that_waits_for_others_to_start(
+    make_run, preloaded, tmp_path, command, rank, number, code
+):
+    (tmp_path / "run.yaml").write_text(make_run().to_yaml())
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    environment = {name: str(value) for name, value in variables.items()}
+    process = preloaded.start(WAITING, str(int(number)), *command.split(), folder=tmp_path, **environment)
+    assert process.wait(timeout_s=30) == code, process.error
+    assert f"Error: stopped by {number.name} while waiting for other processes" in process.error
 
 
 def sending(at, *numbers, event="on_step_begin"):
