@@ -11,7 +11,6 @@ samples, of which there are more to a token of a batch, and each has logits.
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +33,7 @@ from lookonce.train.data.packing import group_examples
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.distributed import Ranks
 from lookonce.train.model.linear_attention import LINEAR
-from lookonce.train.model.load import PRECISIONS, base_model
+from lookonce.train.model.load import PRECISIONS, base_model, replaced
 
 ON_CPU = 8192
 SMALLEST, LARGEST = 4096, 65_536
@@ -112,7 +111,14 @@ def greedy_answers(
     device, dtype = model.device, PRECISIONS[precision]
     model.eval()
     autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
-    with autocast, _greedy_only(model, tokenizer, max_new_tokens):
+    greedy = GenerationConfig(  # type: ignore[no-untyped-call]
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    # In place of the model folder's settings, which may ask for sampling or penalties; an argument leaves these.
+    with autocast, replaced([(base_model(model), "generation_config", greedy)]):
         batch = collator.prompts(questions)
         chosen = ChosenLogprobs()
         inputs = {name: tensor.to(device) for name, tensor in batch.items()}
@@ -132,23 +138,6 @@ class ChosenLogprobs(LogitsProcessor):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         self.logprobs.append(scores.max(dim=-1).values - scores.logsumexp(dim=-1))
         return scores
-
-
-@contextlib.contextmanager
-def _greedy_only(model: Any, tokenizer: Any, max_new_tokens: int) -> Iterator[None]:
-    """Replace the model folder's generation settings, which may ask for sampling or penalties."""
-    base = base_model(model)
-    before = base.generation_config
-    base.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
-        do_sample=False,
-        max_new_tokens=max_new_tokens,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    try:
-        yield
-    finally:
-        base.generation_config = before
 
 
 BATCH_SIZE = 16

@@ -18,10 +18,8 @@ a token, `C` channels.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -37,7 +35,7 @@ from lookonce.train.model.linear_attention import (
     linear_layers,
     num_before,
 )
-from lookonce.train.model.load import head_size, text_model
+from lookonce.train.model.load import head_size, replaced, text_model
 
 Shape = tuple[int, ...]
 WORKING = 4
@@ -51,29 +49,17 @@ class States:
     def __init__(self, model: Any, num_rows: int, dtype: torch.dtype) -> None:
         """Allocate `num_rows` rows. `dtype` is that of the passes; states are float32."""
         self.num_rows = num_rows
-        self._layers = linear_layers(text_model(model))
-        self._buffers = [
-            tuple(
-                torch.zeros(num_rows, *shape, dtype=each, device=model.device)
-                for shape, each in zip(_shapes(layer), (torch.float32, dtype), strict=True)
-            )
-            for layer in self._layers
+        names, types = ("kept_states", "kept_inputs"), (torch.float32, dtype)
+        self.buffers = [
+            (layer, name, torch.zeros(num_rows, *shape, dtype=each, device=model.device))
+            for layer in linear_layers(text_model(model))
+            for name, shape, each in zip(names, _shapes(layer), types, strict=True)
         ]
+        """Each with its layer, and the name of the layer's attribute that it is while passes run."""
 
     def has_room(self, num_rows: int) -> bool:
         """Whether there are as many rows, or none are needed."""
-        return not self._layers or num_rows <= self.num_rows
-
-    @contextlib.contextmanager
-    def attached(self) -> Iterator[None]:
-        """Give each layer its buffers."""
-        for layer, (states, inputs) in zip(self._layers, self._buffers, strict=True):
-            layer.kept_states, layer.kept_inputs = states, inputs
-        try:
-            yield
-        finally:
-            for layer in self._layers:
-                del layer.kept_states, layer.kept_inputs
+        return not self.buffers or num_rows <= self.num_rows
 
 
 @dataclass(frozen=True)
@@ -151,25 +137,20 @@ class KeyValues:
         self.num_slots, self.states = num_slots, States(model, num_states, dtype)
         config = text_model(model).config
         shape = (1, config.num_key_value_heads, num_slots, head_size(config))
-        self._modules = [layer.self_attn for layer in text_model(model).layers if hasattr(layer, "self_attn")]
-        zeros = partial(torch.zeros, shape, dtype=dtype, device=model.device)
-        self._buffers = [(zeros(), zeros()) for _ in self._modules]
+        self._buffers = [
+            (layer.self_attn, name, torch.zeros(shape, dtype=dtype, device=model.device))
+            for layer in text_model(model).layers
+            if hasattr(layer, "self_attn")
+            for name in ("kept_keys", "kept_values")
+        ]
 
     def has_room(self, num_slots: int, num_states: int) -> bool:
         """Whether there are as many slots and rows of states."""
         return num_slots <= self.num_slots and self.states.has_room(num_states)
 
-    @contextlib.contextmanager
-    def attached(self) -> Iterator[None]:
-        """Give each layer its buffers or its states."""
-        for module, (keys, values) in zip(self._modules, self._buffers, strict=True):
-            module.kept_keys, module.kept_values = keys, values
-        try:
-            with self.states.attached():
-                yield
-        finally:
-            for module in self._modules:
-                del module.kept_keys, module.kept_values
+    def attached(self) -> AbstractContextManager[None]:
+        """Give each layer its buffers or its states within a block."""
+        return replaced([*self._buffers, *self.states.buffers])
 
 
 def keep(module: Any, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:

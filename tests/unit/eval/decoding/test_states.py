@@ -20,6 +20,7 @@ from lookonce.eval.decoding.buffers import Continued, OfPrompts, States, bytes_p
 from lookonce.eval.decoding.sampling import Chooser
 from lookonce.families.kernels import restrict_kernels
 from lookonce.train.model.linear_attention import InPack, states_of_branches
+from lookonce.train.model.load import replaced
 
 TOLERANCE = 1e-4
 """In float32; the norm in these layers enlarges rounding."""
@@ -65,7 +66,7 @@ class Batch:
 
     def check(self, inputs: torch.Tensor, sequences: Any, last: Any) -> None:
         """Run a pass, and compare its results at the last token of each conversation."""
-        with states_of_branches(hybrid()), self.states.attached():
+        with states_of_branches(hybrid()), replaced(self.states.buffers):
             found = layer_of(hybrid())(inputs[None], attention_mask=sequences)[0, last]
         expected = torch.stack([layer_of(hybrid())(one[None])[0, -1] for one in self.so_far])
         assert (found - expected).norm() < TOLERANCE * expected.norm()
@@ -110,15 +111,15 @@ def branches_of(examples: list[int], ended: list[bool]) -> Branches:
 def test_only_branches_that_go_on_change_their_states_and_unused_rows_none():
     batch, other = Batch(9, [2, 3, 4], num_states=6), Batch(9, [2, 3, 4], num_states=6)
     tokens = batch.inputs(4)
-    with states_of_branches(hybrid()), batch.states.attached():
+    with states_of_branches(hybrid()), replaced(batch.states.buffers):
         layer_of(hybrid())(tokens[None], attention_mask=Continued.of(branches_of([2, 0, 1, -1], [0, 1, 0, 1])))
-    for mine, before in zip(batch.states._buffers[0], other.states._buffers[0], strict=True):
+    for (_, _, mine), (_, _, before) in zip(batch.states.buffers, other.states.buffers, strict=True):
         changed = [row for row in range(6) if not torch.equal(mine[row], before[row])]
         assert changed == [PADDING, *state_rows(torch.tensor([1, 2])).tolist()]
 
 
 def test_the_memory_of_a_state_is_counted():
-    [buffers] = States(hybrid(), 7, torch.bfloat16)._buffers
+    buffers = [buffer for _, _, buffer in States(hybrid(), 7, torch.bfloat16).buffers]
     assert sum(buffer.numel() * buffer.itemsize for buffer in buffers) == 7 * bytes_per_state(CONFIG, torch.bfloat16)
     assert bytes_per_state(CONFIG, torch.bfloat16, num_more=2) == 3 * bytes_per_state(CONFIG, torch.bfloat16)
 
@@ -126,5 +127,5 @@ def test_the_memory_of_a_state_is_counted():
 def test_a_model_without_such_layers_has_no_states_and_always_room():
     text = SimpleNamespace(layers=[SimpleNamespace()])
     states = States(SimpleNamespace(model=SimpleNamespace(language_model=text)), 3, torch.float32)
-    assert states.has_room(9) and states._buffers == [] and not States(hybrid(), 3, torch.float32).has_room(4)
+    assert states.has_room(9) and states.buffers == [] and not States(hybrid(), 3, torch.float32).has_room(4)
     assert bytes_per_state(SimpleNamespace(num_hidden_layers=4), torch.float32) == 0
