@@ -235,7 +235,8 @@ class StudyStatus:
             | {"outdated": self.outdated.get(name)}
             for name, run in self.runs.items()
         ]
-        routed = [routed_run.to_json() | {"score": self._score(routed_run)} for routed_run in self.routed.values()]
+        scored = [(routed_run.to_json(), self._score(routed_run)) for routed_run in self.routed.values()]
+        routed = [value | {"score": asdict(score) if score else None} for value, score in scored]
         return {"runs": values, "routed": routed}
 
     def _score(self, routed: RoutedRun) -> Headline | None:

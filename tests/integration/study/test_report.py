@@ -270,4 +270,4 @@ def test_runs_that_are_not_complete_are_left_out_with_all_that_needs_them(study)
     found = report_study(path)
     assert found.left_out == ["three-2", "routed-2"] and found.to_json()["forgetting"][0]["seeds"] == [1]
     routed = StudyStatus.read(path).to_json()["routed"]
-    assert [one["score"] is None for one in routed] == [False, True]
+    assert [one["score"] and one["score"]["metric"] for one in routed] == ["exact_match", None]
