@@ -21,11 +21,12 @@ import torch
 from lookonce.eval.decoding.batches import PADDING, BatchLayout, Branches, Room, Spans
 from lookonce.eval.decoding.buffers import KeyValues
 from lookonce.eval.decoding.dialogue import Answer, Sample
-from lookonce.eval.decoding.passes import Prompts, Rows, RowSteps, add_token, dense_mask, inference, rows_of_block
+from lookonce.eval.decoding.passes import Prompts, Rows, RowSteps, add_token, inference, rows_of_block
 from lookonce.eval.decoding.sampling import Chooser, Sampling, noise_of
 from lookonce.train.data.batches import FeatureSource
 from lookonce.train.data.packing import BLOCK
 from lookonce.train.data.tokenize import ChatTokenizer, Example
+from lookonce.train.model.attention import dense_mask
 from lookonce.train.model.linear_attention import linear_layers
 from lookonce.train.model.load import text_model
 from lookonce.train.model.packs import cuda_graph_capture
@@ -135,7 +136,7 @@ class Decoder:
             branches = branches.subset(~branches.ended)
             if not len(branches.ended):
                 return
-            mask = dense_mask(branches, until)
+            mask = dense_mask(until, branches.slot)
             add_token(self.model, branches, torch.tensor([number], device=self.device), self._chooser, mask)
         yield branches
 

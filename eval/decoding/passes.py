@@ -214,13 +214,6 @@ class Prompts:
         return on_device | image_inputs(self._source, shown, self._device)
 
 
-def dense_mask(branches: Branches, until: torch.Tensor) -> torch.Tensor:
-    """`[1, 1, N, num_slots]`, true where a token attends to a slot; `until` are those of all slots."""
-    slots = torch.arange(len(until), device=until.device)
-    allowed: torch.Tensor = attends(branches.slot[:, None], slots[None], until[None])
-    return allowed[None, None]
-
-
 def add_token(
     model: Any, branches: Branches, number: torch.Tensor, chooser: Chooser, mask: Any, **options: Any
 ) -> None:

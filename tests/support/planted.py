@@ -19,16 +19,16 @@ BUFFERS = ("input_ids", "position_ids", "seen_until", "logits_to_keep", "targets
 
 def branches_that_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     dense_mask = attention.dense_mask
-    monkeypatch.setattr(attention, "dense_mask", lambda seen_until: dense_mask(seen_until.cummax(0).values))
+    monkeypatch.setattr(attention, "dense_mask", lambda ends, *rows: dense_mask(ends.cummax(0).values, *rows))
 
 
 def a_mask_that_is_off_by_one_where_a_prefix_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     dense_mask = attention.dense_mask
 
-    def shorter(seen_until: torch.Tensor) -> torch.Tensor:
+    def shorter(seen_until: torch.Tensor, *rows: torch.Tensor) -> torch.Tensor:
         """The last token of a prefix counts as one of the branch that follows."""
         following = torch.cat([seen_until[1:], seen_until[-1:]])
-        return dense_mask(torch.where(following < seen_until, following, seen_until))
+        return dense_mask(torch.where(following < seen_until, following, seen_until), *rows)
 
     monkeypatch.setattr(attention, "dense_mask", shorter)
 

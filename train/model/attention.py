@@ -47,10 +47,13 @@ def attends(position_q: Any, position_k: Any, seen_until_k: Any) -> Any:
     return (position_k <= position_q) & (position_q < seen_until_k)
 
 
-def dense_mask(seen_until: torch.Tensor) -> torch.Tensor:
-    """`[1, 1, L, L]`, true where the row's token attends to the column's. `seen_until` is `[L]`."""
+def dense_mask(seen_until: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
+    """`[1, 1, K, L]`, true where the row's token attends to the column's. `seen_until` is `[L]`.
+
+    `rows` `[K]` are the indices of the rows' tokens, by default all.
+    """
     position = torch.arange(len(seen_until), device=seen_until.device)
-    allowed: torch.Tensor = attends(position[:, None], position[None], seen_until[None])
+    allowed: torch.Tensor = attends((position if rows is None else rows)[:, None], position, seen_until)
     return allowed[None, None]
 
 
@@ -99,7 +102,7 @@ class PackMask:
         `rows` `[K]`: the indices of the queries, in any order; for FlexAttention in whole blocks.
         """
         if self.is_dense:
-            return attends(rows[:, None], torch.arange(len(seen_until), device=rows.device), seen_until)[None, None]  # type: ignore[no-any-return]
+            return dense_mask(seen_until, rows)
         self._rows[: len(rows)].copy_(rows)
         queries, ends = rows.view(-1, BLOCK), seen_until.view(-1, BLOCK)
         first = torch.arange(0, len(seen_until), BLOCK, device=rows.device)

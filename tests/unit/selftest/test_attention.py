@@ -90,14 +90,14 @@ def test_wrong_block_lists_are_found(monkeypatch, wrong, passed):
     assert [found[name] for name in LISTS] == passed and found["mask function: wrong entries"]
 
 
-def one_late(seen_until: torch.Tensor) -> torch.Tensor:
+def one_late(seen_until: torch.Tensor, *rows: torch.Tensor) -> torch.Tensor:
     """A mask in which what is seen ends one token too late: the next branch begins with a token of the one before."""
-    return ORIGINAL["dense_mask"](torch.where(seen_until < len(seen_until), seen_until + 1, seen_until))
+    return ORIGINAL["dense_mask"](torch.where(seen_until < len(seen_until), seen_until + 1, seen_until), *rows)
 
 
-def branches_see_each_other(seen_until: torch.Tensor) -> torch.Tensor:
+def branches_see_each_other(seen_until: torch.Tensor, *rows: torch.Tensor) -> torch.Tensor:
     """A mask in which all that is seen at all is seen to the end of its image."""
-    return ORIGINAL["dense_mask"](seen_until.flip(0).cummax(0).values.flip(0).clamp(min=int(seen_until[0])))
+    return ORIGINAL["dense_mask"](seen_until.flip(0).cummax(0).values.flip(0).clamp(min=int(seen_until[0])), *rows)
 
 
 @pytest.mark.parametrize("wrong", [one_late, branches_see_each_other], ids=lambda wrong: wrong.__name__)
