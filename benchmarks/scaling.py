@@ -173,9 +173,9 @@ def cache_of_rank(run_file: Path, place: str) -> Iterator[Row]:
         decoding, _ = rate(decode)
         writing, _ = rate(lambda: beside.disk_alone(own, of_mine * fingerprint.bytes_per_token, shard_bytes))
         built, report = rate(lambda: build(folder / "built", opened.images))
-        encoded = ranks.gather((report.num_encoded, report.phases.get("tower", 0.0)))
-        cores = ranks.gather(num_cores())
-    if encoded and cores:
+        encoded = ranks.gather_for_all((report.num_encoded, report.phases.get("tower", 0.0)))
+        cores = ranks.gather_for_all(num_cores())
+    if ranks.is_first:
         tower_rate = sum(number / max(seconds, 1e-3) for number, seconds in encoded if number)
         alone = {"decoding alone": decoding, "disk alone": writing, "tower alone": tower_rate}
         limit = min(alone, key=alone.__getitem__)

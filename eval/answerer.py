@@ -34,7 +34,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from transformers import TextStreamer
 
 from lookonce.cache.build.encode import Encoder, ImageFeatures
@@ -57,6 +57,7 @@ from lookonce.run.folder import RECORD
 from lookonce.run.open import TO_ANSWER, OpenRun, open_run, run_for_model
 from lookonce.text import Notify, count, quiet
 from lookonce.train.data.batches import CPU
+from lookonce.train.data.dataset import png_bytes
 from lookonce.train.model.frozen import model_settings
 from lookonce.train.model.load import load_trained, load_untuned
 
@@ -138,11 +139,11 @@ def absolute(path: Path) -> Path:
 def file_of(picture: Picture, path: Path) -> Path:
     """The file of an image. One of Pillow is written to `path`: then it is read, named and encoded like all others.
 
-    It is written as RGB, as transformers reads the file of such an image. PNG notes a transparent colour.
+    PNG notes a transparent colour.
     """
     if not isinstance(picture, Image.Image):
         return Path(picture)
-    ImageOps.exif_transpose(picture).convert("RGB").save(path, compress_level=0)
+    path.write_bytes(png_bytes(picture))
     return path
 
 
@@ -365,7 +366,7 @@ class Answerer:
     def results(
         self, questions: Sequence[Question], images: ImageIndex, done: Set[int] = frozenset(), notify: Notify = quiet
     ) -> Iterator[Results]:
-        """Answer questions, batch by batch; a batch whose questions are all `known` is left out.
+        """Answer questions, batch by batch; a batch whose questions are all `done` is left out.
 
         `images` are those of the questions.
 

@@ -69,8 +69,7 @@ def evaluate(
             folder = opened.folder.predictions(part.name).parent
             unfinished.append(PartialAnswers(folder, part.name, machine_identity, ranks.rank))
             answered = answered_batches(part, unfinished[-1], cost, model, ranks)
-            stage_answers = once(partial(part.of_questions, answered))
-            answers |= {stage[index]: answer for index, answer in stage_answers.items()}
+            answers |= {stage[index]: answer for index, answer in part.of_questions(answered).items()}
     if not ranks.is_first:
         return None
     evaluation = questions.save(questions.after_all(answers).predictions(answers))
@@ -83,7 +82,7 @@ def evaluate(
 def answered_batches(
     questions: Questions, unfinished: PartialAnswers, cost: AnsweringCost, model: Callable[[], Any], ranks: Ranks
 ) -> Answered:
-    """Give the answers that are missing; returns all of them on the first rank, and its own on each other."""
+    """Give the answers that are missing; returns those of all ranks."""
     owner, notify = questions.opened.owner, questions.opened.notify
     owner.check()
     answered = ranks.first_decides(unfinished.read)
@@ -99,7 +98,7 @@ def answered_batches(
                     owner.check()
                     unfinished.add(number, answers)
                     answered[number] = answers
-    by_rank = ranks.gather(answered) or [answered]
+    by_rank = ranks.gather_for_all(answered)
     return {number: answers for rank_answers in by_rank for number, answers in rank_answers.items()}
 
 

@@ -33,7 +33,6 @@ from lookonce.train.data.tokenize import Example
 
 Chosen = tuple[torch.Tensor, torch.Tensor]
 """The token of each answer `[N]`, and its log-probabilities `[N, K]`."""
-Choose = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Chosen]
 ROWS = 256
 """Answers whose noise is in memory together."""
 ON_CPU = 1 << 18
@@ -54,7 +53,7 @@ class Sampling:
     """Longest answer in tokens; by default that of the run."""
 
 
-def likeliest(logits: torch.Tensor, number: torch.Tensor, noise: torch.Tensor) -> Chosen:
+def likeliest(logits: torch.Tensor) -> Chosen:
     """The likeliest token by `logits` `[N, V]`, and its log-probability."""
     token = logits.argmax(dim=-1)
     logprob = logits.gather(1, token[:, None])[:, 0] - logits.logsumexp(dim=-1)
@@ -141,20 +140,17 @@ class Chooser:
     def __init__(self, end_token_id: int, sampling: Sampling | None = None, *, compiled: bool = False) -> None:
         """`compiled` compiles how tokens are drawn."""
         self.end_token_id, self.samples, self.num_logprobs = end_token_id, sampling is not None, 3 if sampling else 1
-        self._choose: Choose = likeliest
         self._counter = torch.zeros(0, dtype=torch.int64)
         if sampling:
             draw = partial(drawn, temperature=sampling.temperature, top_p=sampling.top_p)
             self._draw: Callable[..., Chosen] = draw
             if compiled:
                 self._draw = torch.compile(lambda *inputs: draw(*inputs), dynamic=True)
-            self._choose = self._in_parts
 
     def __call__(self, logits: torch.Tensor, number: torch.Tensor, noise: torch.Tensor) -> Chosen:
         """Token `number` `[1]` of each answer, by `logits` `[N, V]` in float32."""
-        return self._choose(logits, number, noise)
-
-    def _in_parts(self, logits: torch.Tensor, number: torch.Tensor, noise: torch.Tensor) -> Chosen:
+        if not self.samples:
+            return likeliest(logits)
         if self._counter.device != logits.device or len(self._counter) != logits.shape[1]:
             self._counter = counter_of(logits.shape[1], logits.device)
         num_rows = ROWS if logits.is_cuda else max(ON_CPU // logits.shape[1], 1)

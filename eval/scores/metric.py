@@ -23,7 +23,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
@@ -228,9 +228,6 @@ class Headline:
         """The score with its interval: 82.8% [58.2 to 94.3] exact match on 87 questions."""
         interval = f" [{self.interval.in_percent()}]" if self.interval else ""
         return f"{self.score:.1%}{interval} {self.name} on {count(self.num_questions, 'question')}"
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def common_metric(metrics: Mapping[str, str]) -> str:

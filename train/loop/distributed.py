@@ -95,14 +95,6 @@ class Ranks:
         distributed.all_reduce(numbers, distributed.ReduceOp.MAX, group=self.group)
         return int(numbers)
 
-    def gather(self, mine: Found) -> list[Found] | None:
-        """What each rank passes here, on the first rank; None on the others."""
-        if self.num_ranks == 1:
-            return [mine]
-        of_all: list[Any] | None = [None] * self.num_ranks if self.is_first else None
-        distributed.gather_object(mine, of_all, group=self.group)
-        return of_all
-
     def gather_for_all(self, mine: Found) -> list[Found]:
         """What each rank passes here, on all ranks."""
         of_all: list[Any] = [mine] * self.num_ranks

@@ -326,18 +326,10 @@ class Passes:
     def __init__(self, model: Any, dtype: torch.dtype, device: torch.device) -> None:
         self.model, self.dtype, self.device = model, dtype, device
 
-    @property
-    def trained(self) -> list[torch.Tensor]:
-        return [weight for weight in self.model.parameters() if weight.requires_grad]
-
-    def loss(self, batch: Mapping[str, Any]) -> torch.Tensor:
-        """The loss of a pack, or of rows with target weights."""
-        with self._autocast():
-            return share_of_loss(self.model, batch)
-
     def run(self, batch: Mapping[str, Any]) -> torch.Tensor:
         """Run a pack, or rows with target weights, forward and backward; returns the loss."""
-        loss = self.loss(batch)
+        with self._autocast():
+            loss = share_of_loss(self.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
