@@ -146,7 +146,7 @@ class Cell:
         self.questions, self.prompts = [asked[n] for n in kept], [prompts[n] for n in kept]
         plan = Sampler.of(self.prompts, self.image_token_id, run.batch, run.train.seed)
         self.stream = QuestionStream(self.prompts, plan)
-        self.order = [number for number, _ in self.stream.take(0, len(self.prompts))]
+        self.order = [self.stream.at(position)[0] for position in range(len(self.prompts))]
         """The numbers of the questions as they are asked."""
         self.path: Path = options.place / f"first-{options.model}-{options.questions}-{num_tokens}.json"
         """The answers of the first step and their log-probabilities, by the variant that was measured first."""

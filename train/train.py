@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.arguments import training_arguments
 from lookonce.train.loop.checkpoints import CurrentIntervals, Start, StopIfTakenOver, begin, checkpoint_bytes, kept
 from lookonce.train.loop.distributed import RESUME_HINT, Ranks, StopAfterStep
-from lookonce.train.loop.log_files import DrawnLog, Heartbeat, MetricsLog, tracker_callbacks
+from lookonce.train.loop.log_files import Heartbeat, MetricsLog, drop_lines_after, tracker_callbacks, write_drawn
 from lookonce.train.loop.rewards import Draw, RewardTrainer
 from lookonce.train.loop.session import make_trainer, weights_fit
 from lookonce.train.loop.trainer import Answer, Evaluations, check_can_answer
@@ -91,28 +92,26 @@ class Training:
         if self.start.is_trained:
             return None
         (examples, num_too_long), (held_out, _) = self.examples["train"], self.examples["val"]
-        log = MetricsLog(self.opened.folder.log, self.opened.run.batch.samples_per_step, self.opened.run.eval.metric)
+        run, folder, checkpoint = self.opened.run, self.opened.folder, self.start.checkpoint
+        log = MetricsLog(folder.log, run.batch.samples_per_step, run.eval.metric)
         stop = StopAfterStep(self.ranks)
-        run = self.opened.run
         evaluations = Evaluations(run.eval.every, answer, run.train.patience, run.measure)
         first = [StopIfTakenOver(self.opened.owner), CurrentIntervals(), evaluations]
         callbacks = [*first, log, stop, heartbeat]
-        with weights_fit(self.opened.run, self.opened.model_folder.config):
+        with weights_fit(run, self.opened.model_folder.config):
             with self.startup.timed("load weights"):
                 model = self._load_model()
             if self.ranks.is_first:
-                last, track = self.start.checkpoint, self.opened.run.train.track
-                callbacks += tracker_callbacks(track, self.opened.folder.folder, step_of(last) if last else 0)
+                first_step = step_of(checkpoint) if checkpoint else 0
+                callbacks += tracker_callbacks(run.train.track, folder.folder, first_step)
             inputs = self.opened, model, self.arguments, examples, held_out, callbacks, self.startup
             trainer = make_trainer(*inputs, draw=draw)
-        log.attach(trainer)
+        log.trainer, trainer.evaluations = trainer, evaluations
         if isinstance(trainer, RewardTrainer) and self.ranks.is_first:
-            drawn_log = DrawnLog(self.opened.folder.drawn, self.questions)
-            drawn_log.drop_after(max(step_of(self.start.checkpoint), 0) if self.start.checkpoint else 0)
-            trainer.show = drawn_log.write
-        trainer.evaluations = evaluations
+            drop_lines_after(folder.drawn, first_step)
+            trainer.show = partial(write_drawn, folder.drawn, self.questions)
         with stop.recording_signals():
-            result = trainer.train(resume_from_checkpoint=str(self.start.checkpoint) if self.start.checkpoint else None)
+            result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             self.ranks.disband()
             if not self.ranks.is_first:
                 return model
@@ -125,13 +124,13 @@ class Training:
                 num_too_long=num_too_long,
                 seconds=trainer.seconds,
                 wait_share=log.wait_share,
-                adapter=adapter_hashes(self.opened.folder.adapter),
+                adapter=adapter_hashes(folder.adapter),
                 startup_seconds=self.startup.seconds,
                 ended_early=evaluations.why_over(trainer.state),
             )
             if trained.ended_early:
                 self.opened.notify(trained.ended_early)
-            write_json(self.opened.folder.trained, asdict(trained))
+            write_json(folder.trained, asdict(trained))
         if stop.signal:
             raise Stopped(
                 f"stopped by {stop.signal.name} after the last step, the adapter is saved; {RESUME_HINT} (evaluation)"

@@ -205,7 +205,7 @@ class Prompts:
         slots = torch.full((length,), PADDING)
         slots[: len(of_pack)] = of_pack
         text = {name: batch[name] for name in KEPT}
-        questions = torch.tensor([number for group in pack.groups for number in group.examples])
+        questions = torch.tensor(pack.examples)
         num_samples = self._room.num_samples
         rows = state_rows(questions[:, None] * num_samples + torch.arange(num_samples)).flatten()
         text |= {"slots": slots, "logits_to_keep": torch.from_numpy(layout.last[number]), STATE_ROWS: rows}

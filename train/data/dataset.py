@@ -303,7 +303,7 @@ class PackIndices(list[int]):
     """The numbers of the examples of a pack, with how they are packed."""
 
     def __init__(self, micro_batch: MicroBatch, ends_step: bool, num_ranks: int, batch: BatchSection) -> None:
-        super().__init__(index for group in micro_batch.pack.groups for index in group.examples)
+        super().__init__(micro_batch.pack.examples)
         self.micro_batch, self.ends_step, self.num_ranks = micro_batch, ends_step, num_ranks
         self.tokens_per_pack, self.are_rows = batch.tokens_per_pack, not batch.has_packs
 

@@ -194,9 +194,14 @@ class Pack:
         return sum(group.num_tokens for group in self.groups)
 
     @property
+    def examples(self) -> list[int]:
+        """The indices of its examples, in the order of the groups."""
+        return [index for group in self.groups for index in group.examples]
+
+    @property
     def num_samples(self) -> int:
         """Number of examples, those of a filler included."""
-        return sum(len(group.examples) for group in self.groups)
+        return len(self.examples)
 
 
 def pack_step(step: Sequence[Group], tokens_per_pack: int, num_ranks: int = 1) -> list[list[Pack]]:

@@ -33,7 +33,7 @@ from lookonce.run.grpo import GrpoSection
 from lookonce.run.sections import BatchSection
 from lookonce.train.data.batches import Batch
 from lookonce.train.data.dataset import DataCollatorForPacks, PackedExamples, PackIndices
-from lookonce.train.data.packing import Pack, group_examples, nested, pack_step
+from lookonce.train.data.packing import group_examples, nested, pack_step
 from lookonce.train.data.sampler import MicroBatch, Sampler
 from lookonce.train.data.tokenize import Example
 
@@ -69,11 +69,9 @@ class QuestionStream:
         """`plan` orders the prompts; with `variants` each epoch shows others of their images."""
         self._prompts, self._variants, self._order = prompts, variants, cache(plan.order)
 
-    def take(self, position: int, num: int) -> list[tuple[int, Example]]:
-        """The number and the prompt of some questions from a position on."""
-        return [self._at(*divmod(place, len(self._prompts))) for place in range(position, position + num)]
-
-    def _at(self, epoch: int, place: int) -> tuple[int, Example]:
+    def at(self, position: int) -> tuple[int, Example]:
+        """The number and the prompt of the question at a position."""
+        epoch, place = divmod(position, len(self._prompts))
         prompt = self._prompts[number := self._order(epoch)[place]]
         if self._variants is None:
             return number, prompt
@@ -187,7 +185,7 @@ class RewardStep:
         groups = [nested(group, examples) for group in group_examples(examples, self.image_token_id)]
         return [
             [
-                MicroBatch(pack, tuple(0.0 if pack.is_filler else self.answers[n].weight for n in _numbers(pack)))
+                MicroBatch(pack, tuple(0.0 if pack.is_filler else self.answers[n].weight for n in pack.examples))
                 for pack in packs
             ]
             for packs in pack_step(groups, self.batch.tokens_per_pack, num_ranks)
@@ -253,7 +251,3 @@ class RewardStep:
 def _is_masked(answer: Drawn, options: GrpoSection, image_token_id: int) -> bool:
     """Whether nothing is learned from an answer; an image token in it would stand for an image that is not there."""
     return (answer.is_cut and options.cut == "masked") or image_token_id in answer.token_ids
-
-
-def _numbers(pack: Pack) -> list[int]:
-    return [index for group in pack.groups for index in group.examples]

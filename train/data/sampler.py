@@ -258,8 +258,7 @@ class Sampler:
             num_targets = sum(weight[index] * self.examples[index].num_targets for index in part)
             target_weights |= {index: weight[index] / (num_parts * (num_targets or 1)) for index in part}
 
-        def of_pack(pack: Pack) -> tuple[float, ...]:
-            indices = (index for group in pack.groups for index in group.examples)
-            return tuple(0.0 if pack.is_filler else target_weights[index] for index in indices)
-
-        return [MicroBatch(pack, of_pack(pack), epoch) for pack in ranks[rank]]
+        return [
+            MicroBatch(pack, tuple(0.0 if pack.is_filler else target_weights[n] for n in pack.examples), epoch)
+            for pack in ranks[rank]
+        ]

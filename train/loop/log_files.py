@@ -40,8 +40,8 @@ from transformers.integrations.integration_utils import TensorBoardCallback, get
 from lookonce.claim_file import Process
 from lookonce.datasets.records import Record
 from lookonce.errors import Stopped, TrainingError, UsageError
-from lookonce.files import write_json, write_text
-from lookonce.run.log_file import PHASES, End, Progress, read_lines
+from lookonce.files import parse_json, write_json, write_text
+from lookonce.run.log_file import PHASES, End, Progress
 from lookonce.run.sections import METRICS
 from lookonce.text import count, duration, first_line, json_text
 from lookonce.train.data.policy import Drawn
@@ -81,27 +81,24 @@ class MetricsLog(TrainerCallback):
         """Time spent in steps, including waiting for their data."""
         self.first_step = 0
         """The step from which this training resumed; 0 if it did not."""
-        self._trainer: Any = None
+        self.trainer: Any = None
+        """Whose time spent waiting for data is logged; set before it trains."""
         self._began = 0.0
         self._at = (0, 0.0, 0.0, 0, 0)
         """Step, busy seconds, seconds waited, bytes read and tokens at the line before."""
         self._has_notified = False
 
-    def attach(self, trainer: Any) -> None:
-        """Take the time spent waiting for data from this trainer."""
-        self._trainer = trainer
-
     @property
     def wait_share(self) -> float:
         """Share of the time of all steps so far that was spent waiting for data."""
-        waited: float = self._trainer.wait_seconds
+        waited: float = self.trainer.wait_seconds
         return waited / max(self.busy_seconds, 1e-9)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.first_step = state.global_step
         self._at = self._now(state)
         if state.is_world_process_zero:
-            self._drop_lines_after(state.global_step)
+            drop_lines_after(self.path, state.global_step)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._began = time.perf_counter()
@@ -133,7 +130,7 @@ class MetricsLog(TrainerCallback):
             self._append(state, evaluated | peak_memory())
 
     def _now(self, state: Any) -> tuple[int, float, float, int, int]:
-        trainer = self._trainer
+        trainer = self.trainer
         return state.global_step, self.busy_seconds, trainer.wait_seconds, trainer.bytes_read, trainer.num_tokens
 
     def _measure(self, state: Any) -> dict[str, float]:
@@ -167,40 +164,33 @@ class MetricsLog(TrainerCallback):
             now = round(time.time(), 3)
             file.write(json.dumps({"step": state.global_step, "epoch": state.epoch, "time": now, **values}) + "\n")
 
-    def _drop_lines_after(self, step: int) -> None:
-        """Drop the lines of steps that a resumed training makes again."""
-        if self.path.exists():
-            lines = [line for line in read_lines(self.path) if line["step"] <= step]
-            write_text(self.path, "".join(f"{json.dumps(line)}\n" for line in lines))
+
+def drop_lines_after(path: Path, step: int) -> None:
+    """Drop the lines of steps that a resumed training makes again, and what a killed process has written of a line."""
+    if path.exists():
+        kept = []
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                kept += [f"{line}\n"] if parse_json(line)["step"] <= step else []
+        write_text(path, "".join(kept))
 
 
-class DrawnLog:
-    """Appends some questions of each logged step of a training by rewards to `path`: a JSON object a question, with the
-    answers that were drawn and their rewards."""
+def write_drawn(
+    path: Path, questions: Sequence[tuple[Record, int]], step: int, shown: Sequence[tuple[int, Sequence[Drawn]]]
+) -> None:
+    """Append what was drawn in a logged step of a training by rewards: a JSON object a question, with its answers.
 
-    def __init__(self, path: Path, questions: Sequence[tuple[Record, int]]) -> None:
-        """`questions` are those of the training, which steps name by their numbers."""
-        self._path, self._questions = path, questions
-
-    def write(self, step: int, shown: Sequence[tuple[int, Sequence[Drawn]]]) -> None:
-        """Append the questions of a step."""
-        with self._path.open("a", encoding="utf-8") as file:
-            for number, group in shown:
-                record, turn = self._questions[number]
-                answers = [{"text": one.text, "reward": one.reward, "cut": one.is_cut} for one in group]
-                asked, images = record.turns[turn], [str(path) for path in record.images]
-                references = record.references or [asked.answer]
-                about = {"origin": record.origin, "images": images, "question": asked.question}
-                line = {"step": step, **about, "references": [*references], "answers": answers}
-                file.write(json_text(line) + "\n")  # drawn texts have all characters that end lines
-
-    def drop_after(self, step: int) -> None:
-        """Drop the lines of steps that a resumed training makes again."""
-        if self._path.exists():
-            lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
-            with contextlib.suppress(ValueError):
-                lines = [line for line in lines if json.loads(line)["step"] <= step]
-            write_text(self._path, "".join(lines))
+    `questions` are those of the training, which `shown` names by their numbers.
+    """
+    with path.open("a", encoding="utf-8") as file:
+        for number, group in shown:
+            record, turn = questions[number]
+            answers = [{"text": one.text, "reward": one.reward, "cut": one.is_cut} for one in group]
+            asked, images = record.turns[turn], [str(image) for image in record.images]
+            references = record.references or [asked.answer]
+            about = {"origin": record.origin, "images": images, "question": asked.question}
+            line = {"step": step, **about, "references": [*references], "answers": answers}
+            file.write(json_text(line) + "\n")  # drawn texts have all characters that end lines
 
 
 def _check_finite(logs: dict[str, Any], step: int) -> None:

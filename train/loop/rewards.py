@@ -219,7 +219,7 @@ class RewardTrainer(PackTrainer):
         while len(groups) < self._num_questions and len(answers) < most:
             num = min(self._num_to_ask(len(groups), len(answers)), most - len(answers))
             places = self._not_asked(num, answers.keys())
-            asked = [self._stream.take(place, 1)[0] for place in places]
+            asked = list(map(self._stream.at, places))
             with self._compiling_apart():
                 drawn = self.draw(self.model, asked, seed_of(self.args.seed, step))
             for place, (number, _), group in zip(places, asked, drawn, strict=True):
@@ -241,7 +241,7 @@ class RewardTrainer(PackTrainer):
         """Where in the stream the next questions are that are not among those asked, by their numbers."""
         places: dict[int, int] = {}
         for place in itertools.count(self._position):
-            [(number, _)] = self._stream.take(place, 1)
+            number, _ = self._stream.at(place)
             if number not in asked:
                 places.setdefault(number, place)
             if len(places) == num:
@@ -262,7 +262,7 @@ class RewardTrainer(PackTrainer):
 
     def _take(self, positions: list[int], groups: list[Sequence[Drawn]]) -> RewardStep:
         """Train on some answers to the questions at some positions of the stream."""
-        prompts = [self._stream.take(position, 1)[0][1] for position in positions]
+        prompts = [self._stream.at(position)[1] for position in positions]
         self._kept, self.step = (positions, groups), self._step_of(prompts, groups)
         return self.step
 
@@ -361,7 +361,7 @@ class RewardTrainer(PackTrainer):
             logs.update(self._means())
             if self.show:
                 some = zip(*(column[:SHOWN] for column in self._kept), strict=True)
-                self.show(self.state.global_step, [(self._stream.take(p, 1)[0][0], group) for p, group in some])
+                self.show(self.state.global_step, [(self._stream.at(position)[0], group) for position, group in some])
         super().log(logs, *args, **others)
 
     def _means(self) -> dict[str, float]:

@@ -15,7 +15,7 @@ from lookonce.eval.scores.prediction import Prediction, write_predictions
 from lookonce.files import write_json, write_text
 from lookonce.run.folder import RunFolder
 from lookonce.train.data.policy import Drawn
-from lookonce.train.loop.log_files import DrawnLog
+from lookonce.train.loop.log_files import write_drawn
 
 REWARDED = {"reward_spread": 0.25, "mixed_share": 0.5, "entropy": 1.5, "answer_tokens": 3.0, "kl": 0.0625}
 REWARDED |= {"questions_drawn": 7, "cut_share": 0.0}
@@ -52,12 +52,10 @@ def make_folder(make_run, tmp_path: Path) -> Callable[..., Path]:
         ]
         if drawn:
             lines = [line | REWARDED | {"reward": line["step"] / 16} for line in lines]
-            log = DrawnLog(
-                folder.drawn, [(Record((Path(f"/{text}"),), (Turn(text, text),), origin=text), 0) for text in drawn]
-            )
+            asked = [(Record((Path(f"/{text}"),), (Turn(text, text),), origin=text), 0) for text in drawn]
             for step in (1, 8):
                 answers = [Drawn([1], 0.125 * number, text=text) for number, text in enumerate(drawn)]
-                log.write(step, [(number, answers) for number in range(len(drawn))])
+                write_drawn(folder.drawn, asked, step, [(number, answers) for number in range(len(drawn))])
         lines += [{"step": 8, "eval_loss": 0.25, "time": 1e9 + 9}]
         write_text(folder.log, "".join(json.dumps(line) + "\n" for line in lines))
         if rows:

@@ -145,16 +145,19 @@ def test_the_stream_has_each_epoch_in_the_order_of_its_steps_with_the_variants_t
     variants = EpochVariants(Augment(variants=2, brightness=0.1), seed=7)
     plain, shown = QuestionStream(prompts, plan), QuestionStream(prompts, plan, variants)
     num = len(prompts)
+
+    def take(stream: QuestionStream, first: int, last: int) -> list[tuple[int, Example]]:
+        return [stream.at(position) for position in range(first, last)]
+
     for epoch in range(3):
-        asked = plain.take(epoch * num, num)
+        asked = take(plain, epoch * num, (epoch + 1) * num)
         groups = [[group for one in step for group in one.pack.groups] for step in plan.epoch(epoch)]
         expected = [{index for group in step for index in group.examples} for step in groups]
         assert [{number for number, _ in asked[start : start + 3]} for start in range(0, num, 3)] == expected
         assert all(example is prompts[number] for number, example in asked)
-        for number, example in shown.take(epoch * num, num):
+        for number, example in take(shown, epoch * num, (epoch + 1) * num):
             assert example.image_keys == variants.keys(prompts[number].image_keys, epoch)
-    assert [number for number, _ in plain.take(0, num)] != [number for number, _ in plain.take(num, num)]
-    assert [n for n, _ in plain.take(num - 1, 3)] == [n for n, _ in (*plain.take(num - 1, 1), *plain.take(num, 2))]
+    assert [number for number, _ in take(plain, 0, num)] != [number for number, _ in take(plain, num, 2 * num)]
 
 
 @pytest.mark.parametrize(

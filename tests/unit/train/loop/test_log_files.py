@@ -19,13 +19,13 @@ from lookonce.errors import Stopped, TrainingError
 from lookonce.files import write_json
 from lookonce.run.log_file import DrawnAnswer, DrawnQuestion, Progress, read_drawn, read_progress
 from lookonce.train.data.policy import Drawn
-from lookonce.train.loop.log_files import DrawnLog, Heartbeat, MetricsLog, step_line
+from lookonce.train.loop.log_files import Heartbeat, MetricsLog, drop_lines_after, step_line, write_drawn
 
 
 def started(folder, step=0) -> tuple[MetricsLog, SimpleNamespace, SimpleNamespace]:
     """The log of a training that starts after a step, its state, and what it measures."""
     lines, trainer = MetricsLog(folder / "log.jsonl", 10), SimpleNamespace(wait_seconds=0.0, bytes_read=0, num_tokens=0)
-    lines.attach(trainer)
+    lines.trainer = trainer
     state = SimpleNamespace(global_step=step, max_steps=100, epoch=0.5, is_world_process_zero=True)
     lines.on_train_begin(None, state, None)
     return lines, state, trainer
@@ -148,18 +148,17 @@ def test_drawn_answers_are_read_as_they_were_whatever_characters_they_have(tmp_p
         "".join(map(chr, [*range(0x21), 0x7F, 0x85, 0x2028, 0x2029, 0x202E, 0x1F600])),
     )
     question = Record((Path("a.jpg"),), (Turn("before", "x"), Turn(text, "yes")), origin="r:1"), 1
-    log = DrawnLog(path, [question])
     for step in (2, 4, 6):
-        log.write(step, [(0, [Drawn([1], 0.5, text=text), Drawn([2], -1.0, is_cut=True)])])
+        write_drawn(path, [question], step, [(0, [Drawn([1], 0.5, text=text), Drawn([2], -1.0, is_cut=True)])])
     asked = DrawnQuestion(
         2, "r:1", ["a.jpg"], text, ["yes"], [DrawnAnswer(text, 0.5, False), DrawnAnswer("", -1, True)]
     )
     assert read_drawn(path) == [replace(asked, step=step) for step in (2, 4, 6)]
-    log.drop_after(4)
-    assert [line.step for line in read_drawn(path)] == [2, 4]
     with path.open("a") as file:
         file.write('{"step": NaN}\n[]\n{"step": 3, "ques')
-    assert len(read_drawn(path)) == 2 and read_drawn(tmp_path / "none") == []
+    assert len(read_drawn(path)) == 3 and read_drawn(tmp_path / "none") == []
+    drop_lines_after(path, 4)
+    assert [line.step for line in read_drawn(path)] == [2, 4] and len(path.read_bytes().splitlines()) == 2
 
 
 @pytest.fixture
