@@ -1,20 +1,15 @@
 """Answers to a user's questions about any images, with a run's adapter or without one: `Answerer`, and conversations.
 
-Design: the model, the tower and the run's cache are opened when they are first needed, and stay for the next questions.
-Questions are turns of records, answered by the engines of an evaluation: so they have its answers, and all questions
-about an image share its tokens. What stops one question is the result of that question; a malformed record is reported
-with its reason and the others are answered.
+Model, tower and cache are opened when they are first needed, and stay for the next questions. Questions are turns of
+records, answered by the engines of evaluations. What stops one question is the result of that question.
 
 A *round* has questions about some images, as many as fit, so that each image is encoded once and few are in memory.
-Rounds follow from the questions alone, and questions about the same images are in one. An image that is shown together
-with several others may be needed by several rounds; it stays in memory until the last.
-
-Features are read from the run's cache if it has them. Other images are encoded as by a build of the cache, so on a CPU
-they have its bits. Nothing is written to the cache.
+Rounds follow from the questions alone. An image that several rounds show stays in memory until the last. Features are
+read from the run's cache if it has them, or encoded as by its build, on a CPU with its bits, and not written to it.
 
 In a conversation each question follows the model's own answers. The chat template puts images before the first
 question, so other images begin another conversation. Questions are answered by `generate`, which hands out words as
-they come. The features of the images stay in memory, and the turns before are computed again.
+they come; the turns before are computed again.
 """
 
 from __future__ import annotations

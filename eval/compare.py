@@ -2,12 +2,10 @@
 
 Q questions, R runs, C candidates, P pairs.
 
-Design: intervals and tests are over images, not questions, since the answers about one image are right or wrong
-together. An interval over images covers the choice of the test set and not the randomness of training. So runs that
-are seeds of one another are one *candidate*: its score is their mean, and its spread is from the worst to the best of
-them. A difference counts only if its interval does not hold 0, its p after Holm's correction is below 5 %, and it is
-larger than the spread of either candidate. Runs that are all seeds of one training are compared with each other, and
-none of them is better. As text a comparison is a table of the runs, one of the pairs, and a sentence for each pair.
+Intervals and tests are over images (statistics.py) and do not cover the randomness of training. So runs that are seeds
+of one another are one *candidate*: its score is their mean, and its spread is from the worst to the best of them. A
+difference counts only if its interval does not hold 0, its p after Holm's correction is below 5 %, and it is larger
+than the spread of either candidate. Runs that are all seeds of one training are compared, and none is called better.
 """
 
 from __future__ import annotations

@@ -2,19 +2,17 @@
 
 Q questions, R runs.
 
-Design: two runs are seeds of one another if all that determines the training is the same but `train.seed`: the run file
-without paths and settings that change no result, and the hashes of what was read. Where a training started with the
-adapter of another run, or has the answers of others in its contexts, their trainings count in the same way. A part of
-the records that the seed draws (`data.where`, `data.replay`, `data.held_out`) is another one for each seed: in place of
-its hashes the files count, by path.
+Two runs are seeds of one another if all that determines the training is the same but `train.seed`: the run file without
+paths and settings that change no result, and the hashes of what was read. The training of an adapter that was started
+from, or of answers in the contexts, counts in the same way. Where the seed draws a part of the records (`data.where`,
+`data.replay`, `data.held_out`), the paths of the files count and not their hashes.
 
-A difference between runs that answered different questions may come from the questions, so there is no inner join:
-runs are joined by image key, question and turn, and refused if these are not the same. References, the questions before
-it, and last where its record was read from identify a question that is asked twice about an image.
+Runs are joined by image key, question and turn, and refused if these differ, since a difference may come from the
+questions. References, the questions before it, and last where its record was read from identify a question that is
+asked twice about an image.
 
-To route is to take the answer to each question from one of several runs, such as the adapter that was trained on its
-stage. Each run has answered all questions, so no model is loaded, and what is routed is what each adapter answers
-alone, to the bit.
+To route is to take the answer to each question from one of several runs, such as that trained on its stage. Each run
+has answered all questions, so no model is loaded.
 """
 
 from __future__ import annotations

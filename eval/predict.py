@@ -1,10 +1,9 @@
 """Answer many questions about any images: rows in a file or on the screen, and a summary.
 
-Design: the answers of each batch are written as soon as they are there, beside the output file as those of an
-evaluation are, and the same command resumes from them with the same bits. The output file appears whole, in the order
-of the questions: lines of JSONL with the keys of a predictions file, or a table in CSV. What only an evaluation has is
-left out: majority answers, and without a reference also the reference and whether the answer is right. A question that
-cannot be answered is named with its reason, and all others are answered.
+Each batch of answers is written as soon as it is there, beside the output file as those of an evaluation are, and the
+same command resumes from them with the same bits. The output file appears whole, in the order of the questions: JSONL
+with the keys of a predictions file, without what only an evaluation has, or a table in CSV. A question that cannot be
+answered is named with its reason, and all others are answered.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """Evaluate a run: answer the questions of a split, score the answers, write predictions and metrics.
 
-Design: a run's own answers and those of its baselines are evaluations of the same kind, in files of different names.
-With several of them in one go the model is loaded once, when the first answer is missing, and the untuned model is the
-same one with its adapter switched off. The run's own answers come last, when all baselines are known. With predicted
-answers as context each stage is a pass; all are interrupted and shared in the same way.
+A run's own answers and those of its baselines are evaluations of the same kind, in files of different names. Several in
+one go load the model once, when the first answer is missing; the untuned model is the same one with its adapter
+switched off. The run's own answers come last, when all baselines are known. Each stage of `data.context` is a pass.
 
-Answers of an evaluation that has ended need not be given again: `answering/NAME.json` has the identity of what they
-depended on, apart from the machine. Only what the model gave is taken from the rows of the file: references, labels and
-majority answers are those of the records now. While an evaluation is unfinished, its file may be the one before, so it
-does not count.
+Answers of an evaluation that has ended are used again if `answering/NAME.json` has the identity of what they depended
+on, apart from the machine. References, labels and majority answers are those of the records now. The file of an
+unfinished evaluation does not count, as it may be that of the one before.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Answer each question of a split several times: what the samples score, and whether training by rewards could learn.
 
-Design: samples are an evaluation like another: batches of questions, shared by the ranks, each on disk when it is
-answered, so an interrupted command continues with the same samples. Images and questions are computed once for all
-samples. The files have a folder of their own, `samples`, because nothing else reads them as a run's answers, and hold
-the samples of the last call. Every question is asked by itself: whatever follows a sampled answer would be sampled
-again for each of them, so conversations and stages that follow predicted answers are refused.
+Samples are an evaluation like another: batches of questions, shared by the ranks, each on disk when it is answered. The
+files have a folder of their own, `samples`, because nothing else reads them as a run's answers, and hold the samples of
+the last call. Whatever follows a sampled answer would be sampled again for each of them, so conversations and stages
+that follow predicted answers are refused.
 """
 
 from __future__ import annotations

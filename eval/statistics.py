@@ -2,29 +2,21 @@
 
 Q questions, C clusters (images), K columns (several scores, or pairs of runs), R permutations.
 
-Design: answers about one image are right or wrong together, so intervals and tests draw images, not questions. A
-question about several images belongs to all of them: questions that are connected by shared images, directly or through
-others, are one cluster. Only then are clusters independent; with the first image as the cluster, a question whose
-second image is the first of another would be in one and correlated with the other, and intervals would be too short.
-The price is that an image that is in every question, such as an atlas page, makes all of them one cluster, and there is
-no interval. A question without an image belongs to its record.
+Answers about one image are right or wrong together, so intervals and tests draw images, not questions. Questions that
+share an image, directly or through others, are one cluster. With the first image alone as its cluster, a question would
+be correlated with others of another cluster, and intervals would be too short. The price is that an image in every
+question makes all of them one cluster, and there is no interval. A question without an image belongs to its record.
 
-Intervals are a closed formula, so the same answers have the same interval, within microseconds. The variance of a mean
-is that between images (linearised, as in surveys that draw clusters). The interval is Wilson's (1927) for as many
-independent trials as would have this variance, as Korn and Graubard (1998) take them for Clopper and Pearson's; the
-quantile is that of t, for as many images of one size as would tell as much. A difference d is the share (1 + d) / 2.
+An interval is a closed formula, so the same answers have the same one, within microseconds. The variance of a mean is
+that between images, linearised as in surveys. The interval is Wilson's (1927) for as many independent trials as have
+this variance, as Korn and Graubard (1998) take them for Clopper and Pearson's; the quantile is that of t, for as many
+images of one size as would tell as much. A difference d is the share (1 + d) / 2.
 
 The wrong answers of a good model are in few images, which may by chance show too little variance, or none. So the
 variance has two more images, with the lowest and the highest value, of mean size but with the weight of one question,
-and for a difference of a quarter: Agresti and Min (2005) add half a pair to each cell in a like way. The more images
-there are, the less this counts. Where all answers are right, an image is then one trial.
+or of a quarter for a difference (in the way of Agresti and Min 2005). The more images, the less this counts.
 
-Simulated for 20 to 975 images of 1 to 17 questions, scores of 50 to 99 %, and answers about one image that are
-correlated by 0.05 to 0.5, the interval of a score holds the truth 93 to 99 % of the time, and 92 % with correlations of
-0.5 between very different numbers of questions. That of a difference of two such runs holds it 93 % of the time or
-more, and always where both are right nearly everywhere (the table is in docs/compare.md). Percentiles of 10,000
-resamples of the images, with BCa's corrections, held them from 87 % and from 41 % of the time on; with 20 images they
-were a tenth shorter, and with 200 a fiftieth. Other ways are in LOG.md.
+docs/compare.md has a simulation of how often intervals hold the truth, and LOG.md other methods, such as resampling.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A run's answers as the submission JSON of a challenge: MediaEval Medico or ImageCLEFmed MEDVQA-GI, task 1.
 
-Design: the keys and their order are those of the challenges' own scripts (submission_task1.py of the package medvqa,
-0.15.7), which write predictions_1.json. The public scores are computed from the answers as they are exported, against
-the one reference that the scripts use. A challenge scores its own rows in its own order: the file is complete only if
-the run answered exactly these.
+The keys and their order are those of the challenges' own scripts (submission_task1.py of the package medvqa, 0.15.7),
+which write predictions_1.json and use one reference. A challenge scores its own rows in its own order: the file is
+complete only if the run answered exactly these.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""What a model scores while it is trained, on the validation questions or some of them: by the metric that counts.
+"""Scores validation questions, or some of them, while a model is trained, by the metric that counts.
 
-Design: answers are those that an evaluation of these weights would give. The model is taken out of its training for
-them: its attention and its layers are as they were loaded. Each time has an engine of its own, so buffers and recorded
-passes are gone when the training goes on. With predicted answers as context, all ranks end a stage before the next.
-On a GPU a batch is as large as the memory beside the training allows, on whichever rank has least. A part of the
-questions is all those about some images, which the seed draws. The first rank gets the answers of all and scores them,
-so that all ranks have the same number, also of a metric that is no sum.
+Answers are those that an evaluation of these weights gives: attention and layers are as they were loaded. Each call has
+an engine of its own, so its buffers and recorded passes are freed when the training goes on. On a GPU a batch fits the
+free memory of the rank that has least. A part of the questions is all those about some images, which the seed draws.
+The first rank scores the answers of all ranks, so all have the same number, also of a metric that is no mean.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""The ways to answer questions, which `eval.engine` chooses: shared prefixes, or transformers' `generate`; and samples.
+"""The engines that answer questions (`eval.engine`): shared prefixes, also for samples, or transformers' `generate`.
 
-Design: an engine says which dialogues are answered together before the model is loaded. That depends on the questions
-and the settings alone, so that an answer has the same bits whichever rank gives it, and whether or not the evaluation
-was interrupted. So the size of a batch follows from the whole memory of the GPU and the model, not from what is free at
-the moment; only beside a training, which holds most of the memory, it follows from what is free. If the GPU is out of
-memory all the same, a batch is answered in parts. In models with linear attention each question has a state, which
-takes as much memory as hundreds or thousands of tokens, so their number has a limit of its own. So has the number of
-samples, of which there are more to a token of a batch, and each has logits.
+An engine plans its batches before the model is loaded, from the questions and the settings alone. So an answer has the
+same bits on any rank and after any interruption. For the same reason the size of a batch follows from the whole memory
+of the GPU; only beside a training it follows from what is free. If memory runs out all the same, a batch is answered in
+parts. States of linear attention take the memory of hundreds of tokens each, and each sample has logits, so the number
+of both has a limit of its own.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """The files of an evaluation beside its results: the answers so far, and what answering cost.
 
-Design: questions are answered in batches, and the answers of each batch are one line of JSON, which is written when the
-batch is answered. The batches follow from the questions, so a resumed evaluation asks the same ones and ends with the
-same bits. The first line identifies what the answers depend on; a file with another one is deleted. Each rank writes a
-file of its own, `SPLIT.partial-RANK.jsonl`, and any number of ranks may continue from them. A line that is cut short,
-by a kill or a power cut, is asked again.
+Each batch of answers is one line of JSON, written when it is answered. Each rank has a file of its own,
+`SPLIT.partial-RANK.jsonl`, and any number of ranks may continue from all of them. The first line identifies what the
+answers depend on; files of other evaluations are deleted. A line that was cut short is asked again.
 
-The cost is measured by the first rank, after the model is loaded; that of an interrupted evaluation is of the questions
-that were answered last. It has a file of its own, since the scores are the same bytes in every repetition.
+The first rank measures the cost after the model is loaded; of a resumed evaluation, that of the last part. The cost has
+a file of its own, since the scores are the same bytes in every repetition.
 """
 
 from __future__ import annotations

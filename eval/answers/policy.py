@@ -1,9 +1,8 @@
 """What a training by rewards learns from: answers that its model draws to questions, and what they are worth.
 
-Design: answers are drawn by the engine of an evaluation, beside the training as answers while training are: each image
-once for all its questions, each question once for all its answers. The engine stays from step to step, with its buffers
-and captured passes, because the weights change in place. A batch has the tokens of a whole draw if there is memory for
-them. Each rank draws and rewards its share of the questions, and all ranks get all answers.
+The engine of evaluations draws them: each image is computed once for all its questions, each question once for all its
+answers. It keeps its buffers and captured passes from step to step, because weights change in place. If memory allows,
+a batch has the tokens of a whole draw. Each rank draws and rewards its share of the questions, and gets all answers.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
 """The questions of an evaluation: in dialogues, in stages, as the baselines are asked them, in batches; and their rows.
 
-Design: with `eval.turns: predicted` the questions of a record are one dialogue, and each follows the model's answers;
-with `reference` each is a dialogue of its own, whose prompt has the record's answers before it. The questions of a
-stage (`data.context`) are answered as any others. Their prompts follow from the answers before, so an interrupted
-evaluation asks the same ones again. An answer is shown to later questions as text, of which the tokenizer makes tokens
-again, as it would of a record that has this text.
+With `eval.turns: predicted` the questions of a record are one dialogue, and each follows the model's answers; with
+`reference` each is a dialogue of its own, after the record's answers. Later stages show an answer as text, of which the
+tokenizer makes tokens again. Prompts follow from the answers before, so a resumed evaluation asks the same ones.
 
-Baselines are asked the run's own questions: without the adapter, or with other images. Each answer is compared with the
-run's answer to the same question. Each baseline has an engine of its own, because an engine keeps recorded passes, and
-these are with or without the adapter.
+Baselines are asked the run's own questions, without the adapter or with other images. Each has an engine of its own,
+because an engine keeps recorded passes, which are with or without the adapter.
 """
 
 from __future__ import annotations

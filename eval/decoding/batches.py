@@ -1,19 +1,16 @@
 """Which questions are answered together, where their tokens lie in the buffer, and how far their answers are.
 
-Design: a *batch* is as many questions as the buffer of keys and values has slots for, and in models with linear
-attention as there are rows for their states. Questions are grouped by their images as in training, each group's prefix
-gets its slots once, and behind each question there is room for the longest answer. Groups are taken in the order of
-the records, so that a batch is the same whenever it is planned, and the answers of an interrupted evaluation have the
-bits of an uninterrupted one. A group with more questions than there is room for is split, and its prefix computed
-again. The prompts are computed in packs of training, one after another.
+A *batch* is as many questions as the buffer of keys and values has slots for, and as there are rows for states of
+linear attention. Questions are grouped by their images as in training: each group's prefix has its slots once, and
+behind each question there is room for the longest answer. Groups are taken in the order of the records, so a resumed
+evaluation has the same batches, and the same bits. A group that does not fit is split, and its prefix computed again.
 
-Several answers to a question, its samples, are branches of its prompt as questions are branches of their image: each
-has slots of its own behind the prompt, which is computed once. So the slots of a batch are a tree in depth-first order,
-as a pack is: the tokens that continue a token lie behind it, up to a slot that is known when the batch is laid out.
+Samples of a question are branches of its prompt, as questions are branches of their image. So the slots of a batch are
+a tree in depth-first order, as a pack is: what continues a token lies behind it, up to a slot that is known beforehand.
 
-The answers of a batch while they grow are columns of tensors on the device, one for each branch, changed in place.
-So a pass can be captured as a CUDA graph, and the CPU asks only now and then which answers have ended. Until a branch
-that has ended leaves the batch, passes overwrite its last token.
+Growing answers are columns of tensors on the device, one for each branch, changed in place. So a pass can be captured
+as a CUDA graph, and the CPU asks only now and then which answers have ended. Until a branch that has ended leaves the
+batch, passes overwrite its last token.
 """
 
 from __future__ import annotations

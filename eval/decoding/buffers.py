@@ -1,16 +1,13 @@
 """What passes know of many conversations: keys and values in a buffer for each layer, or states of linear attention.
 
-Design: each token has a slot in the buffer, and attention writes the keys and values of a pass to their slots. Unlike
-transformers' caches (https://huggingface.co/docs/transformers/cache_explanation) it has no rows, so the tokens of an
-image are there once, however many answers attend to them. While passes run, the buffers are attributes of the layers'
-attention modules: a cache that is asked by a layer's number would be compiled again for each layer. The cost is that a
-mask over all slots decides what belongs together.
+Each token has a slot in the buffer, to which attention writes its keys and values. Unlike transformers' caches the
+buffer has no rows, so the tokens of an image are there once for all answers that attend to them. The price is a mask
+over all slots. While passes run, the buffers are attributes of the layers' modules: a cache that is asked by a layer's
+number would be compiled again for each layer.
 
-A layer of linear attention keeps no keys and values. What it knows of a conversation is a state of fixed size and the
-last inputs of its convolution (train/model/linear_attention.py). Passes read and write states by their row, as
-attention does keys and values by their slot. The pass of the prompts computes the state of a prefix once for all of
-its questions, and leaves that of each question in its row. Later passes continue each row by one token of its answer.
-The cost of rows is that a pass gathers and scatters the states that it continues.
+A layer of linear attention keeps a state of fixed size and the last inputs of its convolution
+(train/model/linear_attention.py), in a row for each conversation. The pass of the prompts computes the state of a
+prefix once for all of its questions. Later passes gather and scatter the rows that they continue by one token.
 
 Shapes: `R` rows, `N` conversations that a pass continues, `L` tokens of the pass, `B` inputs of the convolution before
 a token, `C` channels.

@@ -1,12 +1,9 @@
 """Answer questions: prompts in packs, then one token of every answer in each pass.
 
-Design: which token attends to which is the rule of training (`train.model.attention.attends`), in packs by their
-indices and in the buffer by slots. The positions of an answer continue from its prompt. So each answer has the tokens
-that `generate` gives to its prompt, apart from rounding, while the tokens of an image are computed once. Layers of
-linear attention have a state for each question instead of keys and values.
-
-Answers that have ended leave the batch, which makes the later passes smaller. On a GPU passes have a few sizes, each
-with tensors of its own that serve all batches.
+Which token attends to which is the rule of training (`train.model.attention.attends`), in packs by their indices and in
+the buffer by slots. The positions of an answer continue from its prompt. So each answer has the tokens that `generate`
+gives, apart from rounding. Answers that have ended leave the batch. On a GPU passes have a few sizes, each with tensors
+of its own that serve all batches.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Questions of a conversation that are answered one after another, their answers, and how these stand in later prompts.
 
-Design: only tokens are put together. What the chat template writes between an answer and the next one begins with the
-end token, a special one, so it has the same tokens whatever the answer is. The answer itself keeps the tokens that the
-model gave. An answer that is empty or was cut off, or that has special tokens,
-which could begin a message or stand for an image, is replaced by a text.
+Only tokens are put together. What the chat template writes between an answer and the next one begins with the end
+token, so its tokens do not depend on the answer, which keeps the tokens that the model gave. An answer that is empty,
+was cut off, or has special tokens, which could begin a message or stand for an image, is replaced by a text.
 """
 
 from __future__ import annotations

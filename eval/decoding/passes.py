@@ -1,20 +1,18 @@
 """Passes of the model over prompts and growing answers, which share a buffer of keys and values.
 
-Design: transformers' layers are used unchanged; its AttentionInterface
+transformers' layers are used unchanged; its AttentionInterface
 (https://huggingface.co/docs/transformers/attention_interface) calls the functions of this module. A pack of prompts
-attends to itself alone, as in training. Packs are made on a thread, ahead of their passes and across batches, so that
-features are read while the GPU computes.
+attends to itself alone, as in training. A thread makes packs ahead of their passes and across batches.
 
-One token of each growing answer attends to the whole buffer, where the mask leaves it the tokens of its own prompt and
-answer, by the rule of training with slots in the buffer as indices. The mask is dense and computed for each pass,
-and answers that have ended leave the batch: that suits a CPU and small batches.
+One token of each growing answer attends to the whole buffer, under the rule of training with slots for indices. With a
+dense mask, computed for each pass, answers that have ended leave the batch: that suits a CPU and small batches.
 
-On a GPU the mask is by rows (FlexAttention). The branches of an image are spread over rows of their own, in blocks, so
-that a block of rows reads the keys of one image only, and the reading is shared out over the whole GPU. All query heads
-that read the same key head lie side by side in a block, which reads its keys once for all of them. The rest of the
-model computes the tokens as they are. The cost is rows that stay empty. All tensors have one size for all batches, so a
-pass is captured once as a CUDA graph and replayed for every token; launching its thousands of kernels would take the
-CPU longer than the GPU needs for them. Branches that have ended are computed until the batch ends.
+On a GPU the mask is by rows (FlexAttention). The branches of an image are spread over rows of their own, in blocks. So
+a block of rows reads the keys of one image only, and the whole GPU takes part. All query heads that read the same key
+head lie side by side in a block, which reads its keys once for all of them. The price is rows that stay empty. All
+tensors have one size for all batches, so a pass is captured once as a CUDA graph and replayed for every token: to
+launch its thousands of kernels takes the CPU longer than the GPU needs for them. Branches that have ended are computed
+until the batch ends.
 """
 
 from __future__ import annotations

@@ -1,19 +1,17 @@
 """Which token comes next: the likeliest, or one that is drawn from the model's distribution.
 
-Design: a sample takes the token with the largest sum of logit and Gumbel noise, which has the distribution of the
-softmax (Gumbel-max; Maddison et al. 2014, arXiv 1411.0030). The noise of a token depends on the seed, the question (its
-images and the tokens of its prompt), the number of the sample, the position in the answer and the token id, and on
-nothing else. So a sample is the same whatever else is in its batch, in whichever order and way it is computed, apart
-from rounding: a token differs only if two sums are as near as the logits' rounding. The cumulative probabilities of an
-inverse distribution function would carry the rounding of all tokens before. The same question asked twice has the same
-samples.
+A sample takes the token with the largest sum of logit and Gumbel noise (Gumbel-max; Maddison et al. 2014, arXiv
+1411.0030). The noise depends on the seed, the question (its images and the tokens of its prompt), the number of the
+sample, the position in the answer and the token id alone. So a sample is the same whatever else is in its batch and
+however it is computed, unless two sums are as near as the logits' rounding. An inverse distribution function would
+carry the rounding of all tokens before. The same question asked twice has the same samples.
 
-Noise is SplitMix64 (Steele et al. 2014, https://doi.org/10.1145/2660193.2660195): of a counter, a few operations on
-int64 tensors, so captured passes make it without the CPU, where a generator for each row would be asked one by one. On
-a GPU it is compiled with the choice into one kernel, since it would otherwise take as long as the pass.
+Noise is SplitMix64 of a counter (Steele et al. 2014, https://doi.org/10.1145/2660193.2660195): a few operations on
+int64 tensors, so captured passes make it without the CPU. On a GPU it is compiled with the choice into one kernel,
+since it would otherwise take as long as the pass.
 
 With `top_p` the tokens are those of the smallest set with at least this probability, as in transformers, and all that
-are as likely as the least of it: equal logits are kept or left out together, whatever the order of the sort.
+are as likely as the least of it, whatever the order of the sort.
 
 Shapes: `N` answers, `V` the vocabulary.
 """

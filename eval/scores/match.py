@@ -1,22 +1,14 @@
 """How well one answer matches the right ones: as a text, as labels, as words, as a point, by text metrics.
 
-Design: every function takes an answer and its references, of which the best counts, and changes as little of the texts
-as its definition says. The headline is `exact`. Label sets keep case and spelling, so that the difference between
-`same_labels` and `exact` is the order of the labels alone. Words are those of SQuAD (Rajpurkar et al. 2016, arXiv
-1606.05250): lower case, without punctuation and articles. A text of which nothing is left, such as the choice "A",
-stays as it is, because otherwise an empty answer would equal it.
+docs/metrics.md defines the metrics. Every function takes an answer and its references, of which the best counts. Label
+sets keep case and spelling, so `same_labels` differs from `exact` by the order of the labels alone. Words are those of
+SQuAD (arXiv 1606.05250). A text of which nothing is left, such as the choice "A", stays as it is, because otherwise an
+empty answer would equal it. Two numbers are a point and four a box (left, top, right, bottom; datasets/points.py); the
+centre of a box is its point (ScreenSpot, arXiv 2401.10935). Answer and reference must be in the same units.
 
-Two numbers are a point and four a box (left, top, right, bottom; datasets/points.py). The centre of an answer's box is
-its point (SeeClick, arXiv 2401.10935, whose ScreenSpot counts the points inside the box). Answer and reference must be
-in the same units; distances are in these units, which are pixels if the records say pixels.
-
-The text metrics of the challenges, BLEU, ROUGE, METEOR and chrF, need the extra `metrics`: the libraries behind the
-challenges' own script (`evaluate`), called directly, since `evaluate` downloads its metrics. BLEU is the corpus figure
-over tokens of 13a, case-sensitive and without smoothing; ROUGE is the plain mean of F without stemming, where
-`evaluate` takes the median of a bootstrap; METEOR is that of NLTK. All are shares, not percent. Without the data of
-NLTK's WordNet METEOR has no synonyms, which its name states; for short answers that changes nothing. Each distinct
-answer is scored once, and tokens, stems and synonyms are kept: 9,000 questions take 2 s with short answers and about
-20 s with sentences of 20 words.
+BLEU, ROUGE, METEOR and chrF need the extra `metrics`: the libraries behind the challenges' own script (`evaluate`),
+called directly, since `evaluate` downloads its metrics. All are shares, not percent. Each distinct answer is scored
+once, and tokens, stems and synonyms are kept: 9,000 short answers take 2 s, sentences of 20 words about 20 s.
 """
 
 from __future__ import annotations

@@ -2,16 +2,14 @@
 
 Q questions.
 
-Design: intervals, tests and means over seeds need a number for each question, because images are drawn with their
-questions. Most metrics are means of such numbers. BLEU and chrF are figures of all answers together. Their numbers are
-linearised, as the variance of a ratio is in surveys: each is the figure itself, plus Q times what the question's counts
-add to it by the figure's derivative. Their mean is the figure, and the variance between images that of the figure.
+Intervals, tests and means over seeds need a number for each question. Most metrics are means of such numbers. BLEU and
+chrF are figures of all answers together, so their numbers are linearised, as in surveys: the figure itself, plus Q
+times what the question's counts add to it by its derivative. Mean and variance between images are then the figure's.
 
-A metric applies to the questions that their references choose, so it is the same ones for every model; others do not
-count. A function of the user's own is imported like any module, and not from the working directory, unless PYTHONPATH
-names that: a run file or a run folder may come from others, and the packages that Python finds are the user's. Modules
-of Python itself are refused, and so is a function with other parameters, because `os:system` would be one. What a
-function prints goes to stderr, since stdout may be JSON, and one that ends the process has failed.
+References alone decide to which questions a metric applies, so these are the same for every model. A function of the
+user's own is imported like any module, and not from the working directory unless PYTHONPATH names that, since a run
+file may come from others. So modules of Python itself are refused, and functions with other parameters, or `os:system`
+would be a metric. What it prints goes to stderr, since stdout may be JSON; if it ends the process, it has failed.
 """
 
 from __future__ import annotations

@@ -2,17 +2,10 @@
 
 Q questions.
 
-Design: the headline is the metric that counts (metric.py), strict exact match unless the run names another, beside the
-majority baseline: the most frequent training answer of each question, given without looking at any image; and beside
-the baselines that a model has answered. A baseline answers the
-same questions, so the interval is that of the difference in pairs, over images. With shuffled images a question is
-about two images; it counts for its own, because all questions would be connected through the others.
-
-For each other metric the model and the majority answers are scored on the same questions. A metric is a mean over the
-questions to which it applies, which the references alone decide: closed questions have the reference yes or no, label
-questions have several labels in a reference to the same question text, points and boxes are references of nothing but
-two or four numbers. So every model is scored on the same questions. A figure whose highest value is not 1 on these
-references, such as METEOR, has it beside it. docs/metrics.md describes them. The cost is about a second for 9,000
+docs/metrics.md defines the figures. Each is over the questions to which it applies, of the model and of the majority
+answers. Baselines answer the same questions, so their intervals are of differences in pairs, over images. With shuffled
+images a question counts for its own image, because all questions would be connected through the others. A figure whose
+highest value is not 1, such as METEOR, has beside it what the references score. The cost is about a second for 9,000
 questions of 975 images, without the text metrics.
 """
 

@@ -1,16 +1,9 @@
 """Predictions, one answered question each: written to JSONL and read from it, grouped, counted and scored one by one.
 
-Design: an answer is right if it equals the reference apart from spaces around it and Unicode's normal form; lenient
-metrics, for which "no" matches "none", have spoiled published numbers. A record with several `references` in its
-metadata, which `lookonce data prepare` makes from rows with different answers, has several right answers.
-
-A row has all that a score or a judge needs without the records: image keys, by which runs are compared, the labels of
-the record, and the prompt. Its keys are described in docs/predictions.md.
-
-A mean over groups (macro) gives each group the same weight, so that a question that is asked often does not hide the
-others. A prediction whose record has no category is in no category; source and stage likewise.
-
-Where exact match is the metric that counts and hardly tells answers apart, outputs say so.
+An answer is right if it equals a reference apart from spaces around it and Unicode's normal form; lenient metrics, for
+which "no" matches "none", have spoiled published numbers. A row has all that a score or a judge needs without the
+records (docs/predictions.md). A mean over groups (macro) gives each group the same weight. Where exact match is the
+metric that counts and hardly tells answers apart, outputs say so.
 """
 
 from __future__ import annotations

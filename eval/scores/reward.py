@@ -1,16 +1,9 @@
 """What answers are worth (`grpo.reward`): a weighted sum of scores, each from 0 to 1 but for functions of one's own.
 
-Design: by a metric, an answer is worth what it scores in the evaluation, with the same references in any normal form of
-Unicode and the same functions of the user's own. A question teaches only if its answers are worth different amounts, so
-there are rewards besides that tell wrong answers apart:
-
-- `count`: 1 / (1 + the difference), if a reference is a number;
-- `point_distance`: 1 / (1 + d / D) of the distance d to the nearest reference point, or to the edge of a box from
-  outside. D is a tenth of the range: 0.1 if the reference is in parts of 1, else 100, as of Qwen3-VL's range of 1000;
-- `format`: whether the answer has the form of a reference: yes or no, a number, a point, or else some text.
-
-`count`, `point_inside` and `point_distance` are 0 for all answers to other questions, so they teach nothing there. Data
-with several kinds of questions sums them with `exact_match`.
+By a metric, an answer is worth what it scores in the evaluation. A question teaches only if its answers are worth
+different amounts, so there are rewards besides that tell wrong answers apart (docs/grpo.md#rewards). The distance d of
+points counts as 1 / (1 + d / D), with a tenth of the range as D: 0.1 if the reference is in parts of 1, else 100, as of
+Qwen3-VL's range of 1000. A reward that does not apply to a question is 0 for all answers, so it teaches nothing there.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """Scores of several samples of each question: how often some are right, and whether their rewards differ.
 
-Design: a sample's reward is what it scores by the metric that counts, exact match unless the run names another. The
-best of `k` samples is estimated from all `n` without bias: the mean over all choices of `k` of them (pass@k of Chen et
-al. 2021, arXiv 2107.03374, of whose formula this is the form for any reward). It needs the references. Two choices do
-not: the answer that most samples give (self-consistency, Wang et al. 2022, arXiv 2203.11171), compared as exact match
-compares texts, and of equally many the one drawn first; and the sample with the highest log-probability. Training by
-rewards learns from the questions whose samples have different rewards, so their share is what such a training can use.
-Intervals are over images, as those of other scores.
-
 Q questions, S samples.
+
+A sample's reward is what it scores by the metric that counts. The best of `k` samples is estimated from all `n` without
+bias: the mean over all choices of `k` of them (pass@k of Chen et al. 2021, arXiv 2107.03374, in a form for any reward).
+Two choices need no references: the answer that most samples give (self-consistency, arXiv 2203.11171), of equally many
+the one drawn first; and the sample with the highest log-probability. Training by rewards learns from the questions
+whose samples have different rewards, so their share is what it can use. Intervals are over images.
 """
 
 from __future__ import annotations
