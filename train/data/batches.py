@@ -1,32 +1,25 @@
 """From micro-batches to batches on the device: the features of images, and texts as padded rows or as packs.
 
-Training reads cached features. `Pixels` does what stock training does: it decodes and preprocesses every image of every
-batch, for a model with its tower. It serves as the baseline in tests and in `lookonce bench step`.
+Training reads cached features. `Pixels` decodes and preprocesses every image of every batch, for a model with its
+tower: the baseline in tests and in `lookonce bench step`.
 
-Design: only positions whose next token is a target go through the language model's head: `logits_to_keep` lists the
-columns where at least one row has a target, and `targets` and `weights` have those columns only. With a vocabulary of
-151,936 this saves most of the memory of a batch with short answers. The batch holds the target weights (sampler.py).
+Only positions whose next token is a target go through the language model's head: `logits_to_keep` lists the columns
+where at least one row has a target, and `targets` and `weights` have those columns only. With a vocabulary of 151,936
+this saves most of the memory of a batch with short answers.
 
-Rows, one per example, are for `separate` mode, for comparisons and for generation. Images follow one another without
-padding. Text is padded on the right for training and on the left for generation.
+Rows, one per example, are padded on the right for training and on the left for generation. Images follow one another
+without padding. A pack is one row: each group's prefix once, then its branches, whose positions continue from the end
+of the prefix. A branch that shares its first tokens with the one before it adds the others only, so the pack is a tree
+in depth-first order: what continues a token lies behind it, up to where it is closed. The first own token of a branch
+is predicted from the last token before it, so `logits_to_keep` may list that index several times.
 
-A pack is one row: each group's prefix once, then its branches. The positions of a branch continue from the end of its
-prefix, so each token has the position that it has in a conversation of its own. A branch that shares its first tokens
-with the one before it adds the others only, so the pack is a tree in depth-first order: the tokens that continue a
-token are those behind it, up to where it is closed. If the first own token of a branch is a target, it is predicted
-from the last token before it, which may be in the prefix. Several branches may do so, and `logits_to_keep` then lists
-that index several times.
+mRoPE positions are those of `get_rope_index` in transformers' models/qwen3_vl/modeling_qwen3_vl.py, for a prefix only.
+Text tokens count up on all three axes (time, height, width). An image's tokens lie on a grid that starts at the next
+text position, and the text after it starts behind the longer side of the grid.
 
-mRoPE positions are as Qwen3-VL defines them: time, height and width of each token. Text tokens count up on all three
-axes. An image's tokens lie on a grid that starts at the next text position; the text after the image starts behind the
-longer side of that grid. Source: `get_rope_index` of transformers' models/qwen3_vl/modeling_qwen3_vl.py, which takes a
-whole batch and the model. `prefix_positions` takes a prefix only. That is all that a pack needs, since the positions of
-a branch count up from the end of its prefix.
-
-One thread prefetches: it reads features (with the cache's own threads, straight into page-locked memory), collates them
-and, on a GPU, copies them to the device on a stream of its own, a bounded number of micro-batches ahead. A thread
-serves as well as processes would: its work releases the GIL almost all the time, and no data is copied between
-processes. The time that training waits for batches is counted; it is the cost of a slow disk.
+One thread reads features (with the cache's own threads, into page-locked memory), collates them and, on a GPU, copies
+them on a stream of its own, some micro-batches ahead. It serves as well as processes would, since it releases the GIL
+almost all the time, and no data is copied between processes. The time that training waits for batches is counted.
 
 Shapes: `B` rows, `T` tokens per row with padding, `L` tokens of a pack with padding, `K` columns or targets.
 """

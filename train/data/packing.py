@@ -1,33 +1,26 @@
 """Groups of examples that share their images, and packs of groups: training sequences that fit the GPU, for each rank.
 
-Design: a group has examples about the same images after the same text, so one forward pass over the image tokens serves
-all of them. Its *prefix* is the tokens that all its examples begin with: through the last image, and into the question
-as far as they agree. The rest of each example is its *branch*. The prefix ends before the first supervised token of any
-example, so it contains no target. But its last token predicts the first token of every branch, which is a target if all
-examples ask the same question or there is only one. A branch ends with the token that its last target is predicted
-from. That target and what follows it, such as the end of the turn and a line break, are attended to by no target, so
-without them every loss and gradient is the same.
+A group's *prefix* is the tokens that all its examples begin with: through the last image, and into the question as far
+as they agree. The rest of each example is its *branch*. The prefix ends before the first supervised token, but its last
+token predicts the first token of every branch. A branch ends with the token that its last target is predicted from: no
+target attends to what follows, so leaving it out changes no loss and no gradient.
 
-Branches may begin alike too: with the answers to earlier questions (`data.context`), or with the same words. `nested`
-finds this: of a group in lexical order, each branch shares its first tokens with the branch before it, and they go
-through the model once. So prefixes have any number of levels: images, then earlier answers, then a question. The rule
-is that of one level, and what is shared of some members follows from what neighbours share, without another comparison.
+Branches may begin alike too, with earlier answers (`data.context`) or with the same words. `nested` puts them in
+lexical order: each branch shares its first tokens with the one before it, and they go through the model once. So
+prefixes have any number of levels, and what some members share follows from what neighbours share. Tokens are compared
+as bytes, in microseconds per example: one more space before an image makes another group. Examples of two stages are in
+two groups, because a group is trained on together.
 
-Examples of two stages are in two groups, because a group is trained on together. Tokens are compared as bytes, which
-takes some microseconds per example. The comparison is exact: one more space before an image makes another group, and
-the image is processed once more.
+A step has as few packs as possible, all of about the same length, because the longest pack determines the memory that
+is needed and how long ranks wait for each other. Groups are taken longest first, and each goes into the least filled
+pack (Graham's LPT rule, https://doi.org/10.1137/0117039). If a pack becomes too long, packing starts again with more
+packs, which costs one too many in some steps. The packs of large steps are more than nine tenths full. With several
+ranks, the longest and the shortest pack then exchange groups while that makes them more alike, since packs that are a
+few tokens apart may be padded to lengths that are 256 apart.
 
-Of a step's groups as few packs as possible are made, all of about the same length, because the longest pack determines
-the memory that is needed and how long ranks wait for each other. Groups are taken longest first, and each goes into the
-least filled pack (Graham's LPT rule, https://doi.org/10.1137/0117039). If a pack becomes too long, packing starts again
-with more packs. The packs of large steps are more than nine tenths full. The cost of this simple rule is one pack too
-many in some steps, with all packs a little shorter. With several ranks, the longest and the shortest pack then exchange
-groups while that makes them more alike: packs that are a few tokens apart may be padded to lengths that are 256 apart,
-and the other ranks wait for the longest.
-
-Every rank gets the same number of packs. A group is split, and its prefix repeated, if it is longer than a pack or if
-there are fewer groups than packs. If nothing is left to split, a rank repeats a pack with target weights of 0, because
-the other ranks would otherwise wait for it forever.
+Every rank gets the same number of packs; the other ranks would otherwise wait for it forever. A group is split, and its
+prefix repeated, if it is longer than a pack or if there are fewer groups than packs. If nothing is left to split, a
+rank repeats a pack with target weights of 0.
 """
 
 from __future__ import annotations

@@ -1,20 +1,17 @@
 """A step of reinforcement learning as packs: answers that were drawn to questions, and what each of them weighs.
 
-Design: an answer is an example as any other: the prompt of its question and its tokens, which are the targets. So a
-group of examples is a tree of images, questions and answers, and `nested` finds that all answers to a question share
-its prompt. Tokens stay as they were drawn and are never made of texts again.
+Q questions, G answers to each, K targets of a pack.
+
+An answer is an example as any other: the prompt of its question and its tokens as they were drawn, which are the
+targets. So a group is a tree of images, questions and answers, and `nested` finds that the answers to a question share
+its prompt; docs/grpo.md#what-it-costs counts the tokens. A step of 1,152 answers is made in 0.02 s.
 
 Equal answers to a question with equal rewards are one example, whose weight is their number. They have the same
-probabilities too, so loss and gradients are those of separate ones. What weighs nothing is not computed: masked
-answers, and questions without differences unless they are compared with a reference.
-
-With 9 questions about an image of 500 tokens, of 25 tokens each, 8 answers of 8 tokens take 1,207 tokens, and 38,520 in
-rows; 8 answers of 200 tokens take 15,734 and 52,344. A step of 1,152 answers is made in 0.02 s.
+probabilities, so loss and gradients are those of separate ones. What weighs nothing is not computed: masked answers,
+and questions without differences unless they are compared with a reference.
 
 A target's weight is one over the number of tokens that count (`token`), or one over its answer's length and the number
 of answers (`sequence`), as in TRL (its `dapo` and `grpo`). With `filter`, questions without differences do not count.
-
-Q questions, G answers to each, K targets of a pack.
 """
 
 from __future__ import annotations

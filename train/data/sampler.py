@@ -1,31 +1,24 @@
 """The sampler: which examples are in which optimizer step and micro-batch, and what each target weighs in the loss.
 
-Design: the examples of a step are chosen first, independently of how they go through the model, so the modes `shared`,
-`packed` and `separate` train on the same steps. Everything follows from the seed and the epoch's number: a resumed run
-computes the order again and skips to its step without reading any data.
+The examples of a step are chosen independently of how they go through the model, so the modes `shared`, `packed` and
+`separate` train on the same steps. Everything follows from the seed and the epoch's number, so a resumed run skips to
+its step without reading any data. The whole step, with all its micro-batches on all ranks, is known here alone, so
+target weights are set here. The loss of a step is the sum over its targets of cross-entropy times target weight. The
+weights sum to 1, so a step can be cut into micro-batches, and distributed over ranks, in any way.
 
-The sampler also sets the target weights, since only here the whole step is known, with all its micro-batches on all
-ranks. The loss of a step is the sum over its targets of cross-entropy times target weight. The weights of a step sum to
-1, so it can be cut into micro-batches, and distributed over ranks, in any way.
+A step has exactly `samples_per_step` examples, however many images they are about. The examples of a group stay
+together in chunks of at most `questions_per_image`, and chunks are shuffled. With 1, this is the usual random order of
+examples. Without a limit, each image is processed once per epoch; the cost is that a step is about fewer images.
 
-A step has exactly `samples_per_step` examples, however many images they are about, so the effective batch size is what
-the user sets. The examples of a group stay together in chunks of at most `questions_per_image`, and chunks are
-shuffled. With 1, this is the usual random order of examples. Without a limit, each image is processed once per epoch;
-the cost is that a step is about fewer images.
+A chunk that crosses the end of a step is split, and its prefix processed twice. So if the next chunk does not fit, the
+largest of the next `NUM_AHEAD` chunks that fits goes first, and the one that was passed over starts the next step. For
+6,500 images, 38 % with 1 question, 29 % with 17 and the rest with 8 to 16, an epoch processes 8,800 prefixes instead of
+9,800 at 16 samples per step (17 never fit), and 6,500 instead of 6,900 at 128. The cost is an order that is not quite
+random: small chunks move forward by some tens of positions.
 
-A chunk that crosses the end of a step would be split, and its prefix processed twice. So if the next chunk does not
-fit, the largest of the next `NUM_AHEAD` chunks that fits goes first. The next chunk is split only if none fits. A chunk
-that was passed over starts the next step, so none waits for long. With 6,500 images, 38 % with 1 question, 29 % with 17
-and the rest with 8 to 16, an epoch processes 8,800 prefixes instead of 9,800 at 16 samples per step (17 never fit), and
-6,500 instead of 6,900 at 128. The cost is an order that is not quite random: small chunks move forward by some tens of
-positions.
-
-With stages, the chunks of each are shuffled among themselves, and none goes before the rest of an earlier stage.
-Steps keep their size, so a step may hold the end of one stage and the beginning of the next. The cost is a prefix for
-each stage in which an image has questions.
-
-Without shuffling, each step has the next examples of the files, whatever their images. Those about one image share the
-prefix if they are in one step; an image whose questions are scattered over the files is processed many times.
+With stages, the chunks of each are shuffled among themselves, and none goes before the rest of an earlier stage. A step
+may hold the end of one stage and the beginning of the next. Without shuffling, each step has the next examples of the
+files; those about one image share the prefix if they are in one step.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Count what records cost in training tokens: per record, per image, and per epoch with and without shared prefixes.
 
-Design: nothing is estimated. Records become examples, groups and packs by the code that trains (tokenize.py,
-packing.py, sampler.py). That needs only a model's tokenizer and the settings of its image processor. An image's tokens
-follow from its size, so no pixel is decoded.
-
-The size of a missing image is unknown. Such an image counts no tokens, and the report says how many there are. Padding
-is not counted, neither of rows nor of packs to whole blocks.
+Nothing is estimated: the code that trains makes examples, groups and packs. It needs a model's tokenizer and the
+settings of its image processor alone, since an image's tokens follow from its size. An image of unknown size counts no
+tokens, and the report says how many there are. Padding is not counted, neither of rows nor of packs to whole blocks.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """Turn records into tokens with the model's own chat template, and mark which tokens are supervised.
 
-Design: the whole conversation is rendered and tokenized once, as the stock processor does it. Answers are then found in
-the text by character offsets: an answer is what follows the rendering of the messages before it with a generation
-prompt. So no template has to be known in advance, and token boundaries are those of the stock processor. Only the
-answers and the end token after each answer are supervised. An `Example` keeps one placeholder token per image, which is
-expanded when a batch is made; this keeps tens of thousands of examples small. One conversation takes 0.2 ms. Tokens
-depend on texts and the number of images alone, so a conversation that occurs again, as most do in visual question
-answering, is tokenized once. To render the prompt of every turn takes the square of their number. So of a long
-conversation the prompts of the first and last turns are rendered; a turn between is found if it is written around its
-texts as the one before it.
+The whole conversation is rendered and tokenized once, as the stock processor does it. An answer is what follows the
+rendering of the messages before it with a generation prompt, found by character offsets, so no template has to be known
+in advance. Only answers and the end token after each are supervised. An `Example` keeps one placeholder token per
+image, which keeps tens of thousands of examples small. One conversation takes 0.2 ms, and one that occurs again, as
+most do in visual question answering, is tokenized once. To render the prompt of every turn takes the square of their
+number. So of a long conversation those of the first and last turns are rendered; a turn between is found if it is
+written around its texts as the one before it.
 
 A template comes from elsewhere. Jinja's sandbox keeps it away from Python, but not from loops without an end or texts
 without a limit. So it is tried once in a forked process that may use little time and memory, which takes milliseconds.

@@ -1,11 +1,8 @@
 """Trainer's settings from the run file, and its learning rate schedule.
 
-Design: what cannot work is refused here, before anything is read or written. Trainer makes the schedule after the model
-is loaded and the run folder is claimed. So the same function makes it here for one weight, and a few steps of it are
-computed, as some errors appear only after the warm-up.
-
-`report_to` is not set here: a training adds the callbacks of its trackers (log_files.py), so that a measurement of
-training never tracks.
+What cannot work is refused before anything is read or written. Trainer makes the schedule after the model is loaded, so
+a few steps of it are tried here for one weight, as some errors appear only after the warm-up. `report_to` is not set: a
+training adds the callbacks of its trackers (log_files.py), so that a measurement of training never tracks.
 """
 
 from __future__ import annotations

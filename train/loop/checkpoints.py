@@ -1,15 +1,13 @@
 """Checkpoints: written whole, compared before they are loaded, deleted by their step; how a run begins or continues.
 
-Design: Trainer writes a checkpoint file by file into the folder that it stays in. `checksums.json` there is empty at
-first, and is written when all other files are on the disk: a checkpoint without its content was interrupted and is
-ignored, and one whose files no longer agree with it is damaged and passed over. Trainer would delete old checkpoints
-before the new one is on the disk, and the newest one first if the clock was set back, so they are deleted here.
-The cost: an fsync a file, and reading each file once after it was written (from memory) and once before it is loaded;
-half a second a gigabyte, and what the disk takes.
+Trainer writes a checkpoint file by file into the folder that it stays in. `checksums.json` there is empty at first, and
+is written when all other files are on the disk: a checkpoint without its content was interrupted and is ignored, and
+one whose files no longer agree with it is damaged and passed over. Trainer would delete old checkpoints before the new
+one is on the disk, and the newest one first if the clock was set back, so they are deleted here. The cost: an fsync a
+file, and reading each file after it was written and before it is loaded, half a second a gigabyte.
 
-Checksums find damage, and not an author who wrote them too. Trainer hands the fields of its own state to a class, so a
-field too many, or a value of another type, would end as an error of Python somewhere later. So each field has its form
-here; one that a later version of transformers adds may be anything.
+Checksums find damage, and not an author who wrote them too. So each field of Trainer's state has its form here, or a
+wrong one would end as an error of Python later; one that a later version of transformers adds may be anything.
 """
 
 from __future__ import annotations

@@ -1,17 +1,14 @@
 """The ranks of a distributed training, one process per GPU, as torchrun starts them; and how all stop after a signal.
 
-Design: every rank reads the same records and orders them in the same way, so only gradients are exchanged in training.
-Only the first rank writes to the run folder and prints, and it broadcasts what it decides there. These messages are a
-byte or a path and go through a gloo group on the CPU; over NCCL each one would be a host-device sync. They cost some
-tenths of a millisecond per step.
+Every rank reads the same records and orders them in the same way. Only the first rank writes to the run folder and
+prints, and it broadcasts what it decides there, through a gloo group on the CPU: over NCCL each message would be a
+host-device sync. A rank that has nothing left to do exits with code 0 even if the run fails: torchrun kills all ranks
+as soon as one fails, and the first rank must still report the error.
 
-A rank that has nothing left to do exits with code 0 even if the run fails: torchrun kills all ranks as soon as one
-fails, and the first rank must still report the error.
-
-On SIGUSR1 or SIGTERM the current step is finished and a checkpoint written: that takes seconds and may save an hour of
-work. A validation that is due comes first. All ranks stop after the same step, whichever of them got the signal: they
-exchange it after every step. Another signal more than `REPEAT_S` later ends the program at once; an earlier one is
-taken for the same signal, which torchrun passes on to processes that Slurm has already signalled.
+On SIGUSR1 or SIGTERM the current step is finished and a checkpoint written, after a validation that is due. Ranks
+exchange signals after every step, so all stop after the same one. Another signal more than `REPEAT_S` later ends the
+program at once; an earlier one is taken for the same signal, which torchrun passes on to processes that Slurm has
+already signalled.
 """
 
 from __future__ import annotations

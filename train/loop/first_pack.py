@@ -1,19 +1,13 @@
 """The check in front of a training that packs are exact here: with this model, GPU, driver and these libraries.
 
-Design: kernels, compilers and CUDA graphs have given wrong results without an error, each with some version on some
-GPU. So the first pack is computed with the layers that will train, and its loss and gradients are compared with those
-of some of its questions as rows, which the model has computed as it was loaded: before anything of it was compiled,
-joined or captured. The other questions are in the pack but have no weight in its loss, so what they are must not
-matter. LoRA's matrices B are zero at first, which would hide the gradients of A, so they are drawn for the check.
+docs/selftest.md says what is compared and why. The rows are computed while the model is as it was loaded: before
+anything of it was compiled, joined or captured. The other questions of the pack have no weight in its loss, so what
+they are must not matter. LoRA's matrices B are zero at first, which would hide the gradients of A, so they are drawn.
 
-No difference has a fixed limit. It may be `FACTOR` times the spread, the largest difference between exact computations
-of the same rows: together, with layers that round their results once more, and in smaller batches. Gradients are
-compared for each kind of weight, such as all A of q_proj. Faults change results much more than rounding does, so the
-factor only keeps chance from raising an alarm.
-
-The cost: two or three seconds before each start, as some rows are computed three times. Left out are sharded weights;
-dropout, which draws other numbers for rows; and linear attention, whose kernels would be tuned for rows for a minute.
-`lookonce selftest` compares more, with a small model of its own.
+A difference may be `FACTOR` times the spread, the largest difference between exact computations of the same rows:
+together, with layers that round their results once more, and in smaller batches. Gradients are compared for each kind
+of weight, such as all A of q_proj. Faults change results much more than rounding does, so the factor only keeps chance
+from raising an alarm. The cost is two or three seconds before each start.
 """
 
 from __future__ import annotations

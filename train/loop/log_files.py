@@ -1,18 +1,16 @@
 """What a training writes of its progress: `log.jsonl` and its printed lines, `progress.json`, and trackers.
 
-Design: no progress bar. In a Slurm log a bar that is redrawn makes thousands of lines; one dense line per logging step
-reads well there and on a terminal. Memory is what PyTorch reserved at most on this GPU, because that is what decides
-whether a training fits; the peak of what it allocated is lower.
+There is no progress bar: in a Slurm log a bar that is redrawn makes thousands of lines, and one dense line per logging
+step reads well there and on a terminal. Memory is what PyTorch reserved at most on this GPU, because that is what
+decides whether a training fits.
 
 A thread of the first rank rewrites `progress.json` every few seconds, so that it also shows a training that is loading,
-compiling or validating, and one that hangs: its process lives but its step does not change. A new phase is written at
-once. A training that is killed (SIGKILL, a lost node) leaves a file that is no longer touched; every other one records
-how it ended. The rate is that of the last minute: it includes waiting for data, but not validation and checkpoints.
-Cost: about 7 microseconds per step, and the writes.
+compiling or validating, and one that hangs: its process lives but its step does not change. A training that is killed
+leaves a file that is no longer touched; every other one records how it ended. The rate is that of the last minute, with
+waiting for data, but not validation and checkpoints. Cost: about 7 microseconds per step, and the writes.
 
-The trackers of `train.track` are transformers' own callbacks, and follow the environment variables of each tracker.
-TensorBoard alone gets its folder, in the run folder, and hides what a killed training logged after the checkpoint that
-it is resumed from. In W&B and MLflow each start of a training is a run, named as the run folder.
+The trackers of `train.track` are transformers' own callbacks. TensorBoard alone gets its folder, in the run folder, and
+hides what a killed training logged after the checkpoint that it is resumed from.
 """
 
 from __future__ import annotations

@@ -1,18 +1,14 @@
 """Training by rewards (GRPO): each step draws answers with the weights of this moment, and learns from them.
 
-Design: a step of `PackTrainer` is an iterator of batches. Here it draws before its first batch; all else of the loop is
+A step of `PackTrainer` is an iterator of batches. Here it draws before its first batch; all else of the loop is
 Trainer's. How answers are drawn and what they are worth is handed in (`Draw`), since decoding and metrics lie above
-training. Answers depend on the weights, the seed, the step and the question alone, and all ranks know all of them, so
-each takes its packs of the same step.
+training. Answers depend on the weights, the seed, the step and the question alone, and all ranks know all of them.
 
 Questions come from a stream, epoch after epoch. With `grpo.filter` those whose answers teach nothing are replaced by
-the next ones of the stream until the step is full; a step asks no question twice, nor more than `MOST` times its own
-number, and the next step goes on behind the last one that was needed. So the place in the stream depends on the
-answers, and checkpoints have it. If no question is left from which anything can be learned, the training ends with that
-step.
-
-With several `iterations` the answers of a step serve the next ones too, with the log-probabilities of their first pass.
-A checkpoint between them has these answers, so that a resumed training has the same.
+the next ones until the step is full; a step asks no question twice, nor more than `MOST` times its own number. So the
+place in the stream depends on the answers, and checkpoints have it. If no question is left from which anything can be
+learned, the training ends with that step. With several `iterations` the answers of a step serve the next ones too, and
+a checkpoint between them has these answers.
 
 The reference of the KL divergence are the weights with which the training began: LoRA's B is 0 at first, which is the
 model without the adapter, or they are those of `train.start_from`.

@@ -1,16 +1,12 @@
 """transformers' Trainer, set up from the run file, and what is measured while training.
 
-Trainer keeps the loop, optimizer, scheduler, mixed precision, checkpoints and resuming. The methods that are overridden
-say what they do otherwise.
-
-Design: to Trainer, one item of data is a whole optimizer step, so that a step has exactly `samples_per_step` samples in
-any number of forward passes. A step follows from the seed and its number alone, so a resumed training continues without
-reading the steps before, and batches are prefetched across epochs.
+Trainer keeps the loop, optimizer, scheduler, mixed precision, checkpoints and resuming. To it, one item of data is a
+whole optimizer step, so a step has exactly `samples_per_step` samples in any number of forward passes. A step follows
+from the seed and its number alone, so batches are prefetched across epochs.
 
 Trainer decides when the validation loss is due, and the callback `Evaluations` when answers are. Both are measured in
 Trainer's evaluation, which comes before a checkpoint that is due at the same step, so a resumed training lacks no
-measurement. Answering changes neither the weights nor the random state, so a training has the same numbers with and
-without it. It costs the time in which the questions are answered, which is logged.
+measurement. Answering changes neither the weights nor the random state.
 """
 
 from __future__ import annotations

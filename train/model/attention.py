@@ -2,23 +2,21 @@
 
 The rule: a token attends to itself and to the tokens that it continues: those before it in its branch, what its branch
 shares with the branches before, and its prefix. A pack is a tree in depth-first order, so the tokens that continue a
-token lie behind it without a gap, up to an index that the collator knows, `seen_until`. So each question about an image
-attends to the image and not to the other questions, images do not attend to one another, and prefixes may have any
-number of levels.
+token lie behind it without a gap, up to an index that the collator knows, `seen_until`. So prefixes may have any number
+of levels.
 
-Design: on a GPU, FlexAttention computes only the blocks of 128 x 128 tokens in which at least one pair attends;
-elsewhere PyTorch's SDPA takes a dense mask. Both reach transformers' layers through its AttentionInterface
-(https://huggingface.co/docs/transformers/attention_interface), so no model code is copied. `seen_until` is in a buffer
-that each pack overwrites. The mask function that FlexAttention was compiled for therefore stays the same, and a new
-pack causes no recompilation. Which blocks have pairs follows from the smallest and the largest `seen_until` of each 128
-tokens. PyTorch's `create_block_mask` gives the same blocks, but keeps the CPU busy for 10 milliseconds per pack while
-the GPU is idle; to count all pairs on the GPU takes 0.8 milliseconds for 8,192 tokens.
+On a GPU, FlexAttention computes only the blocks of 128 x 128 tokens in which at least one pair attends; elsewhere
+PyTorch's SDPA takes a dense mask. Both reach transformers' layers through its AttentionInterface
+(https://huggingface.co/docs/transformers/attention_interface). `seen_until` is in a buffer that each pack overwrites,
+so the mask function that FlexAttention was compiled for stays the same, and a new pack causes no recompilation. Which
+blocks have pairs follows from the smallest and the largest `seen_until` of each 128 tokens. PyTorch's
+`create_block_mask` gives the same blocks, but keeps the CPU busy for 10 milliseconds per pack while the GPU is idle.
 
-An option tells the kernels that packs come in whole blocks. Kernels compiled for one length detect it;
-kernels for any length check the bounds of each access instead, which doubles the time of the backward pass. PyTorch
-does not document the option. If it were renamed, training would be slower but still correct.
+An option tells the kernels that packs come in whole blocks. Kernels for any length check the bounds of each access
+otherwise, which doubles the time of the backward pass. PyTorch does not document the option; if it were renamed,
+training would be slower but still correct.
 
-Shapes: `L` tokens of the pack with padding.
+Shapes: `L` tokens of the pack with padding, `K` rows of a mask.
 """
 
 from __future__ import annotations

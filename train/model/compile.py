@@ -1,48 +1,37 @@
 """Set up the decoder layers for training on packs: attention, fewer passes, torch.compile, gradient checkpointing.
 
-Design: transformers' layers are used unchanged and compiled one by one (regional compilation), so that one graph serves
-all layers and compiling takes seconds. For that the first layer's input gets a gradient like those of all others, which
-costs some products of one layer; without it that layer would need a graph of its own. The graph also serves packs of
-all lengths (dynamic shapes), so no recompilation happens during training and no pack is padded to a graph's length.
-This costs at most two percent of the time of a graph for one length. By default PyTorch assumes that two sizes that
-happen to be equal are always equal ("duck shapes"), and would compile a special graph if the first pack is as long as
-the model is wide; so duck shapes are off. Beyond its recompilation limit PyTorch would continue uncompiled, and has
-been seen to give wrong results (https://github.com/unslothai/unsloth/pull/6871). So the limit is set out of reach, and
-reaching it is an error. Sharded layers (FSDP2) are compiled for the first length, and then for all lengths. PyTorch
-treats the integer attributes of such a module as inputs. With dynamic shapes from the start, the size of an attention
-head would be dynamic too, and FlexAttention cannot be compiled for that.
+Compilation: transformers' layers are used unchanged and compiled one by one (regional compilation), so one graph serves
+all layers and compiling takes seconds. For that the first layer's input gets a gradient like those of all others. The
+graph also serves packs of all lengths (dynamic shapes), at most two percent slower than one for a single length. By
+default PyTorch assumes that two sizes that happen to be equal always are ("duck shapes"), and would compile a special
+graph if the first pack is as long as the model is wide; so duck shapes are off. Beyond its recompilation limit PyTorch
+would continue uncompiled, and has been seen to give wrong results (https://github.com/unslothai/unsloth/pull/6871), so
+the limit is out of reach, and reaching it is an error. Sharded layers (FSDP2) are compiled for the first length and
+then for all: PyTorch treats their integer attributes as inputs, so with dynamic shapes from the start the size of an
+attention head would be dynamic too, and FlexAttention cannot be compiled for that.
 
-Compiled code is kept for later processes, in a folder that processes on all machines may share. What torch.compile made
-or used in a process, as `torch.compiler.save_cache_artifacts` gives it, is one file. Its name begins with a hash of the
-GPU, the versions and the model, by which others are not read, and ends with the checksum of its content, by which a
-damaged one is found and removed. Within a file PyTorch finds code by the graph, the GPU, the settings and its own
-source, so code that does not fit is not found. A file gets its name when it is whole, and is never changed, so any
-number of processes can write. PyTorch's own folder (TORCHINDUCTOR_CACHE_DIR) has no checksums; it is left where it is,
-by default on the machine's own disk, and gets what the files have. The cost: each file has all that its process used,
-some megabytes, also what others have. The newest files are kept. They hold pickled objects and machine code, so those
-of other users, or that others may write to, are not read.
+Kept code: what torch.compile made or used in a process (`torch.compiler.save_cache_artifacts`, some megabytes) is one
+file for later processes, in a folder that all machines may share. Its name begins with a hash of the GPU, the versions
+and the model, by which others are not read, and ends with the checksum of its content, by which damage is found. A file
+gets its name when it is whole and is never changed, so any number of processes can write. PyTorch's own folder
+(TORCHINDUCTOR_CACHE_DIR) has no checksums; it is left where it is, and gets what the files have. The newest files are
+kept. They hold pickled objects and machine code, so those of other users, or that others may write to, are not read.
 
 LoRA: a GPU spends more time on reading and writing what LoRA adds to a layer's output than on LoRA's small products. So
 on a GPU each frozen weight and its LoRA matrices become one matrix (lora_joined.py), where they can; elsewhere, and
-with quantised or sharded weights or dropout, LoRA's scale is part of its matrix B (lora.py). Only PEFT's forward method
-is replaced, and only within the block.
+with quantised or sharded weights or dropout, LoRA's scale is part of its matrix B (lora.py).
 
-Host-device syncs: Boolean indexing, count checks and `.tolist()` force one, after which the GPU is idle until the CPU
-has launched new kernels. transformers' model has about ten per forward pass: where it finds the image tokens, where it
-splits features into images, and in each DeepStack level. `without_syncs` computes the same values without: the counts
-are known when the pack is made, and features are added as a tensor that is zero elsewhere. Two methods of the stock
-model are replaced. A test checks that they exist and that no bit of the result changes. The cost is an addition over
-the whole pack in each DeepStack level, a tenth of a millisecond.
+Host-device syncs: Boolean indexing, count checks and `.tolist()` let the GPU wait for the CPU. transformers' model has
+about ten per forward pass, where it adds images to text. `without_syncs` replaces two of its methods; a test checks
+that they exist and that no bit of the result changes. Features are added as a tensor that is zero elsewhere, which
+costs a tenth of a millisecond in each DeepStack level.
 
-Gradient checkpointing computes activations again in the backward pass instead of storing them. PyTorch's checkpoint is
-inside of a compiled layer, where the compiler only notes what not to store. So a layer stays one graph, its passes can
-be captured as CUDA graphs, and dropout is the same in both passes, since its seed is stored. The same operations are
-computed again, so loss and gradients do not change; those that no gradient needs are left out, such as a layer's last
-product. `train.gradient_checkpointing: true` is for whole layers. `selective` is for MLPs, which have half of a layer's
-products and most of its activations; attention is stored. With dropout a compiled layer that is checkpointed as a whole
-draws other random numbers than one that is not: the compiler numbers the draws of each graph by itself. The gradients
-are those of its own loss. Layers that are not compiled keep and set random states, so their passes cannot be captured.
-With FSDP, the hooks that gather and free a layer's weights are outside of its forward method, as they must be.
+Gradient checkpointing: PyTorch's checkpoint is inside of a compiled layer, where the compiler only notes what not to
+store. So a layer stays one graph, its passes can be captured as CUDA graphs, and dropout is the same in both passes.
+`train.gradient_checkpointing: true` is for whole layers, `selective` for MLPs, which have most of the activations. With
+dropout, a compiled layer that is checkpointed as a whole draws other random numbers than one that is not, because the
+compiler numbers the draws of each graph by itself. Layers that are not compiled keep and set random states, so their
+passes cannot be captured. FSDP's hooks are outside of a layer's forward method, as they must be.
 """
 
 from __future__ import annotations

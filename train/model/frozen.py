@@ -1,28 +1,23 @@
 """How the weights that are not trained are kept: in the precision of training, or quantised (`train.frozen`).
 
-Design: `loading_options` are arguments of `from_pretrained`, `finish` does what is left to do with a model that was
-loaded with them, and `mismatched` checks its shapes. `load` knows nothing else of it.
+`loading_options` are arguments of `from_pretrained`, `finish` does what is left to do with a model that was loaded with
+them, and `mismatched` checks its shapes. `load` knows nothing else of it.
 
-fp8 (e4m3) is for GPUs since Ada and Hopper, which multiply twice as fast in it. Both products of a frozen layer are
-computed in fp8, that of the forward pass and that which gives the gradient of its input. Weights have a scale for each
-row of the product's result, and inputs and gradients one for each token, computed in each pass. So a token's result
+fp8 (e4m3) is for GPUs since Ada and Hopper, which multiply twice as fast in it (https://arxiv.org/abs/2209.05433). Both
+products of a frozen layer are computed in fp8, that of the forward pass and that which gives the gradient of its input.
+Weights have a scale for each row of the product's result, inputs and gradients one for each token. So a token's result
 does not depend on the tokens beside it, and packs equal rows up to rounding. LoRA's products stay in the precision of
-training. The two products need the weight in two layouts with scales of their own, so weights take as much memory as in
-bf16. Rounding weights, inputs and gradients to 4 significant bits changes what is learned a little; adapters are
-evaluated with weights that are not rounded. The method is that of https://arxiv.org/abs/2209.05433; the layer is made
-of PyTorch's scaled product alone, which torch.compile fuses with what is around it.
+training. The two products need the weight in two layouts, so weights take as much memory as in bf16. Rounding to 4
+significant bits changes what is learned a little; adapters are evaluated with weights that are not rounded.
 
-int8 and nf4 are stock QLoRA, bitsandbytes' layers, which transformers' quantiser puts in place as it loads a model. So
-an adapter means the same elsewhere: the same `BitsAndBytesConfig` gives the same weights in any program. Only the
-products of the decoder layers are quantised. The embeddings, `lm_head`, the norms and the tower, whose features are in
-the cache, keep their precision. A model is loaded on the device where it will run, one tensor after another, so a GPU
-never holds all weights as they are in the files.
+int8 and nf4 (https://arxiv.org/abs/2305.14314) are stock QLoRA: the same `BitsAndBytesConfig` gives the same weights in
+any program. Only the products of the decoder layers are quantised. A model is loaded on the device where it will run,
+one tensor after another, so a GPU never holds all weights as they are in the files.
 
-nf4 (https://arxiv.org/abs/2305.14314) rounds weights alone. int8 rounds the inputs of each product too, each token's by
-its own largest value, so a token's result does not depend on the tokens beside it. bitsandbytes' usual threshold, above
-which inputs are not rounded, is off: it looks for large values among all tokens together. What int8 costs: rounding
-magnifies differences. Two computations that differ in the last bit, as packs and rows do, may round an input to
-neighbouring values. (In training on a CPU, bitsandbytes does not round inputs.)
+nf4 rounds weights alone. int8 rounds the inputs of each product too, each token's by its own largest value.
+bitsandbytes' usual threshold, above which inputs are not rounded, is off: it looks for large values among all tokens
+together. In int8, computations that differ in the last bit, as packs and rows do, may round an input to neighbouring
+values. (In training on a CPU, bitsandbytes does not round inputs.)
 """
 
 from __future__ import annotations

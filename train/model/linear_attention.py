@@ -1,25 +1,20 @@
 """Layers of linear attention over packs: each branch begins with the state that its prefix left.
 
 A mask has no effect in such a layer. What a token depends on runs over the sequence as a state: the sums of the gated
-delta rule (https://arxiv.org/abs/2412.06464), and the last inputs of a causal convolution before it.
-
-Design: such a layer takes `Sequences` for its mask. These know which tokens continue which, and let a state run over
-them by transformers' own rule. Projections, gates and norm know one token only and are computed for the whole pass. The
-order of these steps is that of the stock forward method; nothing else is copied but the convolution, a sum of a few
-products.
+delta rule (https://arxiv.org/abs/2412.06464), and the last inputs of a causal convolution before it. So the layer takes
+`Sequences` for its mask, which know what continues what and let a state run over them by transformers' own rule. The
+order of steps is that of the stock forward method; nothing else is copied but the convolution.
 
 A pack is a tree in depth-first order. It is cut into segments, parts without branches: a segment begins where
-`seen_until` changes, that is behind a token that also something later continues, or that nothing more does. So a token
-of a segment continues the one before it, and its first token continues the last one of another segment, or nothing. A
-state runs over the segments of one depth in one call, which has their tokens end to end, and begins with the final
-states of the depth before. So a pass takes as many calls as there are depths, a state is computed once and handed to
-all of its branches, and autograd adds up the gradients of these.
+`seen_until` changes. A token of a segment continues the one before it, and the first one continues the last token of
+another segment, or nothing. A state runs over the segments of one depth in one call, which has their tokens end to end,
+and begins with the final states of the depth before. So a pass takes as many calls as there are depths, and each state
+is computed once and handed to all of its branches, whose gradients autograd adds up.
 
-Kernels compute chunks of 64 tokens, so a segment that is shorter than that would cost a chunk, and a state in memory,
-for each of its depths. What continues it therefore has its tokens once more instead, and begins where it did; most
-packs have two depths then. Before each sequence are some tokens for computations that look back over them, and which
-change no state. Segments are worked out on the CPU, some microseconds each; a GPU has to hand over `seen_until`, once a
-pack.
+Kernels compute chunks of 64 tokens, so a shorter segment would cost a chunk, and a state in memory. What continues it
+therefore has its tokens once more instead, and begins where it did; most packs have two depths then. Before each
+sequence are some tokens for computations that look back over them, and which change no state. Segments are worked out
+on the CPU, some microseconds each; a GPU has to hand over `seen_until`, once a pack.
 
 These layers are left out of compiled code, and in training their passes are not captured as CUDA graphs, because each
 pack has other shapes. What is computed of each token before and after the rule is compiled by itself, for all lengths:

@@ -1,19 +1,17 @@
 """Load the model without its vision tower, add LoRA to its language model, and shard its frozen weights over the ranks.
 
-Design: `from_pretrained` builds models on the meta device. The tower is replaced right after the model's `__init__`, so
-it never takes memory, and its tensors are skipped when the checkpoint is read. Every other tensor of the model must be
-in the checkpoint, with its shape: a random one would be trained on without a word. LoRA is PEFT's.
+`from_pretrained` builds models on the meta device. The tower is replaced right after the model's `__init__`, so it
+never takes memory, and its tensors are skipped when the checkpoint is read. Every other tensor of the model must be in
+the checkpoint, with its shape: a random one would be trained on without a word.
 
 The input of `CachedVisionTower` is features where the tower's is patches, and its output is the tower's. The rest of
-the model is stock: it embeds text, scatters level 0 over the image tokens and adds the DeepStack levels in its first
-layers (https://github.com/huggingface/transformers, models/qwen3_vl/modeling_qwen3_vl.py), so generate, PEFT and
-Trainer work unchanged.
+the model is stock, so generate, PEFT and Trainer work unchanged.
 
-Sharding (FSDP2) is for models that do not fit one GPU. The trained weights are small, so they stay whole on every rank
-and only their gradients are exchanged. The frozen weights are sharded: a decoder layer is gathered when it is needed
-and freed afterwards. Checkpoints, optimizer and adapter are the same as without sharding. accelerate's FSDP2 would also
-shard the trained weights, sum their gradients in half precision, and does not run on CPUs (`AcceleratorState`). The
-cost is that the whole model is communicated twice per micro-batch, which a pack of some thousand tokens hides.
+Sharding (FSDP2) is for models that do not fit one GPU. The trained weights are small and stay whole on every rank; only
+their gradients are exchanged. A decoder layer's frozen weights are gathered when it is needed and freed afterwards.
+accelerate's FSDP2 would also shard the trained weights, sum their gradients in half precision, and does not run on CPUs
+(`AcceleratorState`). The cost is that the whole model is communicated twice per micro-batch, which a pack of some
+thousand tokens hides.
 """
 
 from __future__ import annotations

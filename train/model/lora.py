@@ -1,14 +1,13 @@
 """Which modules get LoRA weights, those of the language model that the run file names; and LoRA layers with a scaled B.
 
-Design: the tower is not in memory, so a pattern that matches its modules would match nothing here. But it would add
-untrained adapters to the tower when the result is loaded onto the stock model. So targets are compared with the names
-of the tower's modules: a pattern that matches some is refused, and names that both parts have become a pattern of the
-language model. Targets are linear layers; training lists the matrices without LoRA, such as experts.
+The tower is not in memory, so a pattern that matches its modules would match nothing here, but would add untrained
+adapters to the tower when the result is loaded onto the stock model. So a pattern that matches names of the tower's
+modules is refused, and names that both parts have become a pattern of the language model.
 
 PEFT casts the input of each layer to float32 and multiplies LoRA's output, which is as large as the layer's, by the
 scale alpha / rank. In `scaled_forward` the scale multiplies B, and autocast casts the two matrices; the result is the
-same, to the last bit if the scale is a power of two, as alpha / rank usually is. What PEFT does besides (several
-adapters, DoRA, merged weights, quantised layers) is left to it.
+same, to the last bit if the scale is a power of two. What PEFT does besides (several adapters, DoRA, merged weights,
+quantised layers) is left to it.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """LoRA's own small products and a gated MLP's inner steps on a GPU, as Triton kernels.
 
-Design: LoRA's products are limited by memory, since one of their two factors is as wide as a layer and the other has as
-many columns as LoRA's rank. Each kernel reads the wide factor once, in place, and adds in float32. Sums over tokens are
+LoRA's products are limited by memory, since one of their factors is as wide as a layer and the other has as many
+columns as LoRA's rank. Each kernel reads the wide factor once, in place, and adds in float32. Sums over tokens are
 split among the GPU's processors, and the parts are added in a fixed order, so results do not change from run to run.
 PyTorch's products would need copies: they cannot write into the columns of a wider matrix, and round gradients to bf16.
 
-Of an MLP, `both` has the products of the first two layers side by side, so compiled code would read it twice to write
-their gradients side by side. These kernels read and write everything once, and leave columns for LoRA's products beside
-what they write. Everything is computed in float32, and rounded where stock layers in bf16 hand a tensor on. LoRA's
-products are kernels of their own, although they read the same numbers again: together they were twice as slow.
+Of an MLP, `both` has the products of the first two layers side by side, so compiled code would read it twice. These
+kernels read and write everything once, and leave columns for LoRA's products. They compute in float32, and round where
+stock layers in bf16 hand a tensor on. With LoRA's products in the same kernels they were twice as slow.
 
 Shapes: `T` tokens, `C` columns of the wide factor, of up to three members that lie side by side, or inner columns of an
 MLP, `R` rank of a member.

@@ -1,23 +1,21 @@
 """The loss of one micro-batch, of answers or of rewards, and the last decoder layer, for its targets alone.
 
-Design: every target comes with its weight in the loss of the whole optimizer step (sampler.py). So a step's loss is the
-plain sum over its micro-batches and ranks, however it was cut. Only the positions to predict from go through the
-language model's head, and cross-entropy is computed in float32.
+Every target comes with its weight in the loss of the whole optimizer step (sampler.py). So a step's loss is the plain
+sum over its micro-batches and ranks, however it was cut. Cross-entropy is computed in float32.
 
 Of the last layer's results only those are used that targets are predicted from, a tenth of a pack's tokens. So keys and
-values are computed for all tokens, and queries, attention, MLP and final norm for those tokens alone. Loss and
-gradients are the same. transformers hands the tokens to all layers as an additional argument; here the last one gets a
-forward method that takes it, made of the stock layer's own modules. It has to know how the layer computes, so it is for
-families in whose description it is known; other models compute everything. It saves 2 % of a step. It is not compiled
-with the other layers: a graph of its own would have to be compiled before each training.
+values are computed for all tokens, and queries, attention, MLP and final norm for those tokens alone, which saves 2 %
+of a step. transformers hands the tokens to all layers as an additional argument; here the last one gets a forward
+method that takes it, made of the stock layer's own modules, in families whose description says how it computes. It is
+not compiled with the other layers: a graph of its own would have to be compiled before each training.
 
 Gathering is undone by a matrix product in the backward pass. Several targets may be predicted from one token, and
 compiled code would add their gradients in an order that changes from run to run.
 
 The loss of rewards (GRPO, https://arxiv.org/abs/2402.03300) is a sum over targets too, each with its advantage, the
 log-probability with which it was drawn and, for the KL divergence, that of a reference. A target without weight may
-have any values, also infinite ones: of captured passes they are left from another pack. So it is masked before the
-exponential, whose product with 0 could be NaN otherwise.
+have any values, also infinite ones, left from another pack in captured passes. So it is masked before the exponential,
+whose product with 0 could be NaN otherwise.
 
 Shapes: `B` rows (1 for a pack), `K` positions to predict from.
 """

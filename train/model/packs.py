@@ -1,14 +1,12 @@
 """Loss and gradients of packs: the mask, the exact loss, and CUDA graphs of forward and backward passes.
 
-Design: a pass over a pack is some thousand kernels. The CPU takes 3 to 4 ms per layer to launch them, whatever the
-pack's length, so with a short pack or a small model the GPU waits. A captured pass is launched as one. A replay needs
-the same shapes at the same addresses, so each shape has input tensors that batches are copied into: images are padded
-with features that no token takes, and the targets are padded to a power of two with target weights of 0. All graphs
-share one memory pool, since they are replayed one after another.
+The CPU takes 3 to 4 ms per layer to launch the kernels of a pass, whatever the pack's length, so with a short pack or a
+small model the GPU waits. A captured pass is launched as one. A replay needs the same shapes at the same addresses, so
+each shape has input tensors that batches are copied into: images are padded with features that no token takes, and the
+targets to a power of two with target weights of 0. All graphs share one memory pool.
 
-A captured pass computes the loss and the gradients at once. `pack_loss` nevertheless returns a loss as any other:
-its backward pass adds the gradients to the weights' own, times the gradient of the loss. So a training loop is the same
-with and without capturing.
+A captured pass computes the loss and the gradients at once. The backward pass of the loss that `pack_loss` returns adds
+the gradients to the weights' own, times the gradient of the loss, so a training loop is the same without capturing.
 
 The cost: a quarter of a second to capture each of some dozens of shapes, when it first appears (up to 8,192 tokens
 there are 47 lengths, most with one or two numbers of targets); a memory pool that nothing else can use until training
