@@ -1,20 +1,18 @@
 """A process that runs the commands of a study one after another: `python -m lookonce.runner`, started by study/pool.py.
 
-Design: a later command finds what a new process spends most of a short run on: imported libraries, CUDA's context,
-compiled code, and the frozen weights of its model (train/model/load.py). It must find nothing else, so that its results
-are those of a process of its own, bit for bit. What a command changes of its process is put back (`STATE`). If any of
-that cannot be put back, or memory of the GPU is not freed, the process ends after the command. It also ends with a
-command that fails in any way, such as by running out of memory, and with its exit code. study/pool.py then starts a new
-one. A command that calls functions of the user's own (`eval.metric`, `grpo.reward`) gets a process that ends after it:
-their modules may have changed for the next one, and may keep anything.
+A later command finds what a new process spends most of a short run on: imported libraries, CUDA's context, compiled
+code, and the frozen weights of its model (train/model/load.py). It must find nothing else, so that its results are
+those of a process of its own, bit for bit. So what a command changes of its process is put back (`STATE`). The process
+ends after the command if any of that cannot be put back, if memory of the GPU is not freed, if the command fails (with
+its exit code), or if it called functions of the user's own (`eval.metric`, `grpo.reward`), whose modules may keep
+anything. study/pool.py then starts a new one.
 
 Compiled code is kept for a command with the same options whose run has the same settings, apart from `FREE`; it is then
 the code that such a process finds on the disk. For other commands it is discarded, because the compiler makes other
 code if it has seen similar shapes before.
 
-What stays on a GPU is CUDA's context with compiled kernels, and some kilobytes of masks. Weights, optimizer, and
-captured passes with their memory are freed, so a run has the same memory as in a process of its own. On the CPU, the
-frozen weights stay.
+Weights, optimizer and captured passes are freed, so a run has the memory of a process of its own. CUDA's context with
+compiled kernels and some kilobytes of masks stay on the GPU, the frozen weights on the CPU.
 """
 
 from __future__ import annotations

@@ -1,18 +1,9 @@
 """Measure training variants side by side: the same model, records and adapter, through each variant's whole pipeline.
 
-plain      stock Trainer: one padded row per question, random order, the tower in every step
-liger      the same with Liger's kernels (https://github.com/linkedin/Liger-Kernel)
-cached     padded rows too, but features from the cache and logits of targets only
-tower      `packed` with the tower in every step: the best that a trainer without padding can do
-packed     no padding, from the cache; each question with its own copy of the image
-shared     all questions about an image share one pass over its tokens
-fp8        `shared` with the frozen weights' products in fp8
-
-Design: each variant runs its whole pipeline: reading, batches, Trainer's loop, optimizer, logging. Whole epochs are
-timed, so that every variant runs the same samples. Waiting for data is included; the first steps, which warm up, are
-not. The measurement adds no host-device sync between its first and last step. Under torchrun the processes share each
-step as they do in training, and times are of all of them together. Synthetic data have the sizes and questions of
-Kvasir-VQA's frames.
+Reading, batches, Trainer's loop, optimizer and logging are timed over whole epochs, so every variant runs the same
+samples. Waiting for data is included; the first steps, which warm up, are not. The measurement adds no host-device sync
+between its first and last step. Under torchrun the processes share each step as they do in training, and times are of
+all of them together. Synthetic data have the sizes and questions of Kvasir-VQA's frames.
 
 FLOPs are those of the products of matrices that cannot be left out; a multiplication and an addition are two. A frozen
 weight is used in the forward and in the backward pass (4 FLOPs a token), an adapter's weight also has a gradient (6).

@@ -1,33 +1,25 @@
 """The self-test: a small Qwen3-VL with random weights, its loss and gradients of packs beside those of stock rows.
 
-It takes about a minute on a GPU, and with small sizes some seconds on a CPU. Most of that is compilation, so each
-kernel is compiled only in the precision in which trainings use it: bfloat16, or float16 on GPUs before Ampere. float32
-shows small faults, such as a mask that is off by one token, because its spread is a millionth; such faults are those of
-the code around the kernels, so its layers are not compiled. Heads have 64 numbers in float32, since larger ones exceed
-the shared memory of some GPUs, and 128 otherwise.
+docs/selftest.md says what is compared. A minute on a GPU is mostly compilation, so each kernel is compiled only in the
+precision in which trainings use it. float32 shows small faults, because its spread is a millionth; such faults are
+those of the code around the kernels, so its layers are not compiled. Heads have 64 numbers in float32, since larger
+ones exceed the shared memory of some GPUs, and 128 otherwise.
 
-Design: examples are made of token ids and features are drawn, so that no tokenizer, image, cache or vision tower is
-needed. From there on they take the path of training: sampler, packing, collator, down to CUDA graphs. The questions of
-an image begin alike, so the prefix reaches into them; some of them share more than that. There are images of few and of
-2,000 tokens, several in one question, and questions without one. Rows take transformers' own path: its masks, its
-positions, its loss over whole rows of labels. The two share the model's layers and nothing else.
+Examples are made of token ids and features are drawn, so no tokenizer, image, cache or vision tower is needed. From
+there on they take the path of training: sampler, packing, collator, down to CUDA graphs. Questions of an image begin
+alike, so the prefix reaches into them; some share more than that. There are images of few and of 2,000 tokens, several
+in one question, and questions without one. Rows take transformers' own masks, positions and loss over whole rows of
+labels. The two share the model's layers and nothing else.
 
 Kernels depend on the size and the number of attention heads more than on anything else, so these are those of
-Qwen3-VL-8B where the GPU's kernels are tested, and little else is. The same seed gives the same weights in every
-precision: those of bfloat16. The matrices B of the adapter start at zero, which would hide the gradients of A, so they
-are drawn.
+Qwen3-VL-8B, and little else is. The same seed gives the weights of bfloat16 in every precision. The matrices B of the
+adapter are drawn, because with zeros the gradients of A would be hidden.
 
-Attention is compared alone too, beside PyTorch's own in float64, and masks and block lists beside the definition of a
-pack (`allowed`), which follows from rows and not from the code that training uses. Each question is a row, its prefix
-and then its branch, and a row is causal. What rows share is written once, and no row knows of another. FlexAttention is
-compared in its output and in the gradients of its inputs, which are computed from different block lists: those of the
-rows for output and queries, those of the columns for keys and values. The spread is the distance from the reference of
-the same attention in the precision that is checked, which has two implementations. Masks and lists are integers and
-compared exactly, also without a GPU.
-
-The reference is stock rows in float32. The spread is the distance of exact computations from it: rows alone and not
-several together, with PyTorch's attention written out, and in the precision of training. Replayed passes run all packs
-twice, in another order the second time, so that each is replayed after other packs have been in its buffers.
+Masks and block lists are compared with the definition of a pack (`allowed`), which is written from rows and not from
+the code that training uses. Attention alone is compared with PyTorch's in float64, in its output and in the gradients
+of its inputs, which are computed from different block lists. The spread is the distance of exact computations from the
+reference. Replayed passes run all packs in several orders, so that each is replayed after others have been in its
+buffers.
 """
 
 from __future__ import annotations

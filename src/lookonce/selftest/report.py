@@ -1,12 +1,9 @@
 """The result of a self-test: the variants of computing packs, and what was compared in each.
 
-Design: a variant is three switches, as in the run file. Each switch that is off leaves out a part that could be wrong
-on a machine where it was never tested: CUDA graphs, torch.compile, FlexAttention. What is left is slower.
-
-No difference has a fixed limit. It may be `FACTOR` times the spread, which is measured in the same run between exact
-computations: stock rows alone and several together, with another attention of PyTorch's, or in the precision of
-training beside a higher one. Faults change results much more than rounding does, so the factor only keeps chance from
-raising an alarm. No spread counts as smaller than `ROUNDING`, since a loss may agree by chance.
+A variant is three switches, as in the run file. Each switch that is off leaves out a part that could be wrong on a
+machine where it was never tested. A difference may be `FACTOR` times the spread, which is measured in the same run
+between exact computations (docs/selftest.md); no spread counts as smaller than `ROUNDING`, as a loss may agree by
+chance.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """Figures of the variants of a study: scores and costs, scores by question and stage, and forgetting; as tables.
 
-Design: scores and differences are those of `lookonce compare`. The cost of a variant is that of its own training and of
-all that it needs: the variants before it in its sequence, or those that it is routed to. What several need counts for
-each of them, since each alone would have to pay it. The cost of answering is that of its own answers.
+Scores and differences are those of `lookonce compare`. The cost of a variant is that of its own training and of all
+that it needs: the variants before it in its sequence, or those that it is routed to. What several need counts for each
+of them, since each alone would have to pay it. The cost of answering is that of its own answers.
 
-Each variant of a sequence has answered the questions of all stages, so forgetting is read off its predictions. It is a
-mean over the seeds of which all phases are complete.
-
-As files, tables are CSV with the figures as they are, and LaTeX with the cells as the page shows them. LaTeX needs the
-packages booktabs and adjustbox, which makes a table no wider than the text.
+Each variant of a sequence has answered the questions of all stages, so forgetting is read off its predictions, as a
+mean over the seeds of which all phases are complete. As files, tables are CSV with the figures as they are, and LaTeX
+with the cells as the page shows them; LaTeX needs the packages booktabs and adjustbox.
 """
 
 from __future__ import annotations

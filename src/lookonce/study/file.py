@@ -12,12 +12,10 @@
       half-2: {data.held_out: {fold: 2, of: 2}}
       staged: {answers_of: [half-1, half-2], data.context: {by: stage, order: [1, 2]}}
 
-Design: a variant says what `--set` says on the command line, so that the run file stays the only place where keys have
-a meaning. Paths are relative to the working directory, as in a run file. All mistakes of the file are named at once.
-
-The runs are variants times seeds, each an ordinary run file with a run folder of its own, which the other commands can
-train, resume and evaluate. Run files are written again whenever the study runs; the record of what was trained is in
-the run folders.
+A variant says what `--set` says on the command line, so that the run file stays the only place where keys have a
+meaning. All mistakes of the file are named at once. The runs are variants times seeds, each an ordinary run file with a
+run folder of its own. Run files are written again whenever the study runs; the record of what was trained is in the run
+folders.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """`lookonce study plan`: what a study will cost, before anything is spent.
 
-Design: steps, answers and tokens are counted as in training and without a GPU, by the code of `lookonce check` and of
-the sampler: records become examples, and the packs of the first epoch give the tokens. Images that are not in the cache
-are read for their size. Runs with the same records and the same section `batch` share one count. Nothing is written.
+Steps, answers and tokens are counted without a GPU by the code of training: records become examples, and the packs of
+the first epoch give the tokens. Images that are not in the cache are read for their size. Answers that other runs must
+give first are counted as if they were the reference answers. Nothing is written.
 
-Time needs a measured rate: that of a variant of which a run has been trained, or one that the user gives for the first
-variant. Variants without a rate of their own get that of another one, by their tokens a sample; one that draws its
-answers (`train.objective: grpo`) gets none. It is the time from the first step to the last. Answers that other runs
-must give first are counted as if they were the true ones.
+Time is that from the first step to the last. It needs a measured rate: that of a variant of which a run has been
+trained, or one that the user gives for the first variant. Variants without a rate of their own get that of another one,
+by their tokens a sample; one that draws its answers (`train.objective: grpo`) gets none.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """The jobs of a study, run in processes of their own, one on each GPU or several on the CPU, until all have ended.
 
-Design: of the jobs that can start, the one with the longest sequence of jobs behind it goes first, since sequences
-bound the time of all (list scheduling by critical path).
-
-Each job is an ordinary command with its output in a log file. A process that has done one does the next in its place
-(runner.py); one whose job fails ends. The jobs that wait for a failed one are skipped with the reason, and the others
-finish. What another process uses, such as the same command on another machine, is no failure: its job waits, and others
-go on. SIGTERM and SIGUSR1 are passed on to the processes, which save their state and end with 75; nothing is started
-after that. If this process is killed, Linux sends SIGTERM to its children.
+Of the jobs that can start, the one with the longest sequence of jobs behind it goes first (list scheduling by critical
+path). Each is an ordinary command with its output in a log file. A process that has done one does the next
+(runner.py); one whose job fails ends, the jobs that wait for it are skipped with the reason, and the others finish.
+What another process uses is no failure: its job waits, and others go on. SIGTERM and SIGUSR1 are passed on to the
+processes, which save their state and end with 75; nothing is started after that. If this process is killed, Linux sends
+SIGTERM to its children.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """`lookonce study report`: the variants compared, as a page, as files for a paper, and as JSON.
 
-Design: runs of one variant are seeds of one another as the study has them, whatever their records are: a share of the
-records that is drawn by the seed is another one for each. Runs that are not complete are left out, and named. The page
-is that of `lookonce report` with the variants first.
+Runs of one variant are seeds of one another as the study has them, even if each seed draws other records. Runs that are
+not complete are left out, and named. The page is that of `lookonce report` with the variants first.
 
 A variant with a part of the records, such as the last phase of a sequence, has the majority answers of that part, which
-answer the other stages badly. So the rows get the majority of all training records of the base run, the same for every
-variant, and the scores beside them follow. The run folders stay as they are.
+answer the other stages badly. So all rows get the majority of the training records of the base run, and the scores
+beside them follow. The run folders stay as they are.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """What is missing of a study, as jobs: run here (`lookonce study run`), or listed for a cluster (`study jobs`).
 
-Design: each job is a command that a person could give, with the run file of its run: `lookonce cache build`, `lookonce
-train --resume`, and `lookonce eval` where a trained run lacks the split. What is missing is read from the run folders
-and the cache, again right before a job is started. A run waits for the build of its own features only. Several builds
-may write to one cache: they are workers, which share its shards.
-
-A build encodes the images of its run file, of training those that are selected (`data.where`, `data.replay`). So a run
-needs no build of its own if its images are among those of another one with the same features. A share is drawn by the
-seed, so the seeds of a variant may differ in their images. They are compared by path. Files are read once for all runs.
+Each job is a command that a person could give, with the run file of its run: `lookonce cache build`, `lookonce train
+--resume`, and `lookonce eval` where a trained run lacks the split. What is missing is read from the run folders and the
+cache, again right before a job is started. A run waits for the build of its own features only. It needs no build of its
+own if its images, compared by path, are among those of another run with the same features. Files are read once for all
+runs.
 
 For the scheduler of a cluster a job has the kind of its command and the options, and not the command, because the
 scheduler's own scripts give it GPUs and requeue it. So `slurm/study.sh` knows nothing of variants, seeds and sequences.

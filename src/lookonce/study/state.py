@@ -1,11 +1,9 @@
 """How far the runs of a study are, read from their folders; and variants whose answers are those of other variants.
 
-Design: what was done is recorded nowhere else. A run is what its folder records, so a study continues after any crash,
-and runs that were trained or evaluated by other commands count as well. A run whose record differs from the study file,
-or that needs such a run, is *outdated*: it is never mixed with the others, but refused or trained again.
-
-A variant with a `route` answers each question with the adapter of its stage. Nothing is trained or answered again. Its
-predictions are made again whenever they are needed, so they never lag behind those that they are taken from.
+What was done is recorded in the run folders alone. So a study continues after any crash, and runs that were trained or
+evaluated by other commands count as well. A run whose record differs from the study file, or that needs such a run, is
+*outdated*: it is never mixed with the others, but refused or trained again. The predictions of a variant with a `route`
+are made again whenever they are needed, so they never lag behind those that they are taken from.
 """
 
 from __future__ import annotations
