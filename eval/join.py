@@ -48,8 +48,6 @@ OF_TRAINING = {"records", "stages", "lessons", "context"}
 
 @dataclass(frozen=True)
 class Run:
-    """One run's answers."""
-
     name: str
     predictions: list[Prediction]
     training: str

@@ -49,7 +49,6 @@ def answered(
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows to a file, of the type that its suffix names."""
     with atomic_write(path) as temporary:
         if path.suffix.lower() == ".csv":
             write_csv(temporary, ((row["origin"], _cells(row)) for row in rows))
@@ -69,8 +68,6 @@ MAX_NAMED = 5
 
 @dataclass(frozen=True)
 class PredictReport:
-    """The answers to many questions."""
-
     rows: list[Row]
     skipped: dict[str, list[str]]
     """Why questions were not answered: the reason, and where each was read."""

@@ -35,8 +35,6 @@ from lookonce.train.loop.session import compile_cache
 
 @dataclass(frozen=True)
 class SampledQuestions(Questions):
-    """Questions that are answered several times."""
-
     sampling: Sampling = Sampling(1)
     seed: int = 0
 

@@ -65,7 +65,6 @@ def tokens_beside_training(opened: OpenRun, model: Any, ranks: Ranks) -> int | N
 
 
 def with_batches(opened: OpenRun, tokens_per_batch: int | None) -> OpenRun:
-    """The run with another `eval.tokens_per_batch`."""
     changed = opened.run.eval.model_copy(update={"tokens_per_batch": tokens_per_batch})
     return opened.changed(run=opened.run.model_copy(update={"eval": changed}))
 
@@ -314,7 +313,6 @@ class SharedPrefixes:
 
 
 def _groups(answers: Sequence[Answer], size: int) -> Answers:
-    """Answers in groups of some size."""
     return [[*answers[start : start + size]] for start in range(0, len(answers), size)]
 
 
@@ -322,5 +320,4 @@ Engine = Generate | SharedPrefixes
 
 
 def engine_of(opened: OpenRun) -> Engine:
-    """The engine of `eval.engine`."""
     return Generate(opened) if opened.run.eval.engine == "generate" else SharedPrefixes(opened)

@@ -117,7 +117,6 @@ class PartialAnswers:
             error.add_note(f"{count(kept, 'answer')} {'is' if kept == 1 else 'are'} kept in {self._path}")
 
     def add(self, batch: int, answers: Sequence[Answer]) -> None:
-        """Write the answers of a batch."""
         self._write({"batch": batch, "answers": ANSWERS.dump_python([*answers])})
 
     def remove(self) -> None:

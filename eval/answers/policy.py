@@ -87,7 +87,6 @@ class Policy:
         return SharedPrefixes(with_batches(self._opened, self.tokens_per_batch), sampling, min_compiled=0)
 
     def _rewarded(self, number: int, prompt: Example, group: Sequence[Sample]) -> list[Drawn]:
-        """The answers to a question with what each is worth."""
         record, turn = self._questions[number]
         row, are_cut = row_of(record, turn, prompt.image_keys), [answer.ended == "length" for answer in group]
         rewards = self._reward(row, [answer.text for answer in group], are_cut, record.metadata)

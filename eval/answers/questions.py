@@ -172,8 +172,6 @@ NOT_OF_ANSWERS = {"split", "staged", "every", "max_questions", "metric"}
 
 @dataclass(frozen=True)
 class Questions:
-    """Questions that a run's model is asked."""
-
     opened: OpenRun
     split: str
     record_turns: Sequence[Question] = ()
@@ -258,7 +256,6 @@ class Questions:
         return f"{self.split}-{baseline}" if baseline else self.split
 
     def num_in(self, batches: Iterable[int]) -> int:
-        """The number of questions in some batches."""
         return sum(len(self.batches[number]) for number in batches)
 
     def answer(

@@ -31,8 +31,6 @@ from lookonce.train.data.tokenize import Example
 
 @dataclass(frozen=True)
 class Room:
-    """How much is computed together."""
-
     num_slots: int
     """Tokens in the buffer of keys and values: prompts, and room for answers."""
     tokens_per_pack: int
@@ -185,7 +183,6 @@ class Spans:
     """The first slot of its prefix, and the slot behind its own room."""
 
     def subset(self, chosen: NDArray[np.bool_]) -> Spans:
-        """Those of some branches, by a mask."""
         return Spans(self.first[chosen], self.end[chosen])
 
 
@@ -222,7 +219,6 @@ class BatchLayout:
     def of_packs(
         cls, prompts: Sequence[Example], packs: list[Pack], max_new_tokens: int, num_samples: int = 1
     ) -> BatchLayout:
-        """The layout of packs that are made already."""
         lengths, rooms, examples = [], [], []
         for group in (group for pack in packs for group in pack.groups):
             lengths += [group.num_prefix_tokens, *group.branch_tokens]

@@ -115,7 +115,6 @@ def bytes_per_state(config: Any, dtype: torch.dtype, num_more: int = 0) -> int:
 
 
 def _shapes(layer: Any) -> tuple[Shape, Shape]:
-    """The shapes of a state and of the last inputs."""
     states = (layer.num_v_heads, layer.head_k_dim, layer.head_v_dim)
     return states, (num_before(layer), 2 * layer.key_dim + layer.value_dim)
 

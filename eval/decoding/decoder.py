@@ -172,7 +172,6 @@ class Decoder:
         return [read(*grown, self.chat.tokenizer) for grown in done]
 
     def _passes(self, keys: KeyValues) -> AbstractContextManager[None]:
-        """Passes of the model, whose attention has these buffers."""
         return inference(self.model, self.dtype, keys, compiled=self._compiled)
 
     def _buffer(self, num_slots: int, num_states: int) -> KeyValues:

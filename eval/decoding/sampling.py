@@ -39,8 +39,6 @@ ON_CPU = 1 << 18
 
 @dataclass(frozen=True)
 class Sampling:
-    """How answers are drawn."""
-
     num_samples: int
     """Answers to each question."""
     temperature: float = 1.0
@@ -133,8 +131,6 @@ def noise_of(questions: Sequence[Example], num_samples: int, seed: int) -> NDArr
 
 
 class Chooser:
-    """Chooses tokens greedily, or by sampling."""
-
     def __init__(self, end_token_id: int, sampling: Sampling | None = None, *, compiled: bool = False) -> None:
         """`compiled` compiles how tokens are drawn."""
         self.end_token_id, self.samples, self.num_logprobs = end_token_id, sampling is not None, 3 if sampling else 1

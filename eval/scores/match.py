@@ -198,7 +198,6 @@ class TextMetrics:
 
     @property
     def names(self) -> dict[str, str]:
-        """The names of the metrics by their keys."""
         return {"bleu": "BLEU", **ROUGES, "meteor": self._meteor_name, "chrf": "chrF"}
 
     def scores(self, answers: Sequence[str]) -> dict[str, float]:
@@ -238,7 +237,6 @@ class TextMetrics:
         return [score + added - math.fsum(adds) / len(adds) for added in adds]
 
     def _score_one(self, answer: str, references: tuple[str, ...]) -> dict[str, float]:
-        """ROUGE and METEOR of one answer."""
         rouges = self._rouge.score_multi(references, answer)
         return {name: rouges[name].fmeasure for name in ROUGES} | {"meteor": self._meteor(answer, references)}
 

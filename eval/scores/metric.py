@@ -74,7 +74,6 @@ def several_labels(predictions: Sequence[Prediction]) -> list[Prediction]:
 
 
 def with_boxes(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """The questions whose references are boxes."""
     return [row for row in predictions if match.reference_boxes(right_answers(row))]
 
 

@@ -102,7 +102,6 @@ class Prediction:
         return self.image_keys or self.images or (self.origin,)
 
     def accepts(self, answer: str) -> bool:
-        """Whether an answer is right."""
         return exact(answer, (self.answer, *self.references))
 
     @property
@@ -134,7 +133,6 @@ def label(value: Any) -> str | None:
 
 
 def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
-    """Write predictions as JSONL."""
     lines = [json.dumps(prediction.to_json(), ensure_ascii=False) for prediction in predictions]
     write_text(path, "".join(f"{line}\n" for line in lines))
 
@@ -205,14 +203,12 @@ class Score:
 
 
 def score(predictions: Sequence[Prediction]) -> Score:
-    """Exact match and majority baseline, as shares."""
     right = sum(prediction.is_right for prediction in predictions)
     majority_right = sum(prediction.is_majority_right for prediction in predictions)
     return Score(len(predictions), share(right, len(predictions)), share(majority_right, len(predictions)))
 
 
 def scores_by(predictions: Iterable[Prediction], grouping: str) -> dict[str, Score]:
-    """The scores of the groups, by name."""
     groups: dict[str, list[Prediction]] = defaultdict(list)
     for prediction in predictions:
         if (name := getattr(prediction, grouping)) is not None:

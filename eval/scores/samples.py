@@ -33,8 +33,6 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SampledQuestion:
-    """A question and its samples."""
-
     row: Prediction
     """The question with the answer that most samples give."""
     samples: tuple[Answer, ...]

@@ -154,8 +154,6 @@ class Pixels:
 
 @dataclass(frozen=True)
 class RowCollator:
-    """Makes batches of padded rows."""
-
     source: FeatureSource
     image_token_id: int
     pad_token_id: int
@@ -213,8 +211,6 @@ def image_keys(examples: Sequence[Example]) -> list[str]:
 
 @dataclass(frozen=True)
 class PackCollator:
-    """Makes batches of packs."""
-
     image_token_id: int
     pad_token_id: int
     merge_size: int
@@ -222,7 +218,6 @@ class PackCollator:
 
     @classmethod
     def of(cls, chat: ChatTokenizer, source: FeatureSource) -> PackCollator:
-        """The collator of a model's tokens, whose images a source has."""
         return cls(chat.image_token_id, chat.tokenizer.pad_token_id, chat.merge_size, source)
 
     def __call__(
@@ -288,7 +283,6 @@ class _PackBuilder:
         self._weights: list[NDArray[np.float32]] = []
 
     def add(self, tokens: NDArray[np.int32], positions: Column) -> Column:
-        """Add tokens and return their indices."""
         start, self._num_tokens = self._num_tokens, self._num_tokens + len(tokens)
         assert self._num_tokens <= len(self._token_ids), (self._num_tokens, len(self._token_ids))
         added = slice(start, self._num_tokens)

@@ -216,7 +216,6 @@ class Sampler:
         return [index for step in self._steps(number) for group in step for index in group.examples]
 
     def _steps(self, number: int) -> list[list[Group]]:
-        """Each step of an epoch."""
         batch, shuffle = self.batch, self.batch.order != "as_given"
         sizes = batch.samples_per_step, batch.questions_per_image
         return epoch_steps(self.groups, *sizes, self.seed, number, shuffle=shuffle)

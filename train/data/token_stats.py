@@ -53,8 +53,6 @@ class Distribution:
 
 @dataclass(frozen=True)
 class FileTokens:
-    """The token counts of one records file."""
-
     file: str
     num_records: int
     """Number of records that would be trained on."""
@@ -87,8 +85,6 @@ class FileTokens:
 
 @dataclass(frozen=True)
 class TokenStats:
-    """The token counts of all files."""
-
     tokenizer: str
     batch: BatchSection
     files: tuple[FileTokens, ...]
@@ -133,7 +129,6 @@ class TokenCounter:
 
 
 def count_tokens(corpus: Corpus, counter: TokenCounter, tokenizer: str, batch: BatchSection) -> TokenStats:
-    """The token counts of each file."""
     planned = (
         (image.key, planned_tokens(counter.processor, image.size)) for image in corpus.images.values() if image.size
     )

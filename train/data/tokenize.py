@@ -217,11 +217,9 @@ class ChatTokenizer:
         return self._shared[texts]
 
     def with_images(self, tokens: Tokens, record: Record, image_keys: Sequence[str], grids: Sequence[Grid]) -> Example:
-        """The example of a record with these tokens."""
         return Example(*tokens, tuple(image_keys), tuple(map(self.num_image_tokens, grids)), record.origin)
 
     def num_image_tokens(self, grid: Grid) -> int:
-        """Number of tokens of an image."""
         t, h, w = grid
         return t * h * w // self.merge_size**2
 

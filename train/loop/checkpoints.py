@@ -277,8 +277,6 @@ def checkpoint_bytes(model: Any, optimizer: Any = None) -> int:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a training starts."""
-
     is_finished: bool = False
     """Whether the run is trained and evaluated, so that nothing is left to do."""
     is_trained: bool = False

@@ -110,7 +110,6 @@ class Ranks:
             distributed.destroy_process_group()
 
     def exit(self) -> NoReturn:
-        """Exit this process, which is not the first rank."""
         assert not self.is_first
         raise SystemExit(0)
 
@@ -133,7 +132,6 @@ class StopAfterStep(TrainerCallback):
 
     @contextlib.contextmanager
     def recording_signals(self) -> Iterator[None]:
-        """Record signals within the block."""
         with handle_signals(self._record):
             yield
 

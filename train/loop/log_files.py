@@ -281,7 +281,6 @@ class Heartbeat(TrainerCallback):
         self._write()
 
     def enter(self, phase: str) -> None:
-        """Record that a new phase begins."""
         self._update(phase=phase)
         self._write()
 

@@ -147,7 +147,6 @@ class RewardTrainer(PackTrainer):
 
     @property
     def _num_questions(self) -> int:
-        """The questions of a step."""
         return min(self.train_sampler.batch.samples_per_step, len(self._plan.examples))
 
     @property
@@ -315,7 +314,6 @@ class RewardTrainer(PackTrainer):
             self._sums[name] += amount
 
     def _note_answers(self, group: Sequence[Drawn], is_mixed: bool) -> None:
-        """Count the answers to a question."""
         rewards = np.array([answer.reward for answer in group])
         self._add(
             questions=1,
@@ -440,7 +438,6 @@ class RewardTrainer(PackTrainer):
 
 
 def seed_of(seed: int, step: int) -> int:
-    """The seed of a step's answers."""
     return int.from_bytes(hashlib.blake2b(f"{seed}, step {step}".encode(), digest_size=8).digest(), "little")
 
 

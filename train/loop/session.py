@@ -27,7 +27,6 @@ from lookonce.train.model.gpu_memory import hint, measured_name
 
 
 def compile_cache(opened: OpenRun, notify: Notify) -> CompileCache:
-    """The compiled code that is kept for the run's model."""
     return CompileCache(opened.run.compile_cache, opened.model_folder.folder / "config.json", notify)
 
 

@@ -476,7 +476,6 @@ class PackTrainer(Trainer):
         return self._ahead.wait_seconds if self._ahead else 0.0
 
     def stop_prefetch(self) -> None:
-        """End the prefetch thread."""
         if self._ahead:
             self._ahead.close()
         self._ahead = None

@@ -33,8 +33,6 @@ COMPILE, CAPTURE = "compile and warm up", "capture CUDA graphs"
 
 @dataclass(frozen=True)
 class Trial:
-    """The result of a trial."""
-
     num_tokens: int
     seconds: float
     num_shapes: int

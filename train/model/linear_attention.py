@@ -74,8 +74,6 @@ class Depth:
 
 @dataclass(frozen=True)
 class Segments:
-    """All segments of a pack."""
-
     depths: tuple[Depth, ...]
     """First those that continue nothing."""
     places: torch.Tensor
@@ -186,7 +184,6 @@ def masks_with(model: Any, mask: Any, make: Callable[[], Sequences]) -> Any:
 
 
 def linear_layers(text: Any) -> list[Any]:
-    """The modules of linear attention of a language model."""
     return [layer.linear_attn for layer in text.layers if hasattr(layer, "linear_attn")]
 
 

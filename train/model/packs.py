@@ -85,7 +85,6 @@ def packed_attention(
 
 
 def is_on_packs(model: Any) -> bool:
-    """Whether a model is within `packed_attention`."""
     return _inner(model) in _PASSES
 
 

@@ -147,8 +147,6 @@ FORMER = {"variant": "way", "description": "says", "matmul_share": "products_sha
 
 @dataclass(frozen=True)
 class Measured:
-    """The measured steps of one variant."""
-
     variant: str
     description: str
     num_steps: int
@@ -182,8 +180,6 @@ class Measured:
 
 @dataclass(frozen=True)
 class StepReport:
-    """All variants that were measured."""
-
     measured: list[Measured]
     samples_per_step: int
     samples_per_epoch: int
@@ -247,8 +243,6 @@ PLAIN_ROWS = 4
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to train."""
-
     name: str
     description: str
     mode: str | None
@@ -485,7 +479,6 @@ def _free_memory() -> None:
 
 
 def data_folder(folder: Path, family: str, model: str, num_images: int) -> Path:
-    """The subfolder for a model and this many images."""
     return folder / "-".join((*([] if family == DEFAULT.model_type else [family]), model, str(num_images)))
 
 

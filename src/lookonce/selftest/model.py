@@ -91,8 +91,6 @@ def allowed(pack: Pack, length: int, device: torch.device) -> torch.Tensor:
 
 
 class Heads(NamedTuple):
-    """The heads of an attention layer."""
-
     num_queries: int
     num_keys: int
     size: int
@@ -246,7 +244,6 @@ def _words(rng: random.Random, number: int) -> list[int]:
 
 
 def make_sampler(questions: Questions, hidden: int) -> PackBatchSampler:
-    """Packs of the questions."""
     batch = BatchSection(samples_per_step=questions.samples_per_step, tokens_per_pack=questions.tokens_per_pack)
     tokenizer = SimpleNamespace(pad_token_id=IDS["<|endoftext|>"])
     chat: Any = SimpleNamespace(image_token_id=IDS["<|image_pad|>"], merge_size=MERGE_SIZE, tokenizer=tokenizer)
@@ -276,8 +273,6 @@ MROPE = {16: [4, 2, 2], 64: [12, 10, 10], 128: [24, 20, 20]}
 
 @dataclass(frozen=True)
 class ModelSize:
-    """The sizes of the small model."""
-
     hidden: int
     num_layers: int
     heads: Heads
@@ -326,7 +321,6 @@ class Passes:
         return loss.detach()
 
     def outcome(self, batches: Iterable[Mapping[str, Any]]) -> Outcome:
-        """The outcome of some packs together."""
         total = torch.zeros((), device=self.device)
         for batch in batches:
             total += self.run(batch)
@@ -384,11 +378,9 @@ class ModelChecks:
         self.spread = self._spread()
 
     def masks(self) -> list[Check]:
-        """Compare the mask function and the block lists of the packs."""
         return mask_checks(self._to_mask())
 
     def attention(self) -> list[Check]:
-        """Compare the attention of the packs alone."""
         return attempted(
             f"attention, {self.name}", lambda: attention_checks(self._to_mask(), self.heads, self.dtype, self.name)
         )
@@ -404,7 +396,6 @@ class ModelChecks:
         return self.collator(self.dataset.__getitems__(self.packs[number]))
 
     def checks(self, variant: Variant) -> list[Check]:
-        """Compare one variant."""
         name = f"model, {self.name}, {variant.name}"
 
         def compare() -> list[Check]:

@@ -31,8 +31,6 @@ ROWS = "batch.mode=separate"
 
 @dataclass(frozen=True)
 class Variant:
-    """One variant of computing packs."""
-
     flex: bool = True
     """Whether attention is computed by FlexAttention, and not with a dense mask."""
     compiled: bool = True
@@ -64,8 +62,6 @@ ON_CPU = (Variant(flex=False, compiled=False, captured=True), Variant(flex=False
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison."""
-
     what: str
     difference: float
     """Infinite if the computation failed, or is not a number."""
@@ -113,8 +109,6 @@ def attempted(what: str, compare: Callable[[], list[Check]], variant: Variant | 
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a self-test."""
-
     combination: dict[str, str]
     """The hardware and the library versions."""
     checks: tuple[Check, ...]

@@ -101,8 +101,6 @@ class VariantCost:
 
 @dataclass(frozen=True)
 class VariantFigures:
-    """One variant, with all its seeds."""
-
     variant: str
     seeds: list[int]
     exact_match: float
@@ -122,7 +120,6 @@ class VariantFigures:
     cost: VariantCost
 
     def row(self) -> list[str]:
-        """The cells of the table."""
         cost = self.cost
         return [
             self.variant,

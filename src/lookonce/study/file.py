@@ -183,7 +183,6 @@ class StudyFile(Section):
 
     @property
     def trained(self) -> dict[str, VariantSection]:
-        """The variants that are trained."""
         return {name: variant for name, variant in self.variants.items() if not variant.route}
 
     @property

@@ -42,8 +42,6 @@ from lookonce.train.data.tokenize import Example
 
 @dataclass(frozen=True)
 class Workload:
-    """The training of a run."""
-
     num_steps: int
     num_samples: int
     """Records that are trained on, over all epochs; in a training by rewards its questions."""

@@ -109,7 +109,6 @@ class Runner:
         self._commands.close()
 
     def wait(self) -> None:
-        """Wait until the process has ended."""
         self._process.wait()
 
 
@@ -177,8 +176,6 @@ class Outcome:
 
 
 class Pool:
-    """Runs jobs in the slots."""
-
     def __init__(self, places: Sequence[Slot], notify: Notify, describe: Callable[[str], str]) -> None:
         """`describe` says in a few words what a job that has ended has achieved."""
         self._free, self._notify, self._describe = list(places), notify, describe

@@ -142,7 +142,6 @@ class StudyReport:
         return written + (write_plots(self.plots(), path) if has_pdf else [])
 
     def to_page(self) -> str:
-        """The whole page as text."""
         first, seeds = self.variants[0], max(len(variant.seeds) for variant in self.variants)
         comparison = self.comparison
         questions = f"{count(comparison.num_questions, 'question')} about {count(comparison.num_images, 'image')}"

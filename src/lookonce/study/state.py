@@ -39,8 +39,6 @@ WORDS = {"reference": "reference", "none": "no"}
 
 @dataclass(frozen=True)
 class RunState:
-    """How far a run is."""
-
     training: TrainingPhase
     score: Headline | None
     """The score of the split that the study evaluates; None if it is not evaluated."""
@@ -51,7 +49,6 @@ class RunState:
 
 
 def read_state(run: StudyRun) -> RunState:
-    """The state of a run now."""
     folder, split = run.folder, run.settings.eval.split
     scores = find_scores(folder, split)
     is_evaluated = split in scores or not getattr(run.settings.data, split)
@@ -161,7 +158,6 @@ class RoutedRun:
         return Run(self.variant, evaluation.predictions, self.variant, self.seed, metric)
 
     def score(self) -> Headline | None:
-        """The score that was written; None if there is none."""
         return find_scores(self.folder, self.split).get(self.split)
 
     def to_json(self) -> dict[str, Any]:
@@ -190,8 +186,6 @@ def write_routed(routed: Iterable[RoutedRun]) -> None:
 
 @dataclass(frozen=True)
 class StudyStatus:
-    """How far the runs of a study are."""
-
     runs: Mapping[str, StudyRun]
     states: Mapping[str, RunState]
     outdated: Mapping[str, str]
