@@ -132,10 +132,7 @@ def absolute(path: Path) -> Path:
 
 
 def file_of(picture: Picture, path: Path) -> Path:
-    """The file of an image. One of Pillow is written to `path`: then it is read, named and encoded like all others.
-
-    PNG notes a transparent colour.
-    """
+    """The file of an image; one of Pillow is written to `path` as PNG, which notes a transparent colour."""
     if not isinstance(picture, Image.Image):
         return Path(picture)
     path.write_bytes(png_bytes(picture))
@@ -143,10 +140,7 @@ def file_of(picture: Picture, path: Path) -> Path:
 
 
 def plan_rounds(keys_of: Mapping[int, Keys], tokens_of: Callable[[str], int]) -> list[list[int]]:
-    """The numbers of the questions of each round.
-
-    `keys_of` has the keys of each question's images, and `tokens_of` gives the number of an image's tokens.
-    """
+    """The numbers of the questions of each round, by the keys of their images and the tokens of each image."""
     about: dict[Keys, list[int]] = {}
     for number, keys in keys_of.items():
         about.setdefault(keys, []).append(number)
@@ -362,8 +356,6 @@ class Answerer:
         self, questions: Sequence[Question], images: ImageIndex, done: Set[int] = frozenset(), notify: Notify = quiet
     ) -> Iterator[Results]:
         """Answer questions, batch by batch; a batch whose questions are all `done` is left out.
-
-        `images` are those of the questions.
 
         Raises:
             LookonceError: no question can be answered: the model cannot be loaded, or the cache is damaged.

@@ -93,10 +93,7 @@ def submission(
 
 
 def why_incomplete(predictions: Sequence[Prediction], challenge: Challenge, records: Sequence[Record]) -> str:
-    """What of the rows that a challenge scores is not answered; empty if nothing is known to be missing.
-
-    `records` are those of the split.
-    """
+    """What of the `records` that a challenge scores is not answered; empty if nothing is known to be missing."""
     turns = [(record, turn) for record in records for turn in record.turns]
     pairs = [((_names(record.images), nfc(turn.question)), record.origin) for record, turn in turns]
     origin_of, needed = dict(pairs), Counter(question for question, _ in pairs)

@@ -179,10 +179,7 @@ def in_turns(dialogues: Sequence[Dialogue], answer: Callable[[list[Example]], li
 
 
 class SharedPrefixes:
-    """Each image's tokens once for all its questions, and each question's once for all its samples, if it has several.
-
-    All answers grow together.
-    """
+    """Each image's tokens once for all its questions, and each question's once for all its samples."""
 
     def __init__(
         self, opened: OpenRun, sampling: Sampling | None = None, *, seed: int = 0, min_compiled: int = MIN_COMPILED
@@ -254,10 +251,7 @@ class SharedPrefixes:
         return [samples[number] for number in range(len(questions))]
 
     def _answers(self, model: Any, batches: Sequence[Sequence[Example]], notify: Notify) -> Iterator[list[Answer]]:
-        """The answers to each batch of prompts; to parts of half its size if the GPU is out of memory.
-
-        All samples of a question follow one another.
-        """
+        """The answers to each batch of prompts; to parts of half its size if the GPU is out of memory."""
         left = deque(batches)
         while left:
             parts = [self._parts(batch) for batch in left]

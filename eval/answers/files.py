@@ -140,10 +140,7 @@ def is_begun(folder: Path, name: str) -> bool:
 
 
 def unfinished(folder: Path) -> dict[str, int]:
-    """The number of questions that each evaluation without a result has answered so far, by its name.
-
-    The stages of an evaluation (`eval.staged`) count together.
-    """
+    """How many questions each evaluation without a result has answered so far, by its name; its stages together."""
     counts: Counter[str] = Counter()
     for path in sorted(folder.glob("*.partial-*.jsonl")):
         name = STAGE.sub("", path.name.partition(".partial-")[0])

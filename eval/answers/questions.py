@@ -102,8 +102,7 @@ def questions_of(opened: OpenRun, records: Iterable[Record], staged: Staged) -> 
 
 
 def stages_of(opened: OpenRun, questions: Sequence[Question], staged: Staged) -> list[list[int]]:
-    """The numbers of the questions that are answered together: those of a stage if contexts have predicted answers, or
-    all.
+    """The numbers of the questions answered together: those of a stage if contexts have predicted answers, or all.
 
     Questions that are in no stage are asked with the first.
     """
@@ -145,10 +144,7 @@ def _shown(opened: OpenRun, answer: Answer | None) -> str:
 def row_of(
     record: Record, turn: int, image_keys: Sequence[str], answer: Answer | Prediction | None = None
 ) -> Prediction:
-    """The row of one question and its answer, without majority answers and earlier turns.
-
-    The answer is the model's, or stands in a row of the same question.
-    """
+    """The row of a question and its answer, or that of another row, without majority answers and earlier turns."""
     labels: dict[str, Any] = {name: label(record.metadata.get(name)) for name in ("source", "category", "stage")}
     figures: dict[str, Any] = {name: getattr(answer, name, None) for name in ("logprob", "num_tokens", "ended")}
     return Prediction(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,29 +35,9 @@ from lookonce.train.model.linear_attention import (
 )
 from lookonce.train.model.load import head_size, replaced, text_model
 
-Shape = tuple[int, ...]
 WORKING = 4
 """States of each conversation that the rule has beside the buffers in one layer: as they were, decayed, the change and
 the sum."""
-
-
-class States:
-    """The buffers of a model's layers; a model without linear attention has none."""
-
-    def __init__(self, model: Any, num_rows: int, dtype: torch.dtype) -> None:
-        """Allocate `num_rows` rows. `dtype` is that of the passes; states are float32."""
-        self.num_rows = num_rows
-        names, types = ("kept_states", "kept_inputs"), (torch.float32, dtype)
-        self.buffers = [
-            (layer, name, torch.zeros(num_rows, *shape, dtype=each, device=model.device))
-            for layer in linear_layers(text_model(model))
-            for name, shape, each in zip(names, _shapes(layer), types, strict=True)
-        ]
-        """Each with its layer, and the name of the layer's attribute that it is while passes run."""
-
-    def has_room(self, num_rows: int) -> bool:
-        """Whether there are as many rows, or none are needed."""
-        return not self.buffers or num_rows <= self.num_rows
 
 
 @dataclass(frozen=True)
@@ -100,10 +81,7 @@ class Continued(Sequences):
 
 
 def bytes_per_state(config: Any, dtype: torch.dtype, num_more: int = 0) -> int:
-    """Bytes of a conversation's row in all layers and `num_more`, or 0 if there are none.
-
-    `config` is transformers' of a language model.
-    """
+    """Bytes of a conversation's row in all layers and `num_more`, by transformers' `config`; 0 if there are none."""
     num_layers = [*(getattr(config, "layer_types", None) or ())].count(LINEAR)
     if not num_layers:
         return 0
@@ -114,11 +92,6 @@ def bytes_per_state(config: Any, dtype: torch.dtype, num_more: int = 0) -> int:
     return (num_layers + num_more) * int(values * sizes[0] * sizes[1] * torch.float32.itemsize + inputs)
 
 
-def _shapes(layer: Any) -> tuple[Shape, Shape]:
-    states = (layer.num_v_heads, layer.head_k_dim, layer.head_v_dim)
-    return states, (num_before(layer), 2 * layer.key_dim + layer.value_dim)
-
-
 def _keep(layer: Any, rows: torch.Tensor, states: torch.Tensor, inputs: torch.Tensor) -> None:
     """Write the states `[N, heads, size, size]` and last inputs `[N, B, C]` of conversations to their rows `[N]`."""
     layer.kept_states.index_copy_(0, rows, states.to(layer.kept_states.dtype))
@@ -126,27 +99,31 @@ def _keep(layer: Any, rows: torch.Tensor, states: torch.Tensor, inputs: torch.Te
 
 
 class KeyValues:
-    """The buffers of a model's layers of full attention, `[1, heads, num_slots, size]` each, and states of others."""
+    """The buffers of a model's layers: `[1, heads, num_slots, size]` for full attention, else `[num_states, ...]`."""
 
     def __init__(self, model: Any, num_slots: int, num_states: int, dtype: torch.dtype) -> None:
-        """Allocate the buffers. `dtype` is that of the passes."""
-        self.num_slots, self.states = num_slots, States(model, num_states, dtype)
-        config = text_model(model).config
-        shape = (1, config.num_key_value_heads, num_slots, head_size(config))
-        self._buffers = [
-            (layer.self_attn, name, torch.zeros(shape, dtype=dtype, device=model.device))
-            for layer in text_model(model).layers
-            if hasattr(layer, "self_attn")
-            for name in ("kept_keys", "kept_values")
-        ]
+        """Allocate the buffers. `dtype` is that of the passes; states are float32."""
+        text, zeros = text_model(model), partial(torch.zeros, device=model.device)
+        self.num_slots, self.num_states = num_slots, num_states
+        self.buffers: list[tuple[Any, str, torch.Tensor]] = []
+        """Each with its layer, and the name of the layer's attribute that it is while passes run."""
+        for attention in (layer.self_attn for layer in text.layers if hasattr(layer, "self_attn")):
+            shape = (1, text.config.num_key_value_heads, num_slots, head_size(text.config))
+            self.buffers += [(attention, name, zeros(shape, dtype=dtype)) for name in ("kept_keys", "kept_values")]
+        self._linear = linear_layers(text)
+        for layer in self._linear:
+            states = (num_states, layer.num_v_heads, layer.head_k_dim, layer.head_v_dim)
+            inputs = (num_states, num_before(layer), 2 * layer.key_dim + layer.value_dim)
+            self.buffers.append((layer, "kept_states", zeros(states, dtype=torch.float32)))
+            self.buffers.append((layer, "kept_inputs", zeros(inputs, dtype=dtype)))
 
     def has_room(self, num_slots: int, num_states: int) -> bool:
-        """Whether there are as many slots and rows of states."""
-        return num_slots <= self.num_slots and self.states.has_room(num_states)
+        """Whether there are as many slots, and as many rows of states or no need of any."""
+        return num_slots <= self.num_slots and (not self._linear or num_states <= self.num_states)
 
     def attached(self) -> AbstractContextManager[None]:
-        """Give each layer its buffers or its states within a block."""
-        return replaced([*self._buffers, *self.states.buffers])
+        """Give each layer its buffers within a block."""
+        return replaced(self.buffers)
 
 
 def keep(module: Any, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:

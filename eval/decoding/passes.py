@@ -300,10 +300,7 @@ class RowSteps:
         return _block_mask(lengths, self._num_keys, self._keys_of_rows, row_attends)
 
     def start(self, branches: Branches, until: torch.Tensor, rows: Rows) -> Branches:
-        """Take over some branches; returns them in the tensors of the passes.
-
-        `until` are those of the slots that are used.
-        """
+        """Take over some branches and the `until` of the slots in use; returns them in the tensors of the passes."""
         self.branches.ended.fill_(True)
         self.branches.slot.fill_(PADDING)
         self.branches.load(branches)

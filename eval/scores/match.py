@@ -83,10 +83,7 @@ def words(text: str) -> list[str]:
 
 
 def word_overlap(answer: str, references: Sequence[str]) -> Overlap:
-    """The common words, each counted as often as both texts have it; of each share the highest of any reference.
-
-    F1 is that of SQuAD; recall is how LLaVA-Med scores open answers.
-    """
+    """The common words, each counted as often as both texts have it; of each share the highest of any reference."""
     answer_words = words(answer)
     return Overlap(*map(max, zip(*(overlap(answer_words, words(text)) for text in references), strict=True)))
 

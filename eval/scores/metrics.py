@@ -224,11 +224,8 @@ def _mean(
     of: Callable[[dict[int, float]], float] = lambda scored: fmean(scored.values()),
     is_share: bool = True,
 ) -> Figure:
-    """The mean of a match over some questions, or what `of` makes of the scores by the number of the question.
-
-    Equal answers to equal references are matched once.
-    """
-    matched = cache(matched)
+    """The mean of a match over some questions, or what `of` makes of the scores by the number of the question."""
+    matched = cache(matched)  # equal answers to equal references are matched once
 
     def figure(answers: Callable[[Prediction], str]) -> float | None:
         each = {number: matched(answers(row), right_answers(row)) for number, row in enumerate(predictions)}
@@ -382,12 +379,9 @@ class Evaluation:
         return f"{table(header, lines)}\n  {MAJORITY_NOTE}"
 
     def _notes(self) -> list[tuple[str, str]]:
-        notes = (
-            []
-            if self.headline.metric == EXACT
-            else [("metric", f"{self.headline.text()}; majority {self.headline.majority:.1%}")]
-        )
-        notes.append(("answers", self.counts.text()))
+        notes = [("answers", self.counts.text())]
+        if self.headline.metric != EXACT:
+            notes.insert(0, ("metric", f"{self.headline.text()}; majority {self.headline.majority:.1%}"))
         if self.predictions and self.exact.interval is None:
             notes.append(("interval", f"none, because the questions are about fewer than {MIN_CLUSTERS} images"))
         if self.text_metrics == match.NOT_INSTALLED:

@@ -106,10 +106,7 @@ def image_inputs(source: FeatureSource, keys: Sequence[str], device: torch.devic
 
 
 class CachedFeatures:
-    """Features from the cache, for a model with `CachedVisionTower`.
-
-    Each image of a batch is read once, however often it occurs there. The operating system keeps what was read.
-    """
+    """Features from the cache, for a model with `CachedVisionTower`; each image of a batch is read once."""
 
     has_tower: ClassVar[bool] = False
 

@@ -87,10 +87,7 @@ class Outcome:
         return loss, _ratio(sum(distances) ** 0.5, sum(squares) ** 0.5)
 
     def distances(self, other: Outcome) -> dict[str, float]:
-        """The same, with the gradients of each kind of weight: those of all layers together.
-
-        A kind with hardly any gradient is left out.
-        """
+        """The same with the gradients of each kind of weight, of all layers; not of kinds with hardly any."""
         kinds = self._squares(other)
         smallest = 1e-12 * sum(square for _, square in kinds.values())
         loss, _ = self.distance(other)
@@ -118,8 +115,7 @@ def _ratio(distance: float, norm: float) -> float:
 
 
 def first_pack_of(trainer: Any, step: int) -> PackIndices | None:
-    """The pack to check before the step with a number; None if packs are not computed on a GPU, or cannot be compared
-    with rows."""
+    """The pack to check before a step; None if packs are not computed on a GPU, or cannot be compared with rows."""
     model, sampler, args = trainer.model, trainer.train_sampler, trainer.args
     is_off = os.environ.get(VARIABLE, "").lower() in OFF
     if is_off or not trainer.collator.pads_to_blocks or sampler.dataset.features.has_tower:

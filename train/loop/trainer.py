@@ -337,8 +337,7 @@ class PackTrainer(Trainer):
         return next(self.train_sampler.steps(step, step + 1), [])
 
     def upcoming(self, start: int, end: int) -> tuple[list[PackIndices], Sequence[Example] | Mapping[int, Example]]:
-        """Packs of all ranks of the steps `start` to `end`, enough of them to know their lengths; and their
-        examples."""
+        """Packs of all ranks of the steps `start` to `end`, enough to know their lengths; and their examples."""
         plan = self.train_sampler.plan
         return [self.indices_of(micro_batch) for micro_batch in plan.upcoming(start, end)], plan.examples
 

@@ -55,8 +55,7 @@ class Trial:
 
 
 class WarmUp(TrainerCallback):
-    """Runs the trial when the trainer's model is ready, ends the start at the first step, and reports recompilations in
-    later steps."""
+    """Runs the trial when the model is ready, ends the start at the first step, and reports later recompilations."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer, self._num_graphs = trainer, 0

@@ -78,10 +78,7 @@ class PackMask:
         self._rows, self._rows_attend = rows, rows_attend
 
     def __call__(self, seen_until: torch.Tensor) -> Mask:
-        """The model's `attention_mask`. It invalidates the mask of the previous pack.
-
-        `seen_until` `[L]`: the index before which later tokens attend to each token.
-        """
+        """The model's `attention_mask` for `seen_until` `[L]`. It invalidates the mask of the previous pack."""
         return dense_mask(seen_until) if self.is_dense else self.blocks(seen_until)
 
     def blocks(self, seen_until: torch.Tensor) -> BlockMask:

@@ -37,9 +37,10 @@ passes cannot be captured. FSDP's hooks are outside of a layer's forward method,
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -154,10 +155,7 @@ def load_compiler() -> None:
 
 @contextlib.contextmanager
 def fewer_passes(model: Any, *, joins: bool) -> Iterator[None]:
-    """Compute the LoRA layers of a model with fewer passes through memory within the block.
-
-    If it `joins`, frozen weights become parts of joined matrices where they can.
-    """
+    """Compute LoRA layers with fewer passes through memory within the block; if it `joins`, by joined matrices."""
     layers: list[Any] = [one for one in model.modules() if type(one) is Linear and "forward" not in vars(one)]
     with contextlib.ExitStack() as within:
         within.enter_context(replaced((layer, "forward", MethodType(scaled_forward, layer)) for layer in layers))
@@ -269,10 +267,7 @@ def for_all_lengths() -> Iterator[None]:
 
 
 def check_layers(family: Family, config: Any) -> None:
-    """Refuse layers with a recurrent state or a sliding window, which a pack's mask does not restrict.
-
-    `config` is the language model's.
-    """
+    """Refuse a language model's layers with a recurrent state or a sliding window, which no pack's mask restricts."""
     others = sorted(set(getattr(config, "layer_types", None) or ()) - family.layer_types)
     if others:
         raise ModelError(
@@ -301,6 +296,7 @@ class CompileCache:
         about = (device_name(), torch.__version__, torch.version.cuda, library_version("triton"))
         self._prefix = xxhash.xxh3_64_hexdigest(repr(about).encode() + model_config.read_bytes())
         self._loaded: set[str] = set()
+        """The hashes of the code that was loaded."""
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
@@ -330,7 +326,7 @@ class CompileCache:
             path.unlink()
             self._notify(f"removed {path}, which is damaged; compiling its code again")
         elif found := torch.compiler.load_cache_artifacts(content):
-            self._loaded |= names_of(found.artifacts.values())
+            self._loaded.update(*found.artifacts.values())
 
     def save(self) -> None:
         """Keep what the compiler has made or used, unless all of it was loaded; says how many graphs were found."""
@@ -340,7 +336,7 @@ class CompileCache:
         content, made = saved
         hits, *others = (counters["aot_autograd"][name] for name in CACHE_COUNTERS)
         self._notify(f"compiled graphs: {hits + sum(others)}, {hits} of them from earlier processes")
-        if names_of(made.artifacts.values()) <= self._loaded:
+        if self._loaded.issuperset(itertools.chain(*made.artifacts.values())):
             return
         try:
             self._write(content)
@@ -369,8 +365,3 @@ class CompileCache:
 def _is_only_ours(status: os.stat_result) -> bool:
     """Whether a file belongs to this user and no other user may write to it."""
     return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def names_of(artifacts: Iterable[Iterable[str]]) -> set[str]:
-    """The keys of artifacts of all types, which are hashes."""
-    return {key for keys in artifacts for key in keys}

@@ -16,11 +16,10 @@ from transformers import Qwen3_5TextConfig
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from lookonce.eval.decoding.batches import PADDING, Branches, state_rows
-from lookonce.eval.decoding.buffers import Continued, OfPrompts, States, bytes_per_state
+from lookonce.eval.decoding.buffers import Continued, KeyValues, OfPrompts, bytes_per_state
 from lookonce.eval.decoding.sampling import Chooser
 from lookonce.families.kernels import restrict_kernels
 from lookonce.train.model.linear_attention import InPack, states_of_branches
-from lookonce.train.model.load import replaced
 
 TOLERANCE = 1e-4
 """In float32; the norm in these layers enlarges rounding."""
@@ -37,7 +36,7 @@ def hybrid() -> Any:
     torch.manual_seed(0)
     layer = modeling_qwen3_5.Qwen3_5GatedDeltaNet(CONFIG, 0).requires_grad_(False)
     layer.A_log.copy_(torch.linspace(0.01, 1, 4).log())
-    text = SimpleNamespace(layers=[SimpleNamespace(linear_attn=layer), SimpleNamespace()])
+    text = SimpleNamespace(layers=[SimpleNamespace(linear_attn=layer), SimpleNamespace()], config=CONFIG)
     config, device = SimpleNamespace(model_type="qwen3_5"), torch.device("cpu")
     return SimpleNamespace(model=SimpleNamespace(language_model=text), config=config, device=device)
 
@@ -51,7 +50,7 @@ class Batch:
 
     def __init__(self, prefix: int, lengths: list[int], num_states: int | None = None) -> None:
         self.generator = torch.Generator().manual_seed(prefix + len(lengths))
-        self.states = States(hybrid(), num_states or 1 + len(lengths), torch.float32)
+        self.states = KeyValues(hybrid(), 0, num_states or 1 + len(lengths), torch.float32)
         self.rows = state_rows(torch.arange(len(lengths)))
         shared = self.inputs(prefix)
         own = [self.inputs(length) for length in lengths]
@@ -66,7 +65,7 @@ class Batch:
 
     def check(self, inputs: torch.Tensor, sequences: Any, last: Any) -> None:
         """Run a pass, and compare its results at the last token of each conversation."""
-        with states_of_branches(hybrid()), replaced(self.states.buffers):
+        with states_of_branches(hybrid()), self.states.attached():
             found = layer_of(hybrid())(inputs[None], attention_mask=sequences)[0, last]
         expected = torch.stack([layer_of(hybrid())(one[None])[0, -1] for one in self.so_far])
         assert (found - expected).norm() < TOLERANCE * expected.norm()
@@ -111,7 +110,7 @@ def branches_of(examples: list[int], ended: list[bool]) -> Branches:
 def test_only_branches_that_go_on_change_their_states_and_unused_rows_none():
     batch, other = Batch(9, [2, 3, 4], num_states=6), Batch(9, [2, 3, 4], num_states=6)
     tokens = batch.inputs(4)
-    with states_of_branches(hybrid()), replaced(batch.states.buffers):
+    with states_of_branches(hybrid()), batch.states.attached():
         layer_of(hybrid())(tokens[None], attention_mask=Continued.of(branches_of([2, 0, 1, -1], [0, 1, 0, 1])))
     for (_, _, mine), (_, _, before) in zip(batch.states.buffers, other.states.buffers, strict=True):
         changed = [row for row in range(6) if not torch.equal(mine[row], before[row])]
@@ -119,13 +118,14 @@ def test_only_branches_that_go_on_change_their_states_and_unused_rows_none():
 
 
 def test_the_memory_of_a_state_is_counted():
-    buffers = [buffer for _, _, buffer in States(hybrid(), 7, torch.bfloat16).buffers]
+    buffers = [buffer for _, _, buffer in KeyValues(hybrid(), 0, 7, torch.bfloat16).buffers]
     assert sum(buffer.numel() * buffer.itemsize for buffer in buffers) == 7 * bytes_per_state(CONFIG, torch.bfloat16)
     assert bytes_per_state(CONFIG, torch.bfloat16, num_more=2) == 3 * bytes_per_state(CONFIG, torch.bfloat16)
 
 
 def test_a_model_without_such_layers_has_no_states_and_always_room():
-    text = SimpleNamespace(layers=[SimpleNamespace()])
-    states = States(SimpleNamespace(model=SimpleNamespace(language_model=text)), 3, torch.float32)
-    assert states.has_room(9) and states.buffers == [] and not States(hybrid(), 3, torch.float32).has_room(4)
+    text = SimpleNamespace(layers=[SimpleNamespace()], config=CONFIG)
+    model = SimpleNamespace(model=SimpleNamespace(language_model=text), device=torch.device("cpu"))
+    keys = KeyValues(model, 0, 3, torch.float32)
+    assert keys.has_room(0, 9) and keys.buffers == [] and not KeyValues(hybrid(), 0, 3, torch.float32).has_room(0, 4)
     assert bytes_per_state(SimpleNamespace(num_hidden_layers=4), torch.float32) == 0
