@@ -182,7 +182,7 @@ class Cell:
     def share(self, model: Any, steps: Sequence[int]) -> float:
         """The products of some steps, by their numbers from 0 on, as a share of those of mean ones."""
         num = self.options.questions
-        asked = [[prompt for _, prompt in self.stream.take(step * num, num)] for step in steps]
+        asked = [[self.stream.at(step * num + place)[1] for place in range(num)] for step in steps]
         return _mean([self._work(model, prompts)[2] for prompts in asked]) / self._mean_work(model)[2]
 
     def limits(self, model: Any) -> dict[str, Any]:

@@ -179,8 +179,7 @@ class LiveFeatures:
     def _tower(self) -> Tower:
         return self._opened.load_tower()
 
-    @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
+    def in_use(self) -> contextlib.AbstractContextManager[None]:
         """Keep others from changing the cache within the block.
 
         Raises:
@@ -188,8 +187,7 @@ class LiveFeatures:
         """
         folder, cache = self._opened.cache_folder, self._opened.run.cache
         is_built = (folder / MANIFEST).exists()
-        with using(folder, "lookonce predict", cache.claim_s) if is_built else contextlib.nullcontext():
-            yield
+        return using(folder, "lookonce predict", cache.claim_s) if is_built else contextlib.nullcontext()
 
     def encode(self, images: ImageIndex, keys: Collection[str]) -> dict[str, ImageError]:
         """Encode those of some images that are neither in the cache nor in memory; returns the errors by key."""

@@ -25,6 +25,7 @@ from lookonce.run.folder import RunFolder, Trained, adapter_hashes, step_of
 from lookonce.run.open import TO_TRAIN, OpenRun, open_run
 from lookonce.run.start_adapter import find_start, start_identity
 from lookonce.run.startup import Startup
+from lookonce.signals import handle_signals
 from lookonce.text import Notify, quiet, shell
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.arguments import training_arguments
@@ -110,7 +111,7 @@ class Training:
         if isinstance(trainer, RewardTrainer) and self.ranks.is_first:
             drop_lines_after(folder.drawn, first_step)
             trainer.show = partial(write_drawn, folder.drawn, self.questions)
-        with stop.recording_signals():
+        with handle_signals(stop.record):
             result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             self.ranks.disband()
             if not self.ranks.is_first:

@@ -18,6 +18,7 @@ import torch
 
 from lookonce.datasets.records import Record
 from lookonce.eval.answers.engines import tokens_beside_training, with_batches
+from lookonce.eval.answers.files import Answered
 from lookonce.eval.answers.questions import Questions, row_of
 from lookonce.eval.decoding.dialogue import Answer
 from lookonce.eval.scores.metric import EXACT, working_scorer
@@ -55,17 +56,13 @@ class Accuracy:
                 # With a new engine each time, whose batches fit beside the training.
                 part = replace(self._questions.at_stage(number, answers), opened=self._beside_training(model))
                 batches = range(len(part.batches))[self._ranks.rank :: self._ranks.num_ranks]
-                answered_batches = part.answer(model, batches, shows_progress=False)
-                stage_answers = {
-                    stage[n]: answer
-                    for batch, batch_answers in answered_batches
-                    for n, answer in zip(part.batches[batch], batch_answers, strict=True)
-                }
-                del part, answered_batches
+                answered: Answered = {}
+                for of_rank in self._ranks.gather_for_all(dict(part.answer(model, batches, shows_progress=False))):
+                    answered |= of_rank
+                answers |= {stage[n]: answer for n, answer in part.of_questions(answered).items()}
+                del part
                 if model.device.type == "cuda":
                     torch.cuda.empty_cache()
-                for of_rank in self._ranks.gather_for_all(stage_answers):
-                    answers |= of_rank
         return self._ranks.first_decides(lambda: self._score([answers[number].text for number in sorted(answers)]))
 
     def _score(self, texts: Sequence[str]) -> dict[str, float]:

@@ -120,15 +120,12 @@ class Dialogue:
         shown = max(max_new_tokens, len(self.not_answered))
         return max_new_tokens + sum(shown + len(piece) for piece in self.later)
 
-    def shown(self, answer: Answer) -> tuple[int, ...]:
-        """The tokens of an answer in later prompts, without the end token."""
-        return answer.token_ids[:-1] if is_shown(answer, self.special) else self.not_answered
-
     def prompt(self, answers: Sequence[Answer]) -> Example:
         """The prompt of the question after some answers."""
         tokens = [self.first.token_ids]
         for answer, piece in zip(answers, self.later, strict=False):
-            tokens += [np.array(self.shown(answer), np.int32), piece]
+            shown = answer.token_ids[:-1] if is_shown(answer, self.special) else self.not_answered
+            tokens += [np.array(shown, np.int32), piece]
         token_ids = np.concatenate(tokens)
         return replace(self.first, token_ids=token_ids, supervised=np.zeros(len(token_ids), np.bool_))
 

@@ -13,7 +13,7 @@ from lookonce.train.data.batches import CPU, Batch
 from lookonce.train.data.dataset import DataCollatorForPacks, PackBatchSampler, VQADataset
 from lookonce.train.data.sampler import MicroBatch, Sampler
 from lookonce.train.data.tokenize import Example
-from lookonce.train.model.packs import CapturedPasses, copy_into, cuda_graph_capture, shape_of_batch
+from lookonce.train.model.packs import CapturedPasses, copy_into, cuda_graph_capture, shape_of_batch, share_of_loss
 
 
 class BatchMaker:
@@ -67,9 +67,12 @@ class Replays:
 
     def __init__(self, passes: Passes, merge_size: int, tokens_per_pack: int) -> None:
         self._passes, self._tokens_per_pack = passes, {"tokens_per_pack": tokens_per_pack}
-        self._captured = CapturedPasses(
-            lambda batch: passes.loss(batch | self._tokens_per_pack), passes.trained, merge_size, cuda_graph_capture
-        )
+        trained = [weight for weight in passes.model.parameters() if weight.requires_grad]
+        self._captured = CapturedPasses(self._loss, trained, merge_size, cuda_graph_capture)
+
+    def _loss(self, batch: Batch) -> torch.Tensor:
+        with self._passes.autocast():
+            return share_of_loss(self._passes.model, batch | self._tokens_per_pack)
 
     def launched(self, pack: Mapping[str, Any]) -> Outcome:
         """The outcome of a pack on the inputs of its captured pass: products of other shapes are rounded differently.

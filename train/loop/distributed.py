@@ -13,10 +13,9 @@ already signalled.
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
@@ -28,7 +27,7 @@ from transformers import TrainerCallback, TrainingArguments
 
 from lookonce import environment
 from lookonce.errors import Stopped
-from lookonce.signals import handle_signals, waiting_for_processes
+from lookonce.signals import waiting_for_processes
 
 LONGEST_WAIT = timedelta(days=7)
 """How long a rank that has ended its part of an evaluation waits for the others."""
@@ -130,12 +129,8 @@ class StopAfterStep(TrainerCallback):
         self._ranks = ranks
         self._has_begun = self._is_stopping = False
 
-    @contextlib.contextmanager
-    def recording_signals(self) -> Iterator[None]:
-        with handle_signals(self._record):
-            yield
-
-    def _record(self, number: int, frame: FrameType | None) -> None:
+    def record(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal."""
         came, now = signal.Signals(number), time.monotonic()
         if not self._has_begun:
             raise Stopped(f"stopped by {came.name} before the first step; {RESUME_HINT}")

@@ -42,7 +42,7 @@ from lookonce.train.data.dataset import PackIndices
 from lookonce.train.data.policy import MEASURES, Drawn, QuestionStream, RewardStep, teaches
 from lookonce.train.data.tokenize import Example
 from lookonce.train.loop.checkpoints import REWARDS
-from lookonce.train.loop.trainer import PackTrainer
+from lookonce.train.loop.trainer import PackTrainer, num_tokens
 from lookonce.train.model.compile import num_compiled_graphs
 from lookonce.train.model.loss import LOG_PROBS, RewardLoss
 from lookonce.train.model.packs import share_of_loss
@@ -175,7 +175,7 @@ class RewardTrainer(PackTrainer):
         if is_first := self.state.global_step % self.options.iterations == 0:
             self._draw_step()
         began, packs = time.perf_counter(), self._packs()
-        self._tokens_ahead.append(sum(each.micro_batch.pack.num_tokens for each in packs if not _is_filler(each)))
+        self._tokens_ahead.append(num_tokens(packs))
         if self.options.kl and is_first:
             with self._compiling_apart():
                 self._keep_reference(packs)
@@ -335,7 +335,7 @@ class RewardTrainer(PackTrainer):
         start = 0
         for indices, of_pack in computed:
             own, start = log_probs[start : start + of_pack.shape[1]], start + of_pack.shape[1]
-            if _is_filler(indices):
+            if indices.micro_batch.pack.is_filler:
                 continue
             sums = self.step.measure(indices, own, self.options.clip)
             self._add(**dict(zip(MEASURES, sums.tolist(), strict=True)))
@@ -439,10 +439,6 @@ class RewardTrainer(PackTrainer):
 
 def seed_of(seed: int, step: int) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}, step {step}".encode(), digest_size=8).digest(), "little")
-
-
-def _is_filler(indices: PackIndices) -> bool:
-    return indices.micro_batch.pack.is_filler
 
 
 def _mean(total: float, num: float) -> float:

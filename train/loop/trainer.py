@@ -155,6 +155,12 @@ def check_can_answer(run: RunFile, num_ranks: int) -> None:
         )
 
 
+def num_tokens(step: Sequence[PackIndices]) -> int:
+    """The tokens of the packs of a step, without fillers."""
+    packs = [indices.micro_batch.pack for indices in step]
+    return sum(pack.num_tokens for pack in packs if not pack.is_filler)
+
+
 class PackTrainer(Trainer):
     """transformers' Trainer for packs: a step is one of its sampler, in as many passes as it needs.
 
@@ -363,8 +369,7 @@ class PackTrainer(Trainer):
     def _counted(self, steps: Iterator[list[PackIndices]]) -> Iterator[list[PackIndices]]:
         """The steps, with their tokens noted; runs in the prefetch thread."""
         for step in steps:
-            packs = [indices.micro_batch.pack for indices in step if not indices.micro_batch.pack.is_filler]
-            self._tokens_ahead.append(sum(pack.num_tokens for pack in packs))
+            self._tokens_ahead.append(num_tokens(step))
             yield step
 
     def training_step(  # type: ignore[override]

@@ -281,12 +281,6 @@ def num_compiled_graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def _triton_folder() -> str:
-    """Triton's own default. The compiler sets another folder with the first kernel that it compiles, so a process that
-    finds all kernels would look for what starts them where it is not."""
-    return os.path.join(os.environ.get("TRITON_HOME") or os.path.expanduser("~"), ".triton", "cache")
-
-
 class CompileCache:
     """The compiled code of one model on one kind of GPU, with one set of versions."""
 
@@ -308,7 +302,10 @@ class CompileCache:
     def load(self) -> None:
         """Give the compiler what earlier processes have kept; a note names each file that cannot be used."""
         if torch.cuda.is_available():
-            os.environ.setdefault("TRITON_CACHE_DIR", _triton_folder())
+            # Triton's own default. The compiler sets another folder with the first kernel that it compiles, so a
+            # process that finds all kernels would look for what starts them where it is not.
+            home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
+            os.environ.setdefault("TRITON_CACHE_DIR", os.path.join(home, ".triton", "cache"))
         for path in self._folder.glob(f"{self._prefix}-*{SUFFIX}"):
             try:
                 self._load(path)

@@ -315,7 +315,7 @@ class Passes:
 
     def run(self, batch: Mapping[str, Any]) -> torch.Tensor:
         """Run a pack, or rows with target weights, forward and backward; returns the loss."""
-        with self._autocast():
+        with self.autocast():
             loss = share_of_loss(self.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
@@ -331,13 +331,13 @@ class Passes:
         total = torch.zeros((), device=self.device)
         with as_loaded(self.model, attention), sdpa_kernel(STOCK_KERNELS):
             for batch in rows:
-                with self._autocast():
+                with self.autocast():
                     loss: torch.Tensor = self.model(**batch, use_cache=False).loss
                 loss.backward()  # type: ignore[no-untyped-call]
                 total += loss.detach()
         return Outcome.of(self.model, total)
 
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
 
