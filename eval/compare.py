@@ -51,9 +51,7 @@ class Candidate:
     score: float
     """What the answers score by the metric that is compared; of several runs the mean."""
     interval: Interval | None
-    """The interval of the score."""
     majority: float
-    """What the majority answers score."""
     spread: float | None
     """The score of the best seed less that of the worst; None for one run."""
 

@@ -35,7 +35,6 @@ Row = dict[str, Any]
 SUFFIXES = (".jsonl", ".csv")
 """Those of the files that are written."""
 COLUMNS = ("origin", "images", "question", "turn", "predicted", "answer", "right", "logprob", "num_tokens", "ended")
-"""The columns of a CSV file."""
 
 
 def answered(

@@ -120,13 +120,13 @@ def _t_quantiles(z: float, freedom_K: Vector) -> Vector:
     return z + first / freedom_K + second / freedom_K**2
 
 
-def sign_flip_p(differences_CK: Matrix, seed: int = 0) -> Vector:
+def sign_flip_p(differences_CK: Matrix) -> Vector:
     """The two-sided p of each column: how often its sum is as far from 0 if each image's difference has a random sign.
 
     If neither run were better, what one of them answers about an image might as well be what the other one answers. So
     all questions of an image change sides together, however correlated they are. The smallest p is 1 in 10,001.
     """
-    random, num_clusters = np.random.default_rng(seed), len(differences_CK)
+    random, num_clusters = np.random.default_rng(0), len(differences_CK)
     observed_K = np.abs(differences_CK.sum(axis=0))
     chunk = max(MAX_CHUNK // max(num_clusters, 1), 1)
     as_far_K = np.zeros(differences_CK.shape[1])

@@ -391,9 +391,9 @@ def why_not(questions: Questions, baseline: Baseline | None) -> str:
     return ""
 
 
-def shuffle_images(records: Sequence[Record], images: ImageIndex, seed: int = 0) -> list[Record]:
+def shuffle_images(records: Sequence[Record], images: ImageIndex) -> list[Record]:
     """The records with every image replaced by another one: a model that uses the images must score lower."""
     keys = sorted({images.key_of[image] for record in records for image in record.images})
-    random.Random(seed).shuffle(keys)
+    random.Random(0).shuffle(keys)
     other = {key: images.path_of[after] for key, after in zip(keys, keys[1:] + keys[:1], strict=True)}
     return [replace(record, images=tuple(other[images.key_of[path]] for path in record.images)) for record in records]

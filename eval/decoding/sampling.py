@@ -40,9 +40,7 @@ ON_CPU = 1 << 18
 @dataclass(frozen=True)
 class Sampling:
     num_samples: int
-    """Answers to each question."""
     temperature: float = 1.0
-    """By which logits are divided."""
     top_p: float = 1.0
     """The probability of the tokens that are drawn from."""
     max_new_tokens: int | None = None

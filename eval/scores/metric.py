@@ -208,7 +208,6 @@ class Headline:
     interval: Interval | None
     """The 95 % interval of the score; None if there are too few images."""
     majority: float
-    """What the majority answers score."""
 
     @classmethod
     def of(cls, metric: str, score_Q: Vector, majority_Q: Vector, clusters: Clusters) -> Headline:

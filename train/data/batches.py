@@ -113,7 +113,6 @@ class CachedFeatures:
     def __init__(self, cache: VisionCache) -> None:
         self.cache = cache
         self.bytes_read = 0
-        """Number of bytes read so far."""
         self._lock = threading.Lock()
 
     def __reduce__(self) -> Any:

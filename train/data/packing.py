@@ -59,7 +59,6 @@ class Group:
     branch_tokens: tuple[int, ...]
     """Length of each example's branch, at least 1; all of it, if the example has no target."""
     stage: int = 0
-    """The stage of its examples."""
     shared_tokens: tuple[int, ...] = ()
     """How many tokens each branch shares with the branch before it, 0 for the first; empty if none shares any."""
 

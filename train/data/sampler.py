@@ -162,7 +162,6 @@ class MicroBatch:
     target_weights: tuple[float, ...]
     """For each example, in the order of the pack's groups: the weight of each of its targets in the step's loss."""
     epoch: int = 0
-    """The number of its epoch."""
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,6 @@ class Ranks:
 
 
 ALONE = Ranks()
-"""The only rank."""
 
 
 class StopAfterStep(TrainerCallback):

@@ -1,14 +1,14 @@
 """Frozen weights and LoRA's matrices as one matrix, so that LoRA costs no pass over a layer's output.
 
-Design: with the frozen weight W `[N, K]`, LoRA's matrices A `[R, K]` and B `[N, R]`, and its scale s,
+With the frozen weight W `[N, K]`, LoRA's matrices A `[R, K]` and B `[N, R]`, and its scale s,
 
     forward    y  = [x, xA'] [W, sB]'
     backward   dx = [g, sgB] [W; A]
 
-are two large products whose inner dimension is a little longer. So what LoRA adds to a layer's output and to its
-gradient is never written and read again. Both are views of one matrix, which holds the frozen weight in place of the
-layer's own, padded by `PADDING` rows and columns, since GPUs are slower with rows that are no multiple of 128 bytes.
-Layers with the same input, q k v and gate up, share a matrix if their ranks fit into the padding:
+are two large products whose inner dimension is a little longer. So what LoRA adds is never written and read again. Both
+are views of one matrix, which holds the frozen weight in place of the layer's own, padded by `PADDING` rows and
+columns, since GPUs are slower with rows that are no multiple of 128 bytes. Layers with the same input, q k v and gate
+up, share a matrix if their ranks fit into the padding:
 
     W1   sB1  0    0
     W2   0    sB2  0
@@ -16,20 +16,14 @@ Layers with the same input, q k v and gate up, share a matrix if their ranks fit
     A2   0    0    0
 
 The first of them computes the outputs of all, which the others hand out when they are called with the same tensor. A
-and B are copied into the matrix before each forward pass. The cost: 1 to 3 % more memory for weights. The sums are
-added in another order than PEFT adds them, so results agree up to rounding. It is for a GPU: on a CPU the padding costs
-more than it saves.
+and B are copied into the matrix before each forward pass. The cost: 1 to 3 % more memory for weights. Sums are added in
+another order than PEFT adds them, so results agree up to rounding. On a CPU the padding costs more than it saves.
+PyTorch has to know the gradient of the operators, as they are made of Triton's kernels.
 
-The operator of layers returns an output for each, and compiled code reads them where the product has written them.
-LoRA's own products of all layers read the input once. PyTorch has to know the operator's gradient, as it is made of
-Triton's kernels; on a CPU the same sums are PyTorch's products.
-
-A gated MLP is three large products, and as little as possible between them. The stock one is
-`down(silu(gate(x)) * up(x))`, and its inner activations are three times as wide as a layer's. What is between the
-products is limited by memory. So a kernel writes the input of the last product where LoRA's product is written beside
-it, and another one does the same for the gradients of the first two products. The input of the last product is computed
-again in the backward pass. The cost: this code has to know what the stock MLP computes, so it is for MLPs of these
-three layers and SiLU, and others are computed as they are.
+A gated MLP, `down(silu(gate(x)) * up(x))`, is three large products, and what is between them is limited by memory. So a
+kernel writes the input of the last product where LoRA's product is written beside it, and another one does the same for
+the gradients of the first two products. The input of the last product is computed again in the backward pass. The cost:
+this code has to know what the stock MLP computes, so it is for MLPs of these three layers and SiLU.
 """
 
 from __future__ import annotations

@@ -163,7 +163,6 @@ class RewardLoss:
     kl: float = 0.0
     """The weight of the KL divergence."""
     temperature: float = 1.0
-    """What logits are divided by."""
 
     def __call__(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """The weighted sum over the targets of a pack; writes their log-probabilities. `logits` `[1, K, vocabulary]`"""

@@ -249,7 +249,6 @@ class Variant:
     """The run file's `batch.mode`; None for the stock Trainer's batches."""
     has_tower: bool
     package: str = ""
-    """The package that must be installed for it."""
     frozen: Frozen | None = None
     """Its `train.frozen`, if not that of the run file."""
 

@@ -34,9 +34,7 @@ class Variant:
     flex: bool = True
     """Whether attention is computed by FlexAttention, and not with a dense mask."""
     compiled: bool = True
-    """Whether the decoder layers are compiled."""
     captured: bool = True
-    """Whether passes are captured as CUDA graphs and replayed."""
 
     @property
     def name(self) -> str:

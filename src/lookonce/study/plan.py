@@ -49,7 +49,6 @@ class Workload:
     num_tokens: int | None
     """Tokens that go through the model, without padding; None if the answers are drawn."""
     errors: tuple[str, ...] = ()
-    """What would stop the run."""
 
 
 def num_samples(run: RunFile, num_records: int) -> tuple[int, int]:
