@@ -85,11 +85,7 @@ def read_questions(path: Path, image_root: Path | None = None) -> tuple[list[Que
 def ask_each(
     prompts: Iterable[tuple[Path, ...]], questions: Sequence[str], system: str | None = None
 ) -> list[Question]:
-    """Each question about each prompt's images: all questions of the first prompt, then those of the second.
-
-    Raises:
-        UsageError: a question is empty.
-    """
+    """Each question about each prompt's images, those of the first prompt first; raises UsageError if one is empty."""
     if empty := [number for number, text in enumerate(questions, start=1) if not text.strip()]:
         raise UsageError(f"question {empty[0]} of {len(questions)} is empty; leave it out or write one")
     return [
@@ -180,11 +176,7 @@ class LiveFeatures:
         return self._opened.load_tower()
 
     def in_use(self) -> contextlib.AbstractContextManager[None]:
-        """Keep others from changing the cache within the block.
-
-        Raises:
-            CacheError: another process repairs it.
-        """
+        """Keep others from changing the cache within a block; raises CacheError if another process repairs it."""
         folder, cache = self._opened.cache_folder, self._opened.run.cache
         is_built = (folder / MANIFEST).exists()
         return using(folder, "lookonce predict", cache.claim_s) if is_built else contextlib.nullcontext()
@@ -438,11 +430,7 @@ class Conversation:
         self.show(images)
 
     def show(self, images: Sequence[Path]) -> None:
-        """Begin again, about these images.
-
-        Raises:
-            ImageError: one cannot be read; the conversation is then as before.
-        """
+        """Begin again, about these images; if one cannot be read, raises ImageError and changes nothing."""
         paths = tuple(map(absolute, images))
         for path in paths:
             read_bytes(path)

@@ -96,22 +96,14 @@ def _metric_of(folder: RunFolder, file: Path) -> str:
 
 
 def check_splits(splits: Mapping[str, str]) -> None:
-    """Check that the splits of some runs, by the runs' names, are one.
-
-    Raises:
-        UsageError: they differ.
-    """
+    """Check that the splits of some runs, by the runs' names, are one; raises UsageError if they differ."""
     if len({*splits.values()}) > 1:
         splits_by_run = listed([f"{run}: {split}" for run, split in splits.items()])
         raise UsageError(f"the runs were evaluated on different splits ({splits_by_run}); choose one with --split")
 
 
 def find_predictions(folder: RunFolder, split: str) -> Path:
-    """The predictions of a split.
-
-    Raises:
-        UsageError: there are none; names the splits that were evaluated.
-    """
+    """The predictions of a split; if there are none, raises UsageError with the splits that were evaluated."""
     path = folder.predictions(split)
     if not path.exists():
         other_splits = sorted(file.stem for file in path.parent.glob("*.jsonl") if ".partial-" not in file.name)
@@ -314,11 +306,7 @@ def route(runs: Mapping[str, Run], by: Label) -> list[Prediction]:
 
 
 def check_labels(labels: Sequence[str | None], with_run: Sequence[str], by: Label) -> None:
-    """Check that there is a run for the label of each question.
-
-    Raises:
-        UsageError: there is none for some; counts and names their labels.
-    """
+    """Check that there is a run for the label of each question; raises UsageError with the labels that have none."""
     if unrouted := Counter(label for label in labels if label not in with_run):
         named = [f"{f'{by} {label}' if label else f'no {by}'} ({number:,})" for label, number in unrouted.items()]
         raise UsageError(

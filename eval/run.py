@@ -43,13 +43,10 @@ UNTUNED: Baselines = ("untuned",)
 def evaluate(
     questions: Questions, open_model: Open, ranks: Ranks = ALONE, *, reuses: bool = False
 ) -> Evaluation | None:
-    """Answer questions and write predictions and scores; continues an interrupted evaluation.
+    """Answer questions, and write and return scores (None on all ranks but the first); continues what was interrupted.
 
     `open_model` is called when the run folder is known to be writable, and only if answers are missing. With `reuses`
     the answers of an evaluation that has ended are taken from its files. The ranks share the batches.
-
-    Returns:
-        The scores; None on all ranks but the first.
     """
     opened, once, notify = questions.opened, ranks.first_decides, questions.opened.notify
     if reuses and (predictions := once(questions.known_predictions)) is not None:

@@ -47,11 +47,7 @@ class AnsweringCost:
 
     @classmethod
     def read(cls, path: Path) -> AnsweringCost:
-        """The cost in a file; without figures if there is none.
-
-        Raises:
-            RunFolderError: the file is broken.
-        """
+        """The cost in a file, without figures if there is none; raises RunFolderError if the file is broken."""
         return read_form(path, cls, "write it again with: lookonce eval RUN") if path.exists() else cls()
 
     @contextlib.contextmanager

@@ -186,11 +186,7 @@ class Questions:
 
     @classmethod
     def of(cls, opened: OpenRun, split: str, staged: Staged | None = None) -> Questions:
-        """All questions of a split, with contexts as `staged` or `eval.staged` says.
-
-        Raises:
-            UsageError: there are none.
-        """
+        """All questions of a split, with contexts as `staged` or `eval.staged`; raises UsageError if there are none."""
         records, run = opened.records.get(split), opened.run
         if records is None:
             raise UsageError("the run has no held-out records: `data.held_out` leaves no training record out")

@@ -100,11 +100,7 @@ def own_function(metric: str, kind: str = "metric") -> Callable[[str, str, str, 
 
 
 def check_metric(metric: str) -> None:
-    """Check that a metric can be computed here.
-
-    Raises:
-        UsageError: a function cannot be imported, or the libraries of the text metrics are not installed.
-    """
+    """Check that a metric can be computed here; raises UsageError if a function or a library cannot be imported."""
     if metric not in METRICS:
         own_function(metric)
     elif metric not in MATCHED and not match.has_text_metrics():
@@ -115,11 +111,7 @@ class Scorer:
     """Scores answers to the same questions by one metric."""
 
     def __init__(self, predictions: Sequence[Prediction], metric: str) -> None:
-        """Choose the questions to which the metric applies.
-
-        Raises:
-            UsageError: the metric cannot be computed here.
-        """
+        """Choose the questions to which the metric applies; raises UsageError if it cannot be computed here."""
         check_metric(metric)
         rows = [row.in_nfc for row in predictions]
         chosen = several_labels(rows) if metric.startswith("label_") else rows
@@ -227,11 +219,7 @@ class Headline:
 
 
 def common_metric(metrics: Mapping[str, str]) -> str:
-    """The metric of some runs, given by the names of the runs.
-
-    Raises:
-        UsageError: they have different ones.
-    """
+    """The metric of some runs, given by the names of the runs; raises UsageError if they have different ones."""
     if len(different := {*metrics.values()}) > 1:
         named = ", ".join(f"{run}: {metric}" for run, metric in metrics.items())
         raise UsageError(f"the runs were evaluated by different metrics ({named}); choose one with --metric")

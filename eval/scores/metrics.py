@@ -419,11 +419,7 @@ class WrittenMetrics:
 
 
 def read_metrics(folder: RunFolder, name: str) -> dict[str, Any]:
-    """What `Evaluation.to_json` gave for a split or a baseline of it; empty if that was not evaluated.
-
-    Raises:
-        RunFolderError: the file is broken; names it.
-    """
+    """The JSON of the evaluation of a split or of a baseline, or nothing; raises RunFolderError for a broken file."""
     path = folder.metrics(name)
     if not path.exists():
         return {}
@@ -443,10 +439,6 @@ def read_metrics(folder: RunFolder, name: str) -> dict[str, Any]:
 
 
 def read_headline(folder: RunFolder, name: str) -> Headline | None:
-    """The score of a split or a baseline of it, by the metric that counted; None if that was not evaluated.
-
-    Raises:
-        RunFolderError: the file is broken; names it.
-    """
+    """The score of a split or a baseline of it, if there is one; raises RunFolderError for a broken file."""
     values = read_metrics(folder, name)
     return TypeAdapter(Headline).validate_python(values["headline"]) if values else None

@@ -90,11 +90,7 @@ class Reward:
     """What answers are worth by the rewards of a run file."""
 
     def __init__(self, options: GrpoSection) -> None:
-        """The sum of the rewards of a run file.
-
-        Raises:
-            UsageError: a function of the user's own cannot be imported, or has another form.
-        """
+        """The rewards of a run file; raises UsageError if a user's function cannot be imported, or has another form."""
         self.weights, self._punishes_cut = dict(options.reward), options.cut == "punished"
         for name in self.weights.keys() - SCORES.keys():
             own_function(name, "reward")

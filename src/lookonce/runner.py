@@ -116,11 +116,7 @@ STATE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 
 
 def serve(commands: Connection) -> None:
-    """Run commands, each with its log file, until there are no more.
-
-    Raises:
-        SystemExit: a command has failed; this is its exit code.
-    """
+    """Run commands, each with its log file, until there are no more; raises SystemExit if one has failed."""
     state = {name: read() for name, (read, _) in STATE.items()}
     states = random.getstate(), np.random.get_state(), torch.initial_seed()
     settings: Any = None  # before the first command
@@ -145,11 +141,7 @@ def serve(commands: Connection) -> None:
 
 
 def run(words: Sequence[str], log: str) -> None:
-    """Run a command whose output goes to a file, from its end on.
-
-    Raises:
-        SystemExit: it has failed.
-    """
+    """Run a command whose output goes to a file, from its end on; raises SystemExit if it has failed."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for stream in (1, 2):
         os.dup2(descriptor, stream)

@@ -171,11 +171,7 @@ class RewardStep:
         return cls(answers, image_token_id, batch)
 
     def micro_batches(self, num_ranks: int = 1) -> list[list[MicroBatch]]:
-        """The packs of each rank, equally many; none if there is nothing to learn.
-
-        Raises:
-            ValueError: an answer with its prompt is longer than a pack.
-        """
+        """The packs of each rank, equally many; raises ValueError if an answer with its prompt exceeds a pack."""
         examples = [answer.example for answer in self.answers]
         if not examples:
             return [[] for _ in range(num_ranks)]

@@ -120,11 +120,7 @@ class TokenCounter:
         self.chat_tokenizer = ChatTokenizer(folder, config, enable_thinking=enable_thinking)
 
     def example(self, record: Record, keys: Sequence[str], image_tokens: Sequence[int]) -> Example:
-        """The example that training makes of a record.
-
-        Raises:
-            RecordsError: training would refuse the record.
-        """
+        """The example that training makes of a record; raises RecordsError if training would refuse it."""
         return Example(*self.chat_tokenizer.shared_tokens(record), tuple(keys), tuple(image_tokens), record.origin)
 
 

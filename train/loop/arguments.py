@@ -37,11 +37,7 @@ TF32_CAPABILITY = (8, 0)
 
 
 def check_scheduler(options: TrainSection) -> None:
-    """Check `train.scheduler` and `train.scheduler_args`.
-
-    Raises:
-        UsageError: transformers has no such schedule, or cannot make it with these arguments.
-    """
+    """Check `train.scheduler` and its arguments; raises UsageError if transformers cannot make the schedule."""
     name, arguments = options.scheduler, options.scheduler_args
     names = [kind.value for kind in SchedulerType]
     if name not in names:

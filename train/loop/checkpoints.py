@@ -109,11 +109,7 @@ class State(BaseModel):
 
 
 def read_state(checkpoint: Path) -> State:
-    """Trainer's state in a checkpoint.
-
-    Raises:
-        RunFolderError: Trainer cannot have written it; names the file and the field.
-    """
+    """Trainer's state in a checkpoint; raises RunFolderError, with the field, if Trainer cannot have written it."""
     path = checkpoint / STATE
     state = read_form(path, State, AGAIN)
     if state.global_step != step_of(checkpoint):
@@ -143,11 +139,7 @@ def find_checkpoint(folder: RunFolder, notify: Notify) -> Path | None:
 
 
 def check_undamaged(checkpoint: Path) -> None:
-    """Check the files of a checkpoint before it becomes the result of a training.
-
-    Raises:
-        TrainingError: a file is missing or has changed.
-    """
+    """Check a checkpoint before it becomes the result; raises TrainingError if a file is missing or has changed."""
     if damaged := damaged_files(checkpoint):
         raise TrainingError(
             f"the best checkpoint, {checkpoint}, is damaged ({_changed(damaged)}); "

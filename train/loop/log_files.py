@@ -347,11 +347,7 @@ def _end(error: BaseException | None) -> End:
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Check that the packages of these trackers are installed.
-
-    Raises:
-        UsageError: one is not; says how to install it.
-    """
+    """Check that the packages of these trackers are installed; else raises UsageError, which says what to do."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise UsageError(

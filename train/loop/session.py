@@ -73,11 +73,7 @@ def make_trainer(
 
 @contextlib.contextmanager
 def weights_fit(run: RunFile, model_config: Any) -> Iterator[None]:
-    """Say what to change if the model's weights are too large for the GPU.
-
-    Raises:
-        TrainingError: it ran out of memory within the block.
-    """
+    """Raise a TrainingError that says what to change if the model's weights are too large for the GPU."""
     try:
         yield
     except torch.OutOfMemoryError:

@@ -142,11 +142,7 @@ def _check_arguments(args: TrainingArguments, sampler: PackBatchSampler) -> None
 
 
 def check_can_answer(run: RunFile, num_ranks: int) -> None:
-    """Check that a training can answer questions, if it is asked to.
-
-    Raises:
-        UsageError: its weights are sharded, so no rank has all of them.
-    """
+    """Check that a training can answer if it is asked to; raises UsageError if no rank has all of its weights."""
     if run.eval.every and run.train.fsdp and num_ranks > 1:
         raise UsageError(
             "eval.every cannot answer questions with weights that train.fsdp shards over several ranks; set "

@@ -112,11 +112,7 @@ def _product(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> tor
 
 
 def loading_options(frozen: str, dtype: torch.dtype) -> dict[str, Any]:
-    """Arguments of `from_pretrained` for a value of `train.frozen`; products are computed in `dtype`.
-
-    Raises:
-        UsageError: what it needs is not installed.
-    """
+    """Arguments of `from_pretrained` for `train.frozen`, with products in `dtype`; raises as `check_frozen` does."""
     check_frozen(frozen)
     if frozen not in QUANTISED:
         return {}

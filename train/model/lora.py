@@ -49,11 +49,7 @@ def lora_config(options: LoraSection) -> LoraConfig:
 
 
 def expert_tensors(options: LoraSection, family: Family) -> list[str] | None:
-    """The tensors of experts that get LoRA weights; None if the run file does not ask for them.
-
-    Raises:
-        ModelError: the family has no experts.
-    """
+    """The tensors of experts that get LoRA weights, if the run file asks; raises ModelError if the family has none."""
     if options.experts and not family.experts:
         raise ModelError(f"lora.experts: {family.name} has no experts; leave the key out")
     return [*family.experts] if options.experts else None
@@ -88,11 +84,7 @@ def _is_named(targets: Iterable[str], modules: list[str]) -> Iterator[bool]:
 
 
 def refuse_tower_targets(names: list[str], config: Any) -> None:
-    """Check that PEFT's `config` matches none of the tower's modules, neither as target nor as module to save.
-
-    Raises:
-        ModelError: it matches some; the message names them.
-    """
+    """Check that PEFT's `config` matches no module of the tower, as target or to save; raises ModelError."""
     try:
         matched = [name for name in names if check_target_module_exists(config, name)]
     except re.error as error:

@@ -463,11 +463,7 @@ def cpu_sizes() -> Sizes:
 
 
 def run_selftest(notify: Notify = print) -> Report:
-    """Run the self-test on the best device, in the best precision that it has.
-
-    Raises:
-        TrainingError: the GPU is out of memory.
-    """
+    """Run the self-test in the best precision of the best device; raises TrainingError if the GPU is out of memory."""
     start, on_gpu = time.perf_counter(), torch.cuda.is_available()
     precision = default_precision()
     try:

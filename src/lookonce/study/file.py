@@ -257,11 +257,7 @@ def expand(study: StudyFile) -> dict[str, StudyRun]:
 
 
 def _run(study: StudyFile, variant: str, seed: int, has_val: bool) -> StudyRun:
-    """The run of a variant and a seed; `has_val` says whether the base run file has validation records.
-
-    Raises:
-        UsageError: a key or value of the variant is wrong.
-    """
+    """The run of a variant and a seed; `has_val` says whether the base run file has validation records."""
     name, changes = f"{variant}-{seed}", study.variants[variant].changes
     start = f"{before}-{seed}" if (before := study.variants[variant].starts_from) else None
     answers_of = tuple(f"{other}-{seed}" for other in study.variants[variant].answers_of)

@@ -191,11 +191,7 @@ class Pool:
         self.outcome = Outcome()
 
     def run(self, jobs: Sequence[Job]) -> Outcome:
-        """Run all jobs.
-
-        Raises:
-            Stopped: a signal asked this process to stop; the processes have ended.
-        """
+        """Run all jobs; raises Stopped, once all processes have ended, if a signal asked this one to stop."""
         self._waiting = by_urgency(jobs)
         with handle_signals(self._record):
             try:

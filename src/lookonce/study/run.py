@@ -121,11 +121,7 @@ def run_study(path: Path, again: bool, num_parallel: int | None, notify: Notify)
 
 
 def prepare(path: Path, runs: Runs, routed: Mapping[str, RoutedRun], again: bool) -> list[Job]:
-    """Check a study, and write its run files; the jobs of what is missing.
-
-    Raises:
-        LookonceError: a run file or records are wrong, or runs are outdated.
-    """
+    """Check a study, and write its run files; the jobs of what is missing. Raises LookonceError as `run_study` does."""
     for run in runs.values():
         check_paths(run.settings)
     for variant in routed.values():

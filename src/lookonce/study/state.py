@@ -94,11 +94,7 @@ def in_order(runs: Runs) -> list[StudyRun]:
 
 
 def refuse_outdated(runs: Runs, again: bool, study: Path) -> set[str]:
-    """The outdated runs, which are to be trained again.
-
-    Raises:
-        UsageError: there are some, and they may not be trained `again`; says what has changed.
-    """
+    """The outdated runs; if they may not be trained `again`, raises UsageError, which says what has changed."""
     outdated = find_outdated(runs)
     if outdated and not again:
         lines = [f"  {name}: {reason}" for name, reason in outdated.items()]
@@ -127,11 +123,7 @@ class RoutedRun:
         return next(iter(self.runs.values())).settings.eval.split
 
     def check(self) -> None:
-        """Check that there is a run for each question of the split.
-
-        Raises:
-            LookonceError: there is none for some, or the records cannot be read.
-        """
+        """Check that there is a run for each question of the split; raises LookonceError if there is none for some."""
         records = read_splits(next(iter(self.runs.values())).settings)[self.split]
         labels = [label(record.metadata.get(self.by)) for record in records for _ in record.turns]
         try:
@@ -195,11 +187,7 @@ class StudyStatus:
 
     @classmethod
     def read(cls, path: Path) -> StudyStatus:
-        """The state now.
-
-        Raises:
-            LookonceError: the study file or a run file is wrong, or the record of a run is broken.
-        """
+        """The state now; raises LookonceError if the study file, a run file or the record of a run is wrong."""
         study = read_study(path)
         runs = expand(study)
         states = {name: read_state(one) for name, one in runs.items()}
