@@ -303,7 +303,7 @@ class Answerer:
         Raises:
             LookonceError: it cannot be answered, for example because its image cannot be read.
         """
-        questions, run = [(record, turn) for turn in range(len(record.turns))], self.opened.run
+        questions = [(record, turn) for turn in range(len(record.turns))]
         images = index_images([record], needs_one=False)
         usable, refused = _keys_of(questions, images)
         for error in refused.values():
@@ -312,8 +312,8 @@ class Answerer:
             self._features.drop([key for key in self._features.in_memory if key not in usable[0]])
             failed = self._features.encode(images, usable[0])
             prompt = self._dialogue(questions, range(len(questions)), usable[0], failed).prompt(answers)
-            collator, limits = self.opened.row_collator(self._features), (run.eval.max_new_tokens, run.train.precision)
-            [answer] = greedy_answers(self._model, self._chat.tokenizer, collator, [prompt], *limits, streamer)
+            collator = self.opened.row_collator(self._features)
+            [answer] = greedy_answers(self.opened, self._model, collator, [prompt], streamer)
         return answer
 
     def _answer_all(self, questions: Sequence[Question]) -> list[Answer]:

@@ -92,25 +92,23 @@ def weight_bytes(model_folder: ModelFolder, dtype: torch.dtype) -> float:
 
 @torch.inference_mode()
 def greedy_answers(
+    opened: OpenRun,
     model: Any,
-    tokenizer: Any,
     collator: RowCollator,
     questions: Sequence[Example],
-    max_new_tokens: int,
-    precision: str,
     streamer: TextStreamer | None = None,
 ) -> list[Answer]:
     """The model's greedy answers to questions that are answered together, in order; `model` may have an adapter.
 
-    `precision` is the run file's; in bf16 and fp16 answers are generated under autocast, as in training. A `streamer`
-    gets the tokens of the answer to a single question as they come.
+    In bf16 and fp16 answers are generated under autocast, as in training. A `streamer` gets the tokens
+    of the answer to a single question as they come.
     """
-    device, dtype = model.device, PRECISIONS[precision]
+    tokenizer, device, dtype = opened.chat_tokenizer.tokenizer, model.device, PRECISIONS[opened.run.train.precision]
     model.eval()
     autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
     greedy = GenerationConfig(  # type: ignore[no-untyped-call]
         do_sample=False,
-        max_new_tokens=max_new_tokens,
+        max_new_tokens=opened.run.eval.max_new_tokens,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
@@ -162,10 +160,9 @@ class Generate:
 
     def stream(self, model: Any, batches: Sequence[Sequence[Dialogue]], notify: Notify = quiet) -> Iterator[Answers]:
         """The greedy answers to each batch of dialogues that are answered together, in order."""
-        run, tokenizer, collator = self.opened.run, self.opened.chat_tokenizer.tokenizer, self.opened.row_collator()
-        limits = run.eval.max_new_tokens, run.train.precision
+        collator = self.opened.row_collator()
         for batch in batches:
-            yield in_turns(batch, lambda prompts: greedy_answers(model, tokenizer, collator, prompts, *limits))
+            yield in_turns(batch, lambda prompts: greedy_answers(self.opened, model, collator, prompts))
 
 
 def in_turns(dialogues: Sequence[Dialogue], answer: Callable[[list[Example]], list[Answer]]) -> Answers:

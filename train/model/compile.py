@@ -21,7 +21,7 @@ LoRA: a GPU spends more time on reading and writing what LoRA adds to a layer's 
 on a GPU each frozen weight and its LoRA matrices become one matrix (lora_joined.py), where they can; elsewhere, and
 with quantised or sharded weights or dropout, LoRA's scale is part of its matrix B (lora.py).
 
-Host-device syncs: Boolean indexing, count checks and `.tolist()` let the GPU wait for the CPU. transformers' model has
+Host-device syncs: Boolean indexing, count checks and `.tolist()` make the GPU wait for the CPU. transformers' model has
 about ten per forward pass, where it adds images to text. `without_syncs` replaces two of its methods; a test checks
 that they exist and that no bit of the result changes. Features are added as a tensor that is zero elsewhere, which
 costs a tenth of a millisecond in each DeepStack level.

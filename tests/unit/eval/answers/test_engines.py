@@ -176,5 +176,7 @@ def test_answers_are_greedy_whatever_the_models_generation_settings(built, sampl
             CachedFeatures(built), chat_tokenizer.image_token_id, chat_tokenizer.tokenizer.pad_token_id
         )
         model = load_without_tower(model_folder, torch.float32)
-        answers.append(greedy_answers(model, chat_tokenizer.tokenizer, collator, [question], 12, "fp32"))
+        run = SimpleNamespace(eval=SimpleNamespace(max_new_tokens=12), train=SimpleNamespace(precision="fp32"))
+        opened = SimpleNamespace(run=run, chat_tokenizer=chat_tokenizer)
+        answers.append(greedy_answers(opened, model, collator, [question]))
     assert answers[0] == answers[1] and answers[0][0].text and answers[0][0].logprob < 0
