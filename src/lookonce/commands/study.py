@@ -131,6 +131,7 @@ def status(study_file: Path, as_json: bool) -> None:
       runs     run, variant, seed, starts_from, answers_of, folder, training (see lookonce status --help), score,
                is_complete, not_asked (contexts other than its own), outdated
       routed   variants with `route`: run, variant, seed, by, runs, folder, score
+      mixed    which runs were trained on different records or weights, although they name the same files
 
     \b
     Examples:
@@ -203,9 +204,9 @@ def report(study_file: Path, output: Path | None, has_pdf: bool, as_json: bool) 
     """
     from lookonce.report.report import check_replaces_page
     from lookonce.run.folder import RunClaim, claimed_around
-    from lookonce.study.file import PAGE, read_study
+    from lookonce.study.file import PAGE, expand, read_study
     from lookonce.study.report import report_study
-    from lookonce.study.state import PATIENCE_S
+    from lookonce.study.state import PATIENCE_S, find_mixed
 
     if output:
         check_replaces_page(output)
@@ -218,5 +219,7 @@ def report(study_file: Path, output: Path | None, has_pdf: bool, as_json: bool) 
     for name in study_report.left_out:
         command = shell("lookonce", "study", "run", study_file)
         notify(f"{name} is not complete, and left out; complete it with: {command}")
+    for sentence in find_mixed(expand(read_study(study_file))):
+        notify(sentence)
     notify(f"wrote the page to {page}, and {count(len(written), 'file')} for a paper beside it")
     emit(study_report.to_json(), study_report.text(), as_json)

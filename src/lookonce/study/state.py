@@ -35,6 +35,8 @@ PATIENCE_S = 30.0
 """How long to wait for another process that writes the same page or answers, which takes a few seconds."""
 WORDS = {"reference": "reference", "none": "no"}
 """Which answers to earlier questions stand in the prompts, as they are named in a sentence."""
+INPUTS = {"records": "records", "language_model": "weights of the model"}
+"""Inputs that a run folder has the hashes of, as they are named in a sentence."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,26 @@ def _outdated_need(run: StudyRun, runs: Runs, outdated: Collection[str]) -> str:
         if not runs[name].folder.trained.exists():
             return f"{how} is not trained any more"
     return ""
+
+
+def find_mixed(runs: Runs) -> list[str]:
+    """A sentence for runs that name the same records or the same model, and were trained on different ones.
+
+    Only their hashes in the run folders are read, so it is not known which of the runs are as the files are now.
+    """
+    found: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for run in runs.values():
+        data, model, inputs = run.settings.data, run.settings.model, run.folder.recorded_inputs()
+        seed = run.seed if data.where or data.replay or data.held_out else None  # which draws a part of the records
+        records = f"{seed} {data.model_dump_json(exclude={'test'})}"
+        for what, key in (("records", records), ("language_model", model.model_dump_json())):
+            if what in inputs:
+                found.setdefault((what, key), {}).setdefault(str(inputs[what]), []).append(run.name)
+    return [
+        f"not trained on the same {INPUTS[what]}, although they name the same files: {'; '.join(map(listed, groups))}"
+        for (what, _), groups in ((key, [*by_hash.values()]) for key, by_hash in found.items())
+        if len(groups) > 1
+    ]
 
 
 def in_order(runs: Runs) -> list[StudyRun]:
@@ -217,7 +239,7 @@ class StudyStatus:
         ]
         scored = [(routed_run.to_json(), self._score(routed_run)) for routed_run in self.routed.values()]
         routed = [value | {"score": asdict(score) if score else None} for value, score in scored]
-        return {"runs": values, "routed": routed}
+        return {"runs": values, "routed": routed, "mixed": find_mixed(self.runs)}
 
     def _score(self, routed: RoutedRun) -> Headline | None:
         return routed.score() if self.has_answered(routed.name) else None
@@ -233,6 +255,7 @@ class StudyStatus:
             if state.not_asked and self.is_current(name):
                 kinds = " and ".join(WORDS[kind] for kind in state.not_asked)
                 lines.append(f"{name} is not evaluated with {kinds} answers to earlier questions yet")
+        lines += find_mixed(self.runs)
         return "\n".join([*lines, "", f"{self.num_complete} of {count(len(self.runs), 'run')} complete"])
 
 

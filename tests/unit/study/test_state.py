@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from lookonce.errors import UsageError
 from lookonce.files import write_json
 from lookonce.study.file import expand, read_study
 from lookonce.study.run import find_jobs
-from lookonce.study.state import StudyStatus, find_outdated, in_order, read_state, refuse_outdated
+from lookonce.study.state import StudyStatus, find_mixed, find_outdated, in_order, read_state, refuse_outdated
 
 STUDY = Path("study.yaml")
 LATER = {"starts_from": "plain", "train.steps": 2}
@@ -52,6 +53,21 @@ def test_a_run_that_starts_from_one_that_was_trained_again_is_outdated(trained):
     assert "inputs.start: now" in find_outdated(trained)["later-1"]
     trained["plain-1"].folder.trained.unlink()
     assert find_outdated(trained)["later-1"] == "starts from plain-1, which is not trained any more"
+
+
+def test_runs_that_were_trained_on_different_records_of_one_name_are_named(trained, write_study):
+    """Also if the settings are the same: records were added to the file, and another variant to the study."""
+    assert find_mixed(trained) == []
+    for name, hashed in (("plain-1", "a"), ("later-1", "a"), ("last-1", "a"), ("own-1", "b")):
+        record = trained[name].folder.folder / "run.json"
+        values = json.loads(record.read_text())
+        write_json(record, values | {"inputs": values["inputs"] | {"records": {"train": hashed}}})
+    [sentence] = find_mixed(trained)
+    assert sentence.startswith("not trained on the same records, ") and sentence.endswith("; own-1")
+    path = write_study(VARIANTS, seeds=[1])
+    assert sentence in StudyStatus.read(path).text() and StudyStatus.read(path).to_json()["mixed"] == [sentence]
+    write_study(VARIANTS | {"own": {"data.where": {"share": 0.5}}}, seeds=[1])
+    assert find_mixed(runs_of(path)) == []
 
 
 def test_a_run_is_complete_when_its_split_is_evaluated(trained):
