@@ -93,14 +93,19 @@ def read_curves(path: Path) -> Curves:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a log that are whole, without what is null: numbers that were not finite."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return
     for line in text.splitlines():
         with contextlib.suppress(ValueError):
-            if _is_whole(value := parse_json(line)):
+            if _is_whole(value := _without_nulls(parse_json(line))):
                 yield value
+
+
+def _without_nulls(value: Any) -> Any:
+    return {name: number for name, number in value.items() if number is not None} if isinstance(value, dict) else value
 
 
 def _is_whole(value: Any) -> bool:
@@ -115,7 +120,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _curve(lines: Iterable[dict[str, Any]], name: str) -> Curve:
-    points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
+    points = [(line["step"], line[name]) for line in lines if name in line]
     return dict(sorted(points, key=lambda point: point[0]))
 
 
