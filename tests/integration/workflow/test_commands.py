@@ -72,7 +72,7 @@ def test_the_readmes_quick_start_goes_from_nothing_to_an_answer(lookonce, run_fi
     page = (tmp_path / "runs/sample/report.html").read_text()
     assert "No image of val is also in training (compared by content)" in page and page.count("<img ") == 48
     assert "loss" in trained.stderr and "samples/s" in trained.stderr and "eta" in trained.stderr
-    startup = re.findall(r"^([a-z ]+): [\d.]+ s$", trained.stderr.partition("step ")[0], re.M)
+    startup = re.findall(r"^([a-z ]+): [\d.]+ (?:s|min|h)\b", trained.stderr.partition("step ")[0], re.M)
     assert startup[0] == "load libraries"
     assert {"read records", "make tokens of train records", "load weights"} <= set(startup)
     assert re.search(r"^first step after \d[\d. hmin]* s", trained.stderr, re.M)
