@@ -161,7 +161,7 @@ def _settings(words: Sequence[str]) -> tuple[Any, list[str]]:
         run = read_run_file(Path(words[-1]))
     except LookonceError:
         return words, []  # the command itself says what is wrong
-    of_own = [name for name in (run.eval.metric, *run.grpo.reward) if ":" in name]  # a function of the user's own
+    of_own = sorted({name for name in (run.eval.metric, *run.grpo.reward) if ":" in name})  # the user's functions
     return (words[:-1], run.model_dump(exclude=FREE)), [*sorted(PER_PROCESS & {*run.train.track}), *of_own]
 
 

@@ -61,6 +61,8 @@ RETRY_S = 20.0
 """How long a job waits before it tries again to get what another process uses."""
 ERROR = "Error: "
 """The beginning of a command's error message."""
+LONGEST_REASON = 500
+"""Characters of an error message that are repeated, so that the command in its advice is whole."""
 PR_SET_PDEATHSIG = 1
 """An option of Linux's prctl: the signal that a process gets when the one that started it ends."""
 
@@ -318,7 +320,7 @@ def _reason(code: int, error: str, log: Path) -> str:
     """Why a process failed: the signal that killed it, or its last error."""
     if code < 0:
         return f"killed by {signal.Signals(-code).name}, see {log}"
-    return f"{shown(error) or f'exit code {code}'}, see {log}"
+    return f"{shown(error, LONGEST_REASON) or f'exit code {code}'}, see {log}"
 
 
 def _last_error(log: Path) -> str:

@@ -74,12 +74,12 @@ def run(jobs, num_slots=1, notes=None):
 @pytest.mark.guarantee("A study names the runs that fail, and finishes all others.")
 def test_what_waits_for_a_failed_job_is_skipped_and_the_rest_finishes(job):
     jobs = [job("a", "1"), job("b", after=("a",)), job("c", after=("b",)), job("d"), job("e", "-9")]
-    jobs[0].log.write_text("Error: before\nstep 1\nError: a.yaml is wrong:\n  b: unknown key\n")
+    advice = f"; write another one: lookonce init {'folder/' * 20}a.yaml"
+    jobs[0].log.write_text(f"Error: before\nstep 1\nError: a.yaml is wrong:\n  b: unknown key{advice}\n")
     outcome = run(jobs, 2)
     assert outcome.done == ["d"] and outcome.skipped == {"b": "a failed", "c": "b is skipped"}
-    assert outcome.failed["a"].startswith("a.yaml is wrong: b: unknown key, see ") and outcome.failed["e"].startswith(
-        "killed by SIGKILL"
-    )
+    assert outcome.failed["a"].startswith(f"a.yaml is wrong: b: unknown key{advice}, see ")
+    assert outcome.failed["e"].startswith("killed by SIGKILL")
     assert outcome.exit_code == 1 and "b is skipped, because a failed" in outcome.text()
 
 
