@@ -128,7 +128,7 @@ def absolute(path: Path) -> Path:
 
 
 def file_of(picture: Picture, path: Path) -> Path:
-    """The file of an image; one of Pillow is written to `path` as PNG, which notes a transparent colour."""
+    """The file of an image; one of Pillow is written to `path`, and then read and encoded like all others."""
     if not isinstance(picture, Image.Image):
         return Path(picture)
     path.write_bytes(png_bytes(picture))
