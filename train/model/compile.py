@@ -37,6 +37,7 @@ passes cannot be captured. FSDP's hooks are outside of a layer's forward method,
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import itertools
 import os
 import stat
@@ -262,8 +263,36 @@ def for_all_lengths() -> Iterator[None]:
         torch._dynamo.config.patch(COMPILER),
         fx_config.patch(use_duck_shape=False),  # type: ignore[attr-defined]
         autograd_config.patch(AUTOGRAD),
+        _same_keys_in_all_programs(),
     ):
         yield
+
+
+@contextlib.contextmanager
+def _same_keys_in_all_programs() -> Iterator[None]:
+    """Let the key of a graph not depend on which module of the process was the first to import torch.
+
+    A key is the hash of a pickle, in which the memory format of a weight is `torch.contiguous_format` of the first
+    module that has imported torch: the program itself if it imports multiprocessing before, as a study's process does.
+    """
+    reducers: dict[Any, Any] = copyreg.dispatch_table
+    before = reducers.get(torch.memory_format)
+    reducers[torch.memory_format] = _reduced
+    try:
+        yield
+    finally:
+        if before is None:
+            del reducers[torch.memory_format]
+        else:
+            reducers[torch.memory_format] = before
+
+
+def _reduced(memory_format: torch.memory_format) -> tuple[Any, ...]:
+    return _memory_format, (str(memory_format).removeprefix("torch."),)
+
+
+def _memory_format(name: str) -> Any:
+    return getattr(torch, name)
 
 
 def check_layers(family: Family, config: Any) -> None:

@@ -9,18 +9,25 @@ import pytest
 from support.processes import Preloaded
 
 SCRIPT = """
-import json, sys
+import json, sys, types
 from pathlib import Path
 import torch
 from torch._dynamo.utils import counters
-from lookonce.train.model.compile import CompileCache
+from lookonce.train.model.compile import CompileCache, for_all_lengths
 
 folder, notes = Path(sys.argv[1]), []
+program = types.ModuleType("program")
+program.torch = torch
+modules = {**sys.modules}
+if sys.argv[2] == "b":  # as in a program that imports multiprocessing and then torch
+    sys.modules.clear()
+    sys.modules.update({"program": program, **modules})
 cache = CompileCache(folder / "compiler", folder / "config.json", notes.append)
 cache.load()
 product = torch.compile(lambda one, other: (one @ other).T, dynamic=True)  # no kernel for which C++ is compiled
-weight = torch.eye(8, requires_grad=True)
-product(torch.ones(16, 8), weight).sum().backward()
+weight = torch.nn.Parameter(torch.eye(8))  # with static sizes, as the weights of a layer
+with for_all_lengths():
+    product(torch.ones(16, 8), weight).sum().backward()
 cache.save()
 print(json.dumps([weight.grad.sum().item(), counters["aot_autograd"], counters["inductor"], notes]))
 """
@@ -32,7 +39,7 @@ def compile_in_a_process(
     """The result, PyTorch's counters and the notes of a process on a machine with a compiler folder of its own."""
     variables = {"TORCHINDUCTOR_CACHE_DIR": str(folder / machine)}
     (folder / "program.py").write_text(SCRIPT)  # the compiler's keys have the hash of the source file
-    process = preloaded.start(SCRIPT, str(folder), folder=folder, name="program.py", **variables)
+    process = preloaded.start(SCRIPT, str(folder), machine, folder=folder, name="program.py", **variables)
     assert process.wait() == 0, process.error
     return json.loads(process.out)
 
