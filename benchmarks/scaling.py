@@ -11,8 +11,7 @@ CPU, ranks use gloo.
 
 step    the variant `shared` of `lookonce bench step`, with `--samples` samples a rank and with `--samples` in all. CUDA
         events time the exchange of gradients on each rank. A rank that comes early waits in it for the others: of each
-        step the shortest time of all ranks is the exchange, and what the others spend more is waiting. The exchange is
-        also repeated in the first step, where all ranks are there; this is the exchange alone.
+        step the shortest time of all ranks is the exchange, and what the others spend more is waiting.
 cache   one worker a GPU builds a cache of `--images` different files, with the tower loaded. Decoding alone uses the
         same processes, and the disk alone gets the same bytes, each on all ranks at once; the tower's rate follows from
         the time that it kept the GPU busy. The slowest of the three limits the build.
@@ -61,8 +60,6 @@ from lookonce.train.model.packs import average_gradients
 Row = dict[str, Any]
 ORDER = "LOOKONCE_SCALING"
 """The variable that says what a process measures which `Host` has started."""
-NUM_ALONE = 20
-"""How often the exchange of gradients is repeated in the first step."""
 NUM_RUNS, SEED = 8, 42
 """Trainings of the study, and the seed of the first."""
 NUM_SHARDS = 64
@@ -76,18 +73,12 @@ class Exchange:
     """The exchange of gradients of a training, timed; in place of `average_gradients`."""
 
     def __init__(self) -> None:
-        self.alone: list[tuple[Any, Any]] = []
         self.times: list[tuple[Any, Any]] = []
 
     def __call__(self, model: Any) -> None:
-        if not self.alone:
-            self.alone = [self._timed(model) for _ in range(NUM_ALONE)]
-        self.times.append(self._timed(model))
-
-    def _timed(self, model: Any) -> tuple[Any, Any]:
         begin = _moment()
         average_gradients(model)
-        return begin, _moment()
+        self.times.append((begin, _moment()))
 
 
 def _moment() -> Any:
@@ -117,9 +108,8 @@ def step_of_rank(run_file: Path, *sizes: str) -> Iterator[Row]:
             [report] = bench_step(opened, opened.examples("train")[0], find_variants(["shared"]))
         [measured] = report.measured
         times = [_milliseconds(*moments) for moments in exchange.times[-measured.num_steps :]]
-        alone = statistics.median(_milliseconds(*moments) for moments in exchange.alone) if exchange.alone else 0.0
         reserved = torch.cuda.max_memory_reserved() / 1e9 if torch.cuda.is_available() else 0.0
-        of_all = [mine := (times, alone, reserved, measured.wait_share)] * num_ranks()
+        of_all = [mine := (times, reserved, measured.wait_share)] * num_ranks()
         if num_ranks() > 1:
             torch.distributed.all_gather_object(of_all, mine)
         step_ms = 1e3 * measured.seconds / measured.num_steps
@@ -131,12 +121,11 @@ def step_of_rank(run_file: Path, *sizes: str) -> Iterator[Row]:
             "samples a step": int(samples),
             "ms a sample": measured.ms_per_sample,
             "ms a step": step_ms,
-            "exchange alone, ms": max(alone for _, alone, *_ in of_all),
             "exchange, ms": shortest,
             "share of the exchange": shortest / step_ms,
             "share of waiting for ranks": waiting / step_ms,
             "share of waiting for data": max(waits for *_, waits in of_all),
-            "GB reserved": max(memory for *_, memory, _ in of_all),
+            "GB reserved": max(memory for _, memory, _ in of_all),
             "first loss": measured.losses[0],
         }
 
@@ -162,17 +151,22 @@ def cache_of_rank(run_file: Path, place: str) -> Iterator[Row]:
                 pass
             decoder.close()
 
-        def rate(work: Callable[[], Any]) -> tuple[float, Any]:
-            """Images a second of all workers, until the last one has ended; and what the work returns."""
+        def rate(seconds: float) -> float:
+            """Images a second of all workers, of which this one took so many seconds, until the last one has ended."""
+            return 1e6 * len(wanted) / ranks.largest(int(1e6 * seconds))
+
+        def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+            """Images a second, and what the work returns."""
             ranks.wait()
             began = time.perf_counter()
             done = work()
-            return 1e6 * len(wanted) / ranks.largest(int(1e6 * (time.perf_counter() - began))), done
+            return rate(time.perf_counter() - began), done
 
         build(own := folder / f"rank-{ranks.rank}", beside.first(opened.images, NUM_WARM_UP))
-        decoding, _ = rate(decode)
-        writing, _ = rate(lambda: beside.disk_alone(own, of_mine * fingerprint.bytes_per_token, shard_bytes))
-        built, report = rate(lambda: build(folder / "built", opened.images))
+        decoding, _ = timed(decode)
+        ranks.wait()
+        writing = rate(beside.disk_alone(own, of_mine * fingerprint.bytes_per_token, shard_bytes))
+        built, report = timed(lambda: build(folder / "built", opened.images))
         encoded = ranks.gather_for_all((report.num_encoded, report.phases.get("tower", 0.0)))
         cores = ranks.gather_for_all(num_cores())
     if ranks.is_first:
