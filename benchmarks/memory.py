@@ -117,7 +117,9 @@ def documented(options: Any, checkpointing: str) -> tuple[str, ...]:
     expected = peak_gb(name, tokens, chosen, options.frozen)
     memory = (usable_gb(card), expected, peak, reserved / 1e9, used / 1e9)
     setting = f"{options.model} {options.frozen}, checkpointing: {checkpointing}"
-    return setting, f"{length:,}", f"{tokens:,}", *(f"{number:.1f}" for number in memory)
+    row = (setting, f"{length:,}", f"{tokens:,}", *(f"{number:.1f}" for number in memory))
+    log(*row)
+    return row
 
 
 def log(*values: Any) -> None:
