@@ -289,14 +289,20 @@ Named = Iterable[tuple[str, Row]]
 """Rows to write, and what to call each in a message."""
 
 
+def read_cells(path: Path, name: str | None = None, delimiter: str | None = None, broken: Broken = refuse) -> Rows:
+    """As `read_csv`, for cells that `safe_cell` may have written."""
+    for origin, cells in read_csv(path, name, delimiter, broken):
+        yield origin, {from_cell(column): from_cell(cell) for column, cell in cells.items()}
+
+
 def read_table(path: Path, delimiter: str | None = None, broken: Broken = refuse) -> Rows:
     """A record per row of CSV; an empty cell is a key that the record does not have."""
-    for origin, cells in read_csv(path, delimiter=delimiter, broken=broken):
+    for origin, cells in read_cells(path, delimiter=delimiter, broken=broken):
         if not set(QUESTION_NAMES) & set(cells):
             got = f"{value_shown(list(cells))}{rename_advice(cells)}; the first line of a table must name its columns"
             error = RecordsError(f"{path}:1: no column is called `{QUESTION_NAMES[0]}`, got {got}")
             return broken(f"{path}:1", error)
-        yield origin, {from_cell(name): from_cell(cell) for name, cell in cells.items() if cell}
+        yield origin, {name: cell for name, cell in cells.items() if cell}
 
 
 def write_jsonl(path: Path, rows: Named) -> None:

@@ -166,6 +166,15 @@ class Definition(Section):
         return {*FIELD.findall(" ".join(self.images))}.union(*of_rows, *columns.metadata.values())
 
     @model_validator(mode="after")
+    def _together_is_kept(self) -> Definition:
+        if lacking := sorted({*self.split.together} - self.columns.metadata.keys()):
+            name = lacking[0]
+            raise ValueError(
+                f"split.together: no column is kept as {name}; add it, as in columns: {{metadata: {{{name}: {name}}}}}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _samples_are_no_parts(self) -> Definition:
         if taken := sorted({*PARTS} & self.samples.keys()):
             raise ValueError(f"samples: {taken[0]}.jsonl is a part of the split; choose another name")

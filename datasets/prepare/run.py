@@ -15,6 +15,7 @@ each for one reason; a test checks the sum.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,10 +46,10 @@ from lookonce.datasets.prepare.rows import (
 from lookonce.datasets.prepare.sources import Source, download_source, extract, find_source
 from lookonce.datasets.records import Record, Turn, write_records
 from lookonce.errors import ImageError, SourceError, UsageError
-from lookonce.files import read_object, write_json
+from lookonce.files import hash_file, read_object, write_json
 from lookonce.hub import is_hub_name
 from lookonce.settings import differences
-from lookonce.text import Notify, count, first_line, in_yaml, listed, nfc, quiet, rows, shell, table
+from lookonce.text import Notify, count, first_line, in_yaml, listed, nfc, quiet, rows, shell, shown, table
 
 REPORT = "report.json"
 WORK = ".prepare"
@@ -102,14 +103,20 @@ def prepare(name: str, folder: Path, options: Options, notify: Notify = quiet) -
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(f"{folder} is not empty and holds no prepared dataset; choose another folder, or empty it")
     notify(f"{definition.title or definition.name}, licence {definition.licence}; {definition.homepage}".strip("; "))
-    source = open_source(definition, options, notify)
+    source = open_source(definition, options, folder, notify)
     settings = {
         "version": VERSION,
         "definition": definition.model_dump(
             mode="json", by_alias=True, exclude=set() if definition.samples else {"samples"}
         ),
         "lists": lists,
-        "source": {"format": source.format, "revision": source.revision, "files": source.files},
+        "source": {
+            "format": source.format,
+            "revision": source.revision,
+            "files": source.files,
+            "content": None if source.revision else [hash_file(source.root / name) for name in source.files],
+            "image_root": options.image_root and os.path.abspath(options.image_root),
+        },
     }
     if complete := find_complete(folder, settings):
         return complete
@@ -137,10 +144,13 @@ def find_complete(folder: Path, settings: dict[str, Any]) -> Prepared | None:
     report = read_object(folder / REPORT)
     if not isinstance(recorded := report.get("settings"), dict):
         raise UsageError(f"{folder / REPORT} is damaged, or of another program; choose another folder")
-    if differing := differences(recorded, json.loads(json.dumps(settings, default=str))):  # as it is read back
-        shown = "\n".join(f"  {name}: {there!r} there, {now!r} now" for name, there, now in differing[:5])
+    now = json.loads(json.dumps(settings, default=str))  # as it is read back
+    if isinstance(of_source := recorded.get("source"), dict):  # 0.3.0 has not recorded all
+        now["source"] = {name: value for name, value in now["source"].items() if name in of_source}
+    if differing := differences(recorded, now):
+        lines = "\n".join(f"  {name}: {there!r} there, {here!r} now" for name, there, here in differing[:5])
         raise UsageError(
-            f"{folder} was prepared with other settings, {count(len(differing), 'difference')}:\n{shown}\n"
+            f"{folder} was prepared with other settings, {count(len(differing), 'difference')}:\n{lines}\n"
             "Choose another folder, or remove this one"
         )
     shutil.rmtree(folder / WORK, ignore_errors=True)  # left if the process was killed after the report
@@ -158,13 +168,13 @@ def resolve(definition: Definition, options: Options) -> Definition:
     return definition.model_copy(update={"split": split, "duplicates": options.duplicates or definition.duplicates})
 
 
-def open_source(definition: Definition, options: Options, notify: Notify) -> Source:
+def open_source(definition: Definition, options: Options, folder: Path, notify: Notify) -> Source:
     """The source of a dataset, downloaded if it is on the Hub; raises LookonceError if it is not available."""
     name = options.source
     if name is not None and (Path(name).exists() or not is_hub_name(name)):
         if options.revision:
             raise UsageError(f"--revision is for a dataset on the Hub, and {name} is a path; leave it out")
-        source = find_source(Path(name), definition, options.image_root)
+        source = find_source(Path(name), definition, options.image_root, without=folder)
     else:
         if name is None and definition.hub is None:
             raise SourceError(
@@ -323,7 +333,7 @@ def _describe(split: Split, rows: Sequence[Row], of_records: Sequence[Row]) -> d
 
 
 def _reason(row: Row) -> str:
-    return f"{row.problem}: {row.image_id}" if row.image_id else f"{row.problem} ({row.origin})"
+    return f"{row.problem}: {shown(row.image_id)}" if row.image_id else f"{row.problem} ({row.origin})"
 
 
 def report_text(value: Mapping[str, Any]) -> str:
@@ -459,5 +469,9 @@ def choose_split(rows: Sequence[Row], definition: Definition, lists: Lists | Non
                 "split"
             )
         return OFFICIAL_SPLIT
+    for name in split.together:
+        if not any(name in row.metadata for row in rows):
+            column = " or ".join(f"`{column}`" for column in definition.columns.metadata[name])
+            raise UsageError(f"split.together: no row has a {name}; expected a column {column} (columns.metadata)")
     of_key = split_by_image(rows, split.shares.model_dump(), split.seed, split.together)
     return Split(f"image, seed {split.seed}", lambda row: of_key[row.key])

@@ -1,7 +1,7 @@
 """From the files of a dataset, at a path or downloaded from the Hub, to rows with images.
 
-Files are parquet, CSV, JSON or JSONL: of the first of `FORMATS` that a folder has. A source is identified by the names
-and sizes of its files.
+Files are parquet, CSV, JSON or JSONL: of the first of `FORMATS` that a folder has. A source is identified by the names,
+sizes and contents of its files.
 
 Design: one pass. An embedded image is written when its row is read; image files are found by their rows and read once,
 after all rows. A row whose image is not found is kept with the reason, so that it is counted. Nothing is decoded:
@@ -11,8 +11,8 @@ Images with the same bytes are one image. Its file has the dataset's name for it
 the key are added.
 
 An image that is not embedded is a file, or a path into a tar or parquet file. Each pattern of the definition is tried
-in the image root if there is one, and in the source's folder. A name that leads out of the folder is ignored: a file of
-questions must not decide what is opened.
+in the image root if there is one, in the folder of the row's file, and in the source's folder. A name that leads out of
+the folder is ignored: a file of questions must not decide what is opened.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ from tqdm import tqdm
 from lookonce.datasets.archives import find_archive
 from lookonce.datasets.formats.image_references import suffix_of_bytes, without_suffix
 from lookonce.datasets.formats.record import check_values
+from lookonce.datasets.formats.record import shown as value_shown
 from lookonce.datasets.images import bytes_key, read_many
-from lookonce.datasets.parquet import byte_columns, image_columns, open_parquet, read_rows
+from lookonce.datasets.parquet import byte_columns, image_columns, open_parquet, read_rows, without_nulls
 from lookonce.datasets.prepare.definition import FIELD, Definition, HubSection
 from lookonce.datasets.prepare.rows import Row, part_of, text_of
-from lookonce.datasets.text_files import Rows, kind_of_file, read_array, read_csv, read_jsonl
+from lookonce.datasets.text_files import Rows, kind_of_file, read_array, read_cells, read_jsonl
 from lookonce.errors import ImageError, RecordsError, SourceError, UsageError
 from lookonce.files import NUM_THREADS, files_below, flush, naming_full_disk
 from lookonce.hub import download_dataset
@@ -44,8 +45,8 @@ from lookonce.text import first_line, nfc, value_of
 
 NUM_RECENT = 4
 """How many images the next one is compared with before its key is computed."""
-MAX_STEM = 100
-"""Characters of a file's name; filesystems allow 255 bytes."""
+MAX_STEM = 200
+"""Bytes of a file's name without its suffix and the digits of a key; filesystems allow 255."""
 URLS = ("http://", "https://")
 FORMATS = {"parquet": (".parquet",), "csv": (".csv", ".tsv"), "json": (".jsonl", ".json")}
 """File formats in order of preference, with their suffixes."""
@@ -61,6 +62,8 @@ class RawRow:
     values: dict[str, Any]
     image: bytes | None
     origin: str
+    folder: Path
+    """The folder of its file."""
 
 
 def parquet_rows(path: Path, name: str, definition: Definition) -> Iterator[RawRow]:
@@ -74,8 +77,9 @@ def parquet_rows(path: Path, name: str, definition: Definition) -> Iterator[RawR
         unread = dict.fromkeys(column for column in byte_columns(schema) if column not in kept)
         names = [column for column in schema.names if column not in unread]
         for number, row in enumerate(read_rows(file, names, image=image)):
-            values = unread | row.values | ({image.name: row.image_path} if image else {})
-            yield RawRow(values, row.image, f"{name}/{number}")
+            values = unread | {column: without_nulls(value) for column, value in row.values.items()}
+            values |= {image.name: row.image_path} if image else {}
+            yield RawRow(values, row.image, f"{name}/{number}", path.parent)
 
 
 def plain_rows(path: Path, name: str) -> Iterator[RawRow]:
@@ -83,11 +87,11 @@ def plain_rows(path: Path, name: str) -> Iterator[RawRow]:
     if not path.stat().st_size:
         return
     kind = kind_of_file(path)
-    read: Callable[..., Rows] = read_array if kind == "array" else read_csv if kind == "table" else read_jsonl
+    read: Callable[..., Rows] = read_array if kind == "array" else read_cells if kind == "table" else read_jsonl
     for origin, value in read(path, name):
         if not isinstance(value, dict):
             raise RecordsError(f"{origin}: expected a JSON object, got {type(value).__name__}")
-        yield RawRow(value, None, origin)
+        yield RawRow(value, None, origin, path.parent)
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ class Source:
     root: Path
     """The folder that the names of files are relative to."""
     files: dict[str, int]
-    """The names of the files in their order, and their sizes in bytes; these identify the source."""
+    """The names of the files in their order, and their sizes in bytes."""
     image_roots: tuple[Path, ...]
     """The folders that are searched for images that are not embedded."""
     revision: str | None = None
@@ -132,8 +136,10 @@ def download_source(
     return replace(source, location=hub.id, revision=download.commit, licence=download.license)
 
 
-def find_source(path: Path, definition: Definition, image_root: Path | None = None) -> Source:
-    """The source at a path.
+def find_source(
+    path: Path, definition: Definition, image_root: Path | None = None, without: Path | None = None
+) -> Source:
+    """The source at a path; files below the folder `without` do not belong to it.
 
     Raises:
         SourceError: no file there has rows.
@@ -145,7 +151,9 @@ def find_source(path: Path, definition: Definition, image_root: Path | None = No
         raise UsageError(f"--image-root {image_root} is not a folder")
     root = path.parent if path.is_file() else path
     names_of: dict[str, list[str]] = {}
-    for file in [path] if path.is_file() else (file for file in files_below(path) if file.name not in NOT_ROWS):
+    inside = os.path.join(os.path.abspath(without), "") if without else "\0"
+    below = (file for file in files_below(path) if not os.path.abspath(file).startswith(inside))
+    for file in [path] if path.is_file() else (file for file in below if file.name not in NOT_ROWS):
         if format := next((name for name, suffixes in FORMATS.items() if file.suffix.lower() in suffixes), ""):
             names_of.setdefault(format, []).append(file.relative_to(root).as_posix())
     chosen = next((name for name in FORMATS if name in names_of), None)
@@ -220,7 +228,8 @@ class ImageStore:
         flush(self.folder)
 
     def _free_name(self, stem: str, data: bytes, key: str) -> str:
-        safe = re.sub(r"[^\w.-]+", "_", without_suffix(stem)).strip("._")[:MAX_STEM] or "image"
+        safe = re.sub(r"[^\w.-]+", "_", without_suffix(stem)).strip("._").encode()[:MAX_STEM].decode(errors="ignore")
+        safe = safe or "image"
         match = re.search(r"\.\w{1,5}$", stem)
         suffix = suffix_of_bytes(data) or (match.group().lower() if match else ".img")
         names = (f"{safe}{suffix}", f"{safe}-{key[:12]}{suffix}", f"{key}{suffix}")
@@ -239,16 +248,18 @@ class ImageFinder:
     def __init__(self, roots: Sequence[Path], patterns: Sequence[str]) -> None:
         self._roots = [Path(os.path.abspath(root)) for root in roots]
         self._patterns = patterns
-        self._found: dict[tuple[str, ...], Path | None] = {}
+        self._found: dict[tuple[Path | str, ...], Path | None] = {}
 
-    def find(self, values: Mapping[str, Any]) -> Path | None:
-        """The image of a row, or None; the path may lead into an archive."""
+    def find(self, values: Mapping[str, Any], folder: Path) -> Path | None:
+        """The image of a row of a file in `folder`, or None; the path may lead into an archive."""
         names = tuple(name for name in (_fill(pattern, values) for pattern in self._patterns) if name)
-        if names not in self._found:
-            below = ((root, Path(os.path.normpath(root / name))) for name in names for root in self._roots)
+        if (folder, *names) not in self._found:
+            roots = [*self._roots[:-1], Path(os.path.abspath(folder)), *self._roots[-1:]]
+            below = ((root, Path(os.path.normpath(root / name))) for name in names for root in roots)
             paths = (path for root, path in below if path.is_relative_to(root))
-            self._found[names] = next((path for path in paths if os.path.isfile(path) or find_archive(path)), None)
-        return self._found[names]
+            found = next((path for path in paths if os.path.isfile(path) or find_archive(path)), None)
+            self._found[folder, *names] = found
+        return self._found[folder, *names]
 
 
 def _fill(pattern: str, values: Mapping[str, Any]) -> str:
@@ -272,7 +283,7 @@ def extract(source: Source, definition: Definition, images: Path) -> tuple[list[
             row, named = _row_of(raw, part, definition)
             if raw.image is not None:
                 row = replace(row, **store.add(raw.image, _stem(row, named["image"]))._asdict())
-            elif path := finder.find(named):
+            elif path := finder.find(named, raw.folder):
                 rows_of[path].append(len(rows))
             else:
                 row = replace(row, problem="no image was found")
@@ -297,8 +308,8 @@ def _row_of(raw: RawRow, part: str, definition: Definition) -> tuple[Row, dict[s
         image_id = without_suffix(image)
     metadata = {name: _first(values, names) for name, names in columns.metadata.items()}
     row = Row(
-        question=text_of(_required(raw, columns.question, "question")),
-        answer=text_of(_required(raw, columns.answer, "answer")),
+        question=_text(raw, columns.question, "question"),
+        answer=_text(raw, columns.answer, "answer"),
         key="",
         image_id=image_id,
         split=part_of(text_of(_first(values, columns.split))) or part,
@@ -319,13 +330,20 @@ def _has(values: Mapping[str, Any], name: str) -> bool:
     return name in values or (not name.isascii() and nfc(name) in map(nfc, values))
 
 
-def _required(raw: RawRow, names: Sequence[str], key: str) -> Any:
+def _text(raw: RawRow, names: Sequence[str], key: str) -> str:
+    """The question or the answer of a row."""
     if not any(_has(raw.values, name) for name in names):
         raise RecordsError(
             f"{raw.origin}: expected a column {' or '.join(f'`{name}`' for name in names)}, got {sorted(raw.values)}; "
             f"name it in the dataset's YAML file: columns: {{{key}: NAME}}"
         )
-    return _first(raw.values, names)
+    value = _first(raw.values, names)
+    if isinstance(value, dict | list | bytes):
+        raise RecordsError(
+            f"{raw.origin}: the {key} must be a text, got {value_shown(value)}; write a row for each of several "
+            "answers: rows with the same image and question become one record with all answers as references"
+        )
+    return text_of(value)
 
 
 def _stem(row: Row, file_name: str) -> str:

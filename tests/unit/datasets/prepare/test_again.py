@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.rows import files_in
+from support.rows import files_in, write_lines
 
 from lookonce.claim_file import FolderClaim
 from lookonce.datasets.prepare import run
 from lookonce.datasets.prepare.run import WORK, Options, prepare
 from lookonce.errors import UsageError
+from lookonce.files import read_object, write_json
 
 
 class PowerCut(BaseException):
@@ -132,3 +134,40 @@ def test_a_folder_that_another_process_completed_meanwhile_is_not_prepared_again
 
     monkeypatch.setattr(FolderClaim, "take", slow)
     assert not made().is_new and first[0].is_new
+
+
+@pytest.fixture
+def source_of_files(tmp_path):
+    """A source of one row whose image lies in either of two folders."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0.jpg").write_bytes(b"\xff\xd8\xff" + name.encode())
+    return write_lines(tmp_path / "in" / "rows.jsonl", {"image": "0.jpg", "question": "q", "answer": "yes"})
+
+
+def test_another_content_or_image_folder_is_another_source(tmp_path, out, source_of_files):
+    (tmp_path / "own.yaml").write_text("name: own")
+    own, options = str(tmp_path / "own.yaml"), Options(str(source_of_files), image_root=tmp_path / "one")
+    assert prepare(own, out, options).is_new and not prepare(own, out, options).is_new
+    with pytest.raises(UsageError, match=r"(?s)other settings, 1 difference:\n  source.image_root: .*one.*two"):
+        prepare(own, out, replace(options, image_root=tmp_path / "two"))
+    source_of_files.write_text(source_of_files.read_text().replace("yes", "not"))
+    with pytest.raises(UsageError, match=r"(?s)other settings, 1 difference:\n  source.content"):
+        prepare(own, out, options)
+
+
+def test_a_dataset_prepared_by_an_earlier_version_is_complete(tmp_path, out, source_of_files):
+    (tmp_path / "own.yaml").write_text("name: own")
+    own, options = str(tmp_path / "own.yaml"), Options(str(source_of_files), image_root=tmp_path / "one")
+    prepare(own, out, options)
+    report = read_object(out / "report.json")
+    del report["settings"]["source"]["content"], report["settings"]["source"]["image_root"]
+    write_json(out / "report.json", report)
+    assert not prepare(own, out, options).is_new
+
+
+def test_what_is_prepared_within_its_source_does_not_belong_to_it(tmp_path, source_of_files):
+    (tmp_path / "own.yaml").write_text("name: own")
+    own, options = str(tmp_path / "own.yaml"), Options(str(tmp_path / "in"), image_root=tmp_path / "one")
+    assert prepare(own, tmp_path / "in" / "out", options).is_new
+    assert not prepare(own, tmp_path / "in" / "out", options).is_new

@@ -7,6 +7,7 @@ import io
 import json
 import tarfile
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -184,6 +185,71 @@ def test_without_any_image_the_error_names_the_searched_paths_and_an_image_root_
         made(source=tmp_path / "in")
     with pytest.raises(UsageError, match="--image-root .*gone is not a folder"):
         made("other", tmp_path / "in", image_root=tmp_path / "gone")
+
+
+@pytest.fixture
+def prepared_own(tmp_path):
+    """Prepares rows in a folder `in` by a definition of one's own, with further keys, into a folder."""
+
+    def prepared_own(text="", name="out", **options):
+        (tmp_path / "own.yaml").write_text(f"name: own\n{text}")
+        return prepare(str(tmp_path / "own.yaml"), tmp_path / name, Options(str(tmp_path / "in"), **options))
+
+    return prepared_own
+
+
+def test_a_row_has_the_image_beside_its_own_file(tmp_path, prepared_own):
+    for part, picture in (("train", b"\xff\xd8\xff1"), ("test", b"\xff\xd8\xff2")):
+        write_lines(tmp_path / "in" / part / "metadata.jsonl", {"file_name": "0.jpg", "question": "q", "answer": part})
+        (tmp_path / "in" / part / "0.jpg").write_bytes(picture)
+    folder = prepared_own("split: {by: official}").folder
+    for part, picture in (("train", b"\xff\xd8\xff1"), ("test", b"\xff\xd8\xff2")):
+        [record] = read_records(folder / f"{part}.jsonl")
+        assert record.images[0].read_bytes() == picture
+
+
+@pytest.mark.guarantee("All sources of a dataset give the same records.")
+def test_cells_that_a_spreadsheet_would_take_for_formulas_have_their_text(tmp_path, prepared_own):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "0.jpg").write_bytes(IMAGES["cl0"])
+    (tmp_path / "in" / "rows.csv").write_text("image,question,answer\n0.jpg,'= how large?,'-5 mm\n")
+    [record] = read_records(prepared_own().folder / "train.jsonl")
+    assert [(turn.question, turn.answer) for turn in record.turns] == [("= how large?", "-5 mm")]
+
+
+@pytest.mark.parametrize("key", ["question", "answer"])
+@pytest.mark.parametrize("value", [["yes", "no"], {"a": 1}])
+def test_a_list_or_an_object_is_no_text(tmp_path, prepared_own, key, value):
+    write_lines(tmp_path / "in" / "rows.jsonl", {"image": "0.jpg", "question": "q", "answer": "a"} | {key: value})
+    with pytest.raises(RecordsError, match=rf"rows.jsonl:1: the {key} must be a text, got .*; write a row for each"):
+        prepared_own()
+
+
+def test_metadata_without_a_json_type_become_texts(tmp_path, prepared_own):
+    row = {"image": {"bytes": IMAGES["cl0"], "path": None}, "question": "q", "answer": "a"}
+    taken = datetime(2026, 11, 26, 12, 30)
+    write_parquet(tmp_path / "in" / "rows.parquet", [row | {"taken": taken}], {"taken": pa.timestamp("s")})
+    [record] = read_records(prepared_own("columns: {metadata: {taken: taken}}").folder / "train.jsonl")
+    assert record.metadata["taken"] == "2026-11-26 12:30:00"
+
+
+@pytest.mark.parametrize("name", ["胃" * 99, "a" * 300])
+def test_a_long_name_of_an_image_is_cut(tmp_path, prepared_own, name):
+    row = {"image": {"bytes": IMAGES["cl0"], "path": None}, "question": "q", "answer": "a", "image_id": name}
+    write_parquet(tmp_path / "in" / "rows.parquet", [row])
+    [path] = (prepared_own().folder / "images").iterdir()
+    assert name.startswith(path.stem) and path.suffix == ".jpg" and 190 < len(path.name.encode()) < 240
+
+
+def test_rows_stay_together_by_metadata_that_they_have(tmp_path, prepared_own):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "0.jpg").write_bytes(IMAGES["cl0"])
+    write_lines(tmp_path / "in" / "rows.jsonl", {"image": "0.jpg", "question": "q", "answer": "a", "patient": 1})
+    with pytest.raises(UsageError, match="no column is kept as patient; add it, as in columns: {metadata: {patient"):
+        prepared_own("split: {together: [patient]}")
+    with pytest.raises(UsageError, match="no row has a patient; expected a column `patientid`"):
+        prepared_own("split: {together: [patient]}\ncolumns: {metadata: {patient: patientid}}")
+    prepared_own("split: {together: [patient]}\ncolumns: {metadata: {patient: patient}}")
 
 
 @pytest.mark.parametrize("name", ["../secret.jpg", "/etc/hostname", "images/../../secret.jpg", "a\0b.jpg"])
