@@ -98,6 +98,8 @@ class Augment(Changes):
             UsageError: an answer is a point or a box, or a text has coordinates, which geometry moves; or a text says
                 left or right, which a mirror exchanges.
         """
+        if self.variants == 1:
+            return
         geometry = listed(sorted(json.loads(self.recipe).keys() & {"rotate", "crop", "hflip"}))
         mirrors = (self.hflip or self.rotate > MAX_TILT) and not self.force
         for record in records if geometry else ():

@@ -37,7 +37,7 @@ from pydantic import AfterValidator, AliasChoices, BeforeValidator, ConfigDict, 
 
 from lookonce.datasets.formats.record import Record, as_list
 from lookonce.errors import RecordsError
-from lookonce.settings import MAX_COUNT, Section, read_settings
+from lookonce.settings import MAX_COUNT, TRUTH_VALUES, Section, read_settings
 from lookonce.text import Notify, count, listed, nfc, quiet, quoted, shown, value_of
 
 MAX_NUMBER = 2**53
@@ -103,7 +103,10 @@ def check_values(records: Iterable[Record], field: str, values: Iterable[Any], k
         fields = f"fields are {listed(known, 10)}" if known else advice
         raise RecordsError(f"`{key}`: no record has the field {field}; {fields}")
     if unknown := [text for text in map(as_text, values) if text not in present]:
-        raise RecordsError(f"`{key}`: no record has {field} {unknown[0]}; values are {listed(sorted(present), 10)}")
+        quotes = f"; {TRUTH_VALUES}" if unknown[0] in ("true", "false") else ""
+        raise RecordsError(
+            f"`{key}`: no record has {field} {unknown[0]}; values are {listed(sorted(present), 10)}{quotes}"
+        )
 
 
 def connected(groups: Iterable[Sequence[Item]]) -> dict[Item, Item]:

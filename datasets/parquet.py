@@ -220,15 +220,16 @@ def read_parquet(path: Path, broken: Broken = refuse) -> Rows:
     try:
         with open_parquet(path) as file:
             columns = _Columns.of(file)
-            if columns.is_embedded and path.suffix.lower() != ".parquet":
+            if columns.embedded and path.suffix.lower() != ".parquet":
                 raise RecordsError(f"{path}: its images can only be read if its name ends in .parquet; rename it")
             num_rows = IMAGE_ROWS if columns.has_lists_of_bytes else TEXT_ROWS
             for number, row in enumerate(read_rows(file, columns.names, num_rows=num_rows)):
                 values = without_nulls(row.values)
-                if columns.is_embedded:
-                    values["image"] = Path(os.path.abspath(path), str(number))
-                elif columns.image in values:
-                    values["image"] = values.pop(columns.image)
+                image = values.pop(columns.image, None)
+                if columns.embedded is True or (columns.embedded and columns.embedded[number]):
+                    image = Path(os.path.abspath(path), str(number))
+                if image:
+                    values["image"] = image
                 origin = f"{path}: row {number}"
                 try:
                     values = _opened(values, origin)
@@ -255,8 +256,8 @@ def left_out_columns(path: Path) -> list[str]:
 class _Columns(NamedTuple):
     names: list[str]
     image: str | None
-    is_embedded: bool
-    """Whether the image column holds bytes, not only paths."""
+    embedded: bool | list[bool]
+    """Whether the image column holds bytes, not only paths; of each row, if the first one has none."""
     has_lists_of_bytes: bool
     """Whether other columns hold bytes, in lists."""
 
@@ -273,15 +274,16 @@ class _Columns(NamedTuple):
         names = [field.name for field in schema if field.name != name]
         names = [column for column in names if column not in of_bytes or column in referring]
         has_lists = any(column in of_bytes for column in names)
-        if image is None or not image.path_field or not _is_empty(file, image):
+        if image is None or not image.path_field or next(_has_bytes(file, image, 1), True):
             return cls(names, name, image is not None, has_lists)
-        return cls([*names, image.path_field], name, False, has_lists)
+        embedded = [*_has_bytes(file, image, TEXT_ROWS)]
+        return cls([*names, image.path_field], name, any(embedded) and embedded, has_lists)
 
 
-def _is_empty(file: Any, image: ImageColumn) -> bool:
-    """Whether the first row has no bytes: then the images lie beside the file, at the paths in this column."""
-    first = next(read_values(file, image.bytes_field, 1), None)
-    return first is not None and (first.as_py() or {}).get("bytes") is None
+def _has_bytes(file: Any, image: ImageColumn, num_rows: int) -> Iterator[bool]:
+    """Whether each row has the bytes of its image; else the image is the file at the row's path, if it has one."""
+    for value in read_values(file, image.bytes_field, num_rows):
+        yield value.is_valid and value["bytes"].is_valid
 
 
 def without_nulls(value: Any) -> Any:

@@ -19,7 +19,7 @@ KEYED = re.compile(r"""["'](?:point|bbox)_2d["']\s*:\s*\[([^][]*)\]""")
 """How Qwen's models write a point or a box, beside a label."""
 _AXIS = r"\b(?:x|y)(?:[12]|_?(?:min|max))?\b|\b(?:left|top|right|bottom)\b"
 NAMED = re.compile(rf"{_AXIS}|\b(?:left|top|right|bottom|point|box|bbox)(?:_2d)?\b", re.I)
-AXIS = re.compile(rf"""({_AXIS})["']?\s*[=:]?\s*["']?\s*$""", re.I)
+AXIS = re.compile(rf"""({_AXIS})["']?\s*+[=:]?\s*+["']?\s*+$""", re.I)
 """The name of a number that follows it."""
 AROUND = re.compile(r"[\s\[\](){}\"'=:,]*")
 MARKS = re.compile(r"[\[({]|,\s")

@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, AnyStr, Literal
 
-from lookonce.datasets.formats.record import QUESTION_NAMES, Row, is_utf8, rename_advice
+from lookonce.datasets.formats.record import KEYS, QUESTION_NAMES, Row, is_utf8, rename_advice
 from lookonce.datasets.formats.record import shown as value_shown
 from lookonce.errors import RecordsError
 from lookonce.files import open_regular
@@ -156,14 +156,14 @@ def _skip_space(text: str, position: int) -> int:
 def read_csv(path: Path, name: str | None = None, delimiter: str | None = None, broken: Broken = refuse) -> Rows:
     """The cells of each row by the names in the header; blank lines are skipped.
 
-    `delimiter` is by default the one that separates the header.
+    `delimiter` is by default the one that separates the usual names in the header, or the most names.
     """
     csv.field_size_limit(MAX_CELL_CHARACTERS)
     name, start = name or str(path), 1
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
             first = next(filter(str.strip, iter(partial(file.readline, HEAD_BYTES), "")), "")
-            delimiter = delimiter or max(SEPARATORS, key=first.count)
+            delimiter = delimiter or max(SEPARATORS, key=partial(_separated, first))
             file.seek(0)
             rows = csv.reader(_lines(file, name), delimiter=delimiter, strict=True)
             header = next(filter(None, rows), [])
@@ -181,6 +181,12 @@ def read_csv(path: Path, name: str | None = None, delimiter: str | None = None, 
             broken(f"{name}:{start}", RecordsError(f"{name}:{start}: not CSV ({advice or error})"))
         except UnicodeDecodeError as error:
             raise not_utf8(name, error, "CSV") from None
+
+
+def _separated(header: str, mark: str) -> tuple[int, int]:
+    """How many usual names a mark separates in the first line of a table, and how many cells outside of quotes."""
+    cells = re.sub(r'"[^"]*"', "", header).split(mark)
+    return len(KEYS & {cell.strip(' "\r\n') for cell in header.split(mark)}), len(cells)
 
 
 def _check_header(header: list[str], name: str) -> None:

@@ -41,6 +41,7 @@ from lookonce.cache.store.metadata import MANIFEST, PlannedImage, Shard
 from lookonce.cache.store.reader import VisionCache, find_cache
 from lookonce.datasets.context import NOT_ANSWERED
 from lookonce.datasets.formats.image_references import IMAGE_SUFFIX, SUFFIXES
+from lookonce.datasets.formats.record import is_utf8
 from lookonce.datasets.images import ImageIndex, index_images, read_bytes
 from lookonce.datasets.records import Record, RecordsFile, Turn
 from lookonce.errors import ImageError, LookonceError, RecordsError, TrainingError, UsageError
@@ -50,7 +51,7 @@ from lookonce.eval.decoding.dialogue import Answer, Dialogue
 from lookonce.files import files_below, hash_file
 from lookonce.run.folder import RECORD
 from lookonce.run.open import TO_ANSWER, OpenRun, open_run, run_for_model
-from lookonce.text import Notify, count, quiet
+from lookonce.text import Notify, count, quiet, quoted
 from lookonce.train.data.batches import CPU
 from lookonce.train.data.dataset import png_bytes
 from lookonce.train.model.frozen import model_settings
@@ -85,7 +86,10 @@ def read_questions(path: Path, image_root: Path | None = None) -> tuple[list[Que
 def ask_each(
     prompts: Iterable[tuple[Path, ...]], questions: Sequence[str], system: str | None = None
 ) -> list[Question]:
-    """Each question about each prompt's images, those of the first prompt first; raises UsageError if one is empty."""
+    """Each question about each prompt's images, those of the first prompt first; raises UsageError if one is empty or
+    not UTF-8."""
+    for text in (*questions, system or ""):
+        _check_utf8(text)
     if empty := [number for number, text in enumerate(questions, start=1) if not text.strip()]:
         raise UsageError(f"question {empty[0]} of {len(questions)} is empty; leave it out or write one")
     return [
@@ -93,6 +97,11 @@ def ask_each(
         for images in (tuple(map(absolute, prompt)) for prompt in prompts)
         for number, text in enumerate(questions, start=1)
     ]
+
+
+def _check_utf8(text: str) -> None:
+    if not is_utf8(text):
+        raise UsageError(f"{quoted(text)} is not UTF-8; set the terminal to UTF-8, or convert its file with iconv")
 
 
 def match_images(patterns: Iterable[str]) -> list[Path]:
@@ -425,7 +434,8 @@ class Conversation:
     """Questions and answers so far."""
 
     def __init__(self, answerer: Answerer, images: Sequence[Path] = (), system: str | None = None) -> None:
-        """Raises ImageError if an image cannot be read."""
+        """Raises ImageError if an image cannot be read, and UsageError if the system text is not UTF-8."""
+        _check_utf8(system or "")
         self._answerer, self._system = answerer, system or answerer.system
         self.show(images)
 
@@ -448,6 +458,7 @@ class Conversation:
         Raises:
             LookonceError: it cannot be answered; the conversation is then as before.
         """
+        _check_utf8(question)
         questions = (*self._questions, question)
         turns = tuple(Turn(text, NOT_ANSWERED) for text in questions)
         record = Record(self._images, turns, self._system, origin="the conversation")

@@ -254,15 +254,22 @@ def _by_key(predictions: Sequence[Prediction]) -> dict[Key, Prediction]:
     """The predictions by their keys, in their order."""
     numbers_of: dict[QuestionKey, list[int]] = {}
     for number, row in enumerate(predictions):
-        numbers_of.setdefault((row.image_keys, nfc(row.question), row.turn), []).append(number)
+        numbers_of.setdefault((row.image_keys or row.images, nfc(row.question), row.turn), []).append(number)
     told_apart = [  # from another question with the same text; own answers before it are others in each run
-        (sorted(_references(row)), [nfc(turn.question) for turn in row.earlier], row.origin) for row in predictions
+        (sorted(_references(row)), nfc(row.system or ""), [nfc(turn.question) for turn in row.earlier], _place(row))
+        for row in predictions
     ]
     keys: dict[int, Key] = {}
     for question_key, numbers in numbers_of.items():
         numbers.sort(key=told_apart.__getitem__)
         keys |= {number: (*question_key, index) for index, number in enumerate(numbers)}
     return {keys[number]: row for number, row in enumerate(predictions)}
+
+
+def _place(row: Prediction) -> tuple[str, int]:
+    """The file and the line that a question is from."""
+    line = row.origin[len(row.origin.rstrip("0123456789")) :]
+    return row.origin.removesuffix(line), int(line or 0)
 
 
 def _differences(

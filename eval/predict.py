@@ -19,11 +19,12 @@ from typing import Any
 
 from tqdm import tqdm
 
+from lookonce.datasets.formats.record import is_utf8
 from lookonce.datasets.images import ImageIndex, index_images
 from lookonce.datasets.records import Turn
 from lookonce.datasets.text_files import write_csv, write_jsonl
 from lookonce.environment import shorten
-from lookonce.errors import LookonceError
+from lookonce.errors import ImageError, LookonceError
 from lookonce.eval.answerer import Answerer, Results
 from lookonce.eval.answers.files import PartialAnswers
 from lookonce.eval.answers.questions import Question, Turns, dialogue_numbers, on_this_machine, row_of, turns_before
@@ -129,15 +130,20 @@ def predict(
     before = {number: answer for number, [answer] in unfinished.read().items()} if unfinished else {}
     if before:
         notify(f"continuing: {len(before):,} of {count(len(questions), 'question')} were answered before")
-    results: Results = {**before}
+    unwritable: Results = {
+        number: ImageError("the name of its image file is not UTF-8; rename the file")
+        for number, (record, _) in enumerate(questions)
+        if not all(is_utf8(str(path)) for path in record.images)
+    }
+    results: Results = {**before, **unwritable}
     bar = partial(tqdm, desc="answer questions", unit="question", leave=False, disable=None)
     with unfinished or contextlib.nullcontext(), bar(total=len(questions), initial=len(before)) as progress:
-        for round_results in answerer.results(questions, images, before.keys(), notify):
+        for round_results in answerer.results(questions, images, {*results}, notify):
             for number, result in round_results.items():
                 if unfinished and isinstance(result, Answer):
                     unfinished.add(number, [result])
             progress.update(len(round_results.keys() - before.keys()))
-            results |= round_results
+            results |= round_results | unwritable
     rows = _rows(answerer, questions, images, results)
     if output and rows:
         write_rows(output, rows)

@@ -217,6 +217,7 @@ class _Build:
         image_keys = set(images.path_of)
         stored = {key for key in image_keys if key in cache}
         failed = {key: cache.failed[key].reason for key in image_keys - stored if key in cache.failed}
+        images_of = {key: images.variants[key].of if key in images.variants else key for key in failed}
         return BuildReport(
             folder=folder,
             num_wanted=len(image_keys),
@@ -225,7 +226,8 @@ class _Build:
             num_by_others=len(stored - finished - encoded),
             num_reused=len(stored & finished - encoded),
             num_missing=len(image_keys - stored - failed.keys()),
-            quarantined=failed | {str(path): reason for path, reason in images.unusable.items()},
+            quarantined={images_of[key]: reason for key, reason in failed.items()}
+            | {str(path): reason for path, reason in images.unusable.items()},
             num_shards=cache.num_shards,
             size_bytes=cache.size_bytes,
             seconds=seconds,

@@ -7,6 +7,7 @@ whether the bytes are still the same.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -92,7 +93,7 @@ def show(cache: VisionCache, name: str) -> ShowReport:
     shard = next((shard.name for shard in plan.shards if key in shard.keys), "")
     if shard:
         return ShowReport(state="planned", shard=shard, **about)
-    former = sorted({image.key for image in plan.images if name in image.files})
+    former = sorted({image.key for image in plan.images if os.path.abspath(name) in image.files})
     changed = f"; the file was image {former[0]} when it was planned" if former else ""
     raise UsageError(f"{cache.folder} has no image {key} ({name}){changed}; encode it with: {BUILD_COMMAND}")
 

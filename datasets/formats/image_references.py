@@ -77,7 +77,8 @@ DATA = re.compile(r"data:[^,]*;base64,", re.IGNORECASE)
 MAX_PATH = 4096
 """The longest path; longer texts are embedded images."""
 ELSEWHERE = "move it there or give another image root"
-ID_FOLDERS, ID_SUFFIXES = ("", "images/"), ("", *(f".{suffix}" for suffix in SUFFIXES))
+ID_FOLDERS = ("", "images/")
+ID_SUFFIXES = ("", *(f".{suffix}" for suffix in (*SUFFIXES, *map(str.upper, SUFFIXES))))
 OBJECT_KEYS = ("bytes", "path", "url", "image")
 
 
@@ -155,7 +156,7 @@ class Finder:
 
         This is the only search on the disk: the root and its folder `images` are looked at.
         """
-        if (key := f"id {name}") not in self._known:
+        if (key := f"\0{name}") not in self._known:  # no name of a file
             paths = (self._path(f"{folder}{name}{suffix}") for folder in ID_FOLDERS for suffix in ID_SUFFIXES)
             if file := next((path for path in paths if os.pardir not in path.parts and os.path.isfile(path)), None):
                 self._known[key] = file

@@ -95,14 +95,16 @@ class Record:
 
     @property
     def references(self) -> tuple[str, ...]:
-        """All correct answers of a record with one turn: a list in its metadata that begins with its answer.
+        """All correct answers of a record with one turn, its own first: a list of texts in its metadata that has it.
 
         Any other value under the metadata key `references` is ignored.
         """
         texts = self.metadata.get("references")
         if len(self.turns) != 1 or not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             return ()
-        return tuple(texts) if texts and nfc(texts[0]) == self.turns[0].in_nfc.answer else ()
+        own = self.turns[0].in_nfc.answer.strip()
+        others = [text for text in texts if nfc(text).strip() != own]
+        return (self.turns[0].answer, *others) if len(others) < len(texts) else ()
 
 
 def rename_advice(names: Iterable[str]) -> str:

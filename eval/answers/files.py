@@ -11,6 +11,7 @@ a file of its own, since the scores are the same bytes in every repetition.
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import re
 import time
@@ -121,7 +122,7 @@ class PartialAnswers:
             path.unlink(missing_ok=True)
 
     def _files(self) -> Iterator[Path]:
-        return self._folder.glob(f"{self._name}.partial-*.jsonl")
+        return self._folder.glob(f"{glob.escape(self._name)}.partial-*.jsonl")
 
     def _write(self, value: object) -> None:
         line = json.dumps(value, ensure_ascii=False).encode() + b"\n"
@@ -132,7 +133,7 @@ class PartialAnswers:
 
 def is_begun(folder: Path, name: str) -> bool:
     """Whether an evaluation of that name has not ended."""
-    return any(folder.glob(f"{name}.partial-*.jsonl"))
+    return any(folder.glob(f"{glob.escape(name)}.partial-*.jsonl"))
 
 
 def unfinished(folder: Path) -> dict[str, int]:

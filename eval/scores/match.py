@@ -77,9 +77,10 @@ def label_overlap(answer: str, references: Sequence[str]) -> Overlap:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text by SQuAD's normalisation; the text itself if that leaves nothing."""
-    without_articles = ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split()
-    return without_articles or text.lower().split()
+    """The words of a text by SQuAD's normalisation; if that leaves nothing, with its articles, else as they are."""
+    lower = text.lower()
+    with_articles = lower.translate(PUNCTUATION)
+    return ARTICLES.sub(" ", with_articles).split() or with_articles.split() or lower.split()
 
 
 def word_overlap(answer: str, references: Sequence[str]) -> Overlap:

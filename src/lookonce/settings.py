@@ -240,8 +240,13 @@ def explain(problem: Any, kind: type[BaseModel]) -> str:
     message = problem["msg"].removeprefix("Value error, ")
     value = problem["input"]
     got = "" if isinstance(value, dict) and value else f" (got {_repr(value)})"
+    if problem["type"] == "string_type" and isinstance(value, bool):
+        got += f"; {TRUTH_VALUES}"
     where = f"{name}: " if name else ""  # mistakes of the whole file have no name
     return f"{where}{message}{got}"
+
+
+TRUTH_VALUES = "YAML reads yes, no, on and off as truth values; put such a word into quotes"
 
 
 def _alternatives(annotation: Any) -> list[Any]:

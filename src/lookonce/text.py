@@ -194,12 +194,26 @@ def printable(text: str) -> str:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """A value as JSON, with escapes for what JSON itself would leave as it is and cannot be printed."""
-    text = json.dumps(value, indent=indent, ensure_ascii=False, default=str)
+    """A value as JSON, with escapes for what JSON itself would leave as it is and cannot be printed.
+
+    A number that is not finite, which JSON has not, is null.
+    """
+    try:
+        text = json.dumps(value, indent=indent, ensure_ascii=False, default=str, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(value), indent=indent, ensure_ascii=False, default=str)
     return "\n".join(
         line if line.isprintable() else "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in line)
         for line in text.split("\n")
     )
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def quoted(text: str, width: int = MAX_SHOWN) -> str:

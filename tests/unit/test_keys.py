@@ -206,6 +206,7 @@ def test_one_value_is_a_list_of_one_in_other_files_too(tmp_path):
                 place = place.setdefault(section, {})
             place[key] = yaml.safe_load(text)
     values["hub"]["id"] = "owner/name"
+    values["columns"]["metadata"] = {"patient": "patient"}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values))
     found: Any = read_definition(tmp_path / "mine.yaml")
     assert found.rules[0].answer == ["3"] and found.files == ["a.csv"]

@@ -95,7 +95,11 @@ def merged_files(folder: RunFolder, merged: Path, facts: CardFacts, card: str) -
         if not (merged / name).is_file():
             raise UsageError(f"{merged} is not a complete merged model, it lacks {name}; make one with: {again}")
     mine = facts.trained["adapter"][WEIGHTS]
-    if read_object(merged / MERGED).get("made_from", {}).get("adapter", mine) != mine:
+    if not (merged / MERGED).is_file():
+        raise UsageError(
+            f"{merged} was not made by `lookonce adapter merge`, it lacks {MERGED}; make one with: {again}"
+        )
+    if read_object(merged / MERGED).get("made_from", {}).get("adapter") != mine:
         raise UsageError(
             f"{merged} was merged from another adapter than that of {folder.folder}; name the run that it was made "
             f"from, or merge this one into a new folder: {again}"

@@ -286,7 +286,8 @@ def check_output(run: RunFile, images: CheckedImages) -> Iterator[Result]:
         identity = {"cache": images.fingerprint.sha256} if images.fingerprint else {}
         folder.check(run, identity | start_identity(run, folder.recorded_inputs()))
     except RunFolderError as error:
-        yield Result("error", "output", str(error), "another `output`, or lookonce train RUN.yaml --restart")
+        restart = ", or lookonce train RUN.yaml --restart" if folder.holds_work else ""
+        yield Result("error", "output", str(error), f"another `output`{restart}")
         return
     where = str(run.output)
     if folder.is_finished:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -341,7 +341,7 @@ def check_images(run: RunFile, records: CheckedRecords, model: CheckedModel) -> 
         if model.processor and (num_tokens := planned_tokens(model.processor, image.size)):
             images.tokens[path] = num_tokens
     images.to_encode = images.distinct(to_encode)
-    results += _variants(run, records, images, cache)
+    results += _variants(run, records, images, cache, unusable)
     if cache is None and state.level == "error":
         results.append(state)
     elif images.to_encode:
@@ -358,7 +358,11 @@ def check_images(run: RunFile, records: CheckedRecords, model: CheckedModel) -> 
 
 
 def _variants(
-    run: RunFile, records: CheckedRecords, images: CheckedImages, cache: VisionCache | None
+    run: RunFile,
+    records: CheckedRecords,
+    images: CheckedImages,
+    cache: VisionCache | None,
+    unusable: Collection[Path],
 ) -> Iterator[Result]:
     """Whether images may have variants, and how many the cache lacks, which are noted as images to encode."""
     augment, train = run.cache.augment, records.by_split["train"]
@@ -370,7 +374,7 @@ def _variants(
         value, _, do = str(error).rpartition("; ")  # the value quotes a text
         yield Result("error", "variants", value, do)
         return
-    paths = images.distinct(path for record in train for path in record.images)
+    paths = images.distinct(path for record in train for path in record.images if path not in unusable)
     variants = [(path, variant) for path in paths for variant in augment.of(images.keys.get(path, str(path)))]
     lacking = [path for path, variant in variants if cache is None or variant.key not in cache]
     images.to_encode += lacking

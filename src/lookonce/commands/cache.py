@@ -289,12 +289,18 @@ def write_sheet(run_file: Path, assignments: tuple[str, ...], image: Path, sheet
     augment = read_run(run_file, assignments, "a run file (YAML)").cache.augment
     if augment is None:
         raise UsageError(f"{run_file} has no cache.augment; add it, for example with: --set cache.augment.rotate=10")
-    from lookonce.cache.maintenance.show import contact_sheet
+    from PIL import Image
 
-    try:
-        contact_sheet(image, augment).save(sheet)
-    except ValueError:
-        raise UsageError(f"--sheet {sheet}: the suffix names no format of images; use .png or .jpg") from None
+    from lookonce.cache.maintenance.show import contact_sheet
+    from lookonce.files import atomic_write
+
+    if sheet.exists() and sheet.samefile(image):
+        raise UsageError(f"--sheet {sheet} is the image itself; name another file")
+    drawn = contact_sheet(image, augment)
+    if (format := Image.registered_extensions().get(sheet.suffix.lower())) not in Image.SAVE:
+        raise UsageError(f"--sheet {sheet}: the suffix names no format of images; use .png or .jpg")
+    with atomic_write(sheet) as temporary:
+        drawn.save(temporary, format)
     text = f"{sheet}: {augment.variants} variants of {image} by {augment.recipe}; the first is the image itself"
     emit({"sheet": str(sheet), "variants": augment.variants, "recipe": augment.recipe}, text, as_json)
 

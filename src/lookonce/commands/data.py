@@ -99,6 +99,8 @@ def audit(
         raise UsageError(
             "--max-pixels and --enable-thinking are for counting tokens; add --tokenizer DIR, a model folder"
         )
+    if html and html.exists() and any(path.exists() and html.samefile(path) for path in records):
+        raise UsageError(f"--html {html} is one of the records files; name another file")
     corpus = Corpus.read(records, image_root, decode=decode)
     findings, sections, texts, tokens = [], [], [], {}
     if tokenizer:

@@ -144,7 +144,7 @@ def score_run(predictions: Sequence[Prediction], metric: str = EXACT) -> RunScor
         groups[by] = {group: scored(np.flatnonzero([name == group for name in names])) for group in largest}
         num_groups[by] = len(sizes)
     overall = Headline.of(metric, model_Q, majority_Q, clusters_Q)
-    return RunScores(overall, int(clusters.max(initial=-1)) + 1, groups, num_groups)
+    return RunScores(overall, len(np.unique(clusters_Q)), groups, num_groups)
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,8 @@ class RunFolder:
                 lines = [f"  {name}: this run {a!r}, that one {b!r}" for name, a, b in differing]
                 raise RunFolderError(
                     "\n".join([f"{self.folder} holds another run, which differs in", *lines])
-                    + "\nChoose another `output`, or move that run away and start again with --restart"
+                    + "\nChoose another `output`, or move that run away and train this one with: "
+                    "lookonce train RUN.yaml --restart"
                 )
         elif self.folder.exists() and not self._record.exists():
             if any(path.name != CLAIM and TEMPORARY_MARK not in path.name for path in self.folder.iterdir()):

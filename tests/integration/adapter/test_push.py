@@ -192,6 +192,8 @@ def test_a_merged_model_is_fetched_and_opened_like_any_model(hub, trained, merge
 def test_a_merged_folder_of_another_adapter_or_an_incomplete_one_is_refused(hub, trained, merged):
     write_json(merged / "lookonce-merge.json", {"made_from": {"adapter": "other"}})
     assert "was merged from another adapter" in push(trained, "--merged", merged).stderr
+    (merged / "lookonce-merge.json").unlink()
+    assert "was not made by `lookonce adapter merge`" in push(trained, "--merged", merged).stderr
     (merged / "model.safetensors").unlink()
     assert "it lacks model.safetensors" in push(trained, "--merged", merged).stderr
     assert hub.asked == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 from collections import Counter
@@ -169,6 +170,16 @@ def test_what_cannot_be_answered_is_named_and_all_else_is_answered(run_file, sam
     summary = json.loads(again.stdout)
     assert (summary["num_answered"], summary["num_skipped"]) == (2, 5)
     assert [row["question"][:15] for row in summary["predictions"]] == ["Is there text?", "Is there a box?"]
+
+
+def test_a_file_name_that_is_not_utf8_is_named_and_all_else_is_answered(run_file, sample, tmp_path):
+    (tmp_path / "in").mkdir()
+    for name in (b"caf\xe9.jpg", b"good.jpg"):
+        Path(tmp_path / "in" / os.fsdecode(name)).write_bytes((sample / "images" / "frame-0026.jpg").read_bytes())
+    words = ["--images", tmp_path / "in", "--question", "Is there text?", "-o", tmp_path / "out[1].jsonl"]
+    done = lookonce("predict", run_file(), *words, code=1)
+    assert "wrote 1 answer" in done.stdout and "is not UTF-8; rename the file" in done.stderr
+    assert [path.name for path in tmp_path.glob("out*")] == ["out[1].jsonl"]
 
 
 @pytest.mark.guarantee("An interrupted `lookonce predict` ends with the same bytes.")

@@ -65,6 +65,13 @@ def test_scores_are_beside_their_intervals_and_baselines(facts):
     assert majority.metric_name == "exact match of the baseline: majority" and majority.metric_value == 0.435
 
 
+def test_splits_of_different_metrics_have_them_beside_their_names(facts):
+    by_points = {"headline": SCORES["headline"] | {"metric": "point_inside"}}
+    made = text(replace(facts, scores={"test": SCORES, "val": by_points}))
+    assert "| split |  | questions | score | interval |" in made
+    assert "| test (exact match) | this model |" in made and "| val (points inside the box) | this model |" in made
+
+
 def test_a_run_without_scores_says_that_nothing_is_known(facts):
     made = text(replace(facts, scores={}))
     assert "This run has no scores" in made and "Nothing is known of the quality" in made

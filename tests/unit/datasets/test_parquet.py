@@ -212,6 +212,19 @@ def test_embedded_images_have_the_path_of_their_row_and_named_ones_are_beside_th
     assert read_records(path)[0].images == (tmp_path / "images" / "a.jpg",)
 
 
+def test_each_row_has_its_own_image_where_the_first_one_has_no_bytes(tmp_path):
+    images = [None, {"bytes": b"x", "path": "a.jpg"}, {"bytes": b"y", "path": None}, {"bytes": None, "path": "a.jpg"}]
+    for first in range(4):
+        some = [*images[first:], *images[:first]]
+        path = write(tmp_path / "raw.parquet", {"image": EMBEDDED}, image=some, messages=[alternating("q", "a")] * 4)
+        if first in (1, 2):  # a first row with bytes stands for all others: what has none cannot be read
+            assert {record.images for record in read_records(path)} == {(path / str(n),) for n in range(4)}
+            continue
+        found = dict(zip(range(4), (record.images for record in read_records(path)), strict=True))
+        expected = [(), (path / str((1 - first) % 4),), (path / str((2 - first) % 4),), (tmp_path / "a.jpg",)]
+        assert [found[(n - first) % 4] for n in range(4)] == expected
+
+
 ASKED, YES = "<image>Is there text?", "yes"
 MESSAGES: dict[str, Any] = {
     "messages": [alternating(ASKED, YES)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from functools import partial
 from itertools import permutations
 from pathlib import Path
@@ -17,7 +18,7 @@ from support.rows import write_lines
 
 from lookonce.cache.model.pixels import ImageProcessor
 from lookonce.datasets.point_units import Conversion
-from lookonce.datasets.points import reference_numbers
+from lookonce.datasets.points import find_coordinates, reference_numbers
 from lookonce.datasets.records import read_records
 from lookonce.eval.scores.match import is_inside
 
@@ -173,3 +174,10 @@ def test_what_is_not_in_the_unit_is_refused(clicks, row, options, message):
     assert result.exit_code and not clicks.with_name("out.jsonl").exists()
     assert result.exc_info[0] is SystemExit
     assert re.search(message, result.stderr.replace("\n", " ")), result.stderr
+
+
+def test_a_long_text_is_searched_in_a_moment():
+    """A second at most, where each of three runs of spaces was tried with each length of the others."""
+    began = time.perf_counter()
+    assert find_coordinates(f"x{' ' * 20_000}(1, 2)")
+    assert time.perf_counter() - began < 5

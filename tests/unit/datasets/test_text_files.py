@@ -109,6 +109,8 @@ READ: dict[str, tuple[str, bytes]] = {
     "semicolons": ("r.csv", TABLE.replace(",", ";").encode()),
     "tabs": ("r.csv", TABLE.replace(",", "\t").encode()),
     "a comma within semicolons": ("r.csv", "image;question;answer;a, b\na.png;Où est-ce?;à gauche;x, y\n".encode()),
+    "semicolons within a name": ("r.csv", "image,question,answer,a;b;c;d\na.png,Où est-ce?,à gauche,x\n".encode()),
+    "commas within a name": ("r.tsv", "image\tquestion\tanswer\ta,b,c,d\na.png\tOù est-ce?\tà gauche\tx\n".encode()),
     "mark of bytes": ("r.csv", TABLE.encode("utf-8-sig")),
     "mark of an array": ("r.json", f"[{LINE}]".encode("utf-8-sig")),
     "line ends of Windows": ("r.csv", TABLE.replace("\n", "\r\n").encode()),

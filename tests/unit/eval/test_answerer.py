@@ -70,6 +70,9 @@ def test_each_question_is_asked_about_each_image(folder):
     assert len({record.origin for record in records}) == 6 and records[1].origin == f"{folder}/a.jpg:2"
     with pytest.raises(UsageError, match="question 2 of 2 is empty"):
         ask_each([()], ["q", " \n"])
+    for words in ((["q", "r \udcff"], None), (["q"], "s \udcff")):
+        with pytest.raises(UsageError, match=r'" .udcff|[rs] .udcff" is not UTF-8; set the terminal'):
+            ask_each([()], *words)
 
 
 def test_malformed_records_are_reported_and_the_others_are_read(tmp_path):

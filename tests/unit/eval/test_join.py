@@ -40,12 +40,27 @@ AFTER = [replace(one, turn=1, earlier=(Turn(before, "x"),)) for one, before in z
 REFERENCES = [replace(one, answer=answer) for one, answer in zip(TWICE, ("yes", "two"), strict=True)]
 
 
-@pytest.mark.parametrize("rows", [TWICE, AFTER, REFERENCES])
+SYSTEM = [replace(one, system=text) for one, text in zip(TWICE, ("Be brief.", None), strict=True)]
+
+
+@pytest.mark.parametrize("rows", [TWICE, AFTER, REFERENCES, SYSTEM])
 def test_a_question_that_is_asked_twice_about_an_image_is_joined_with_itself_in_any_order(rows):
-    """By origin, by the questions before it whatever was answered, and by references."""
+    """By origin, by the questions before it whatever was answered, by references, and by the system text."""
     places = {} if rows is TWICE else {"origin": "b.jsonl:9"}
     moved = [replace(one, earlier=tuple(Turn(turn.question, "own") for turn in one.earlier), **places) for one in rows]
     assert join([run("a", *rows), run("b", *moved[::-1])]).right_QR.tolist() == [[1, 1], [0, 0]]
+
+
+def test_lines_that_a_question_was_read_from_are_in_the_order_of_their_numbers():
+    rows = [replace(asked(1), origin="a.jsonl:8"), replace(asked(1, predicted="no"), origin="a.jsonl:9")]
+    moved = [replace(one, origin=f"a.jsonl:{number}") for one, number in zip(rows, (9, 10), strict=True)]
+    assert join([run("a", *rows), run("b", *moved)]).right_QR.tolist() == [[1, 1], [0, 0]]
+
+
+def test_answers_of_other_programs_are_joined_by_the_paths_of_images():
+    rows = [replace(asked(number, predicted="no" if number else "yes"), image_keys=()) for number in range(3)]
+    moved = [replace(one, origin=f"b.jsonl:{3 - number}") for number, one in enumerate(rows)]
+    assert join([run("a", *rows), run("b", *moved)]).right_QR.tolist() == [[1, 1], [0, 0], [0, 0]]
 
 
 @pytest.mark.guarantee("Runs that answered different questions are not compared.")

@@ -34,7 +34,7 @@ def test_groups_are_scored_by_the_metric_as_if_they_were_all():
     boxed = [replace(row, answer="[0, 0, 9, 9]", predicted="(1, 1)") for row in rows[:30:2]]
     points = score_run([*boxed, *rows[30:]], "point_inside")
     assert [group.num_questions for group in points.groups["question"].values()] == [3] * 5
-    assert points.overall.score == 1 and points.num_images == 12
+    assert points.overall.score == 1 and points.num_images == 6
 
 
 def test_only_the_largest_groups_are_scored_and_one_about_a_single_image_has_no_interval():

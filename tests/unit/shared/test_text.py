@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 
 import matplotlib
@@ -24,7 +26,7 @@ from lookonce.page import (
     write_pdf,
 )
 from lookonce.settings import differences
-from lookonce.text import binned, duration, size, table
+from lookonce.text import binned, duration, json_text, size, table
 
 
 def test_size_is_in_decimal_units() -> None:
@@ -175,3 +177,8 @@ def test_a_text_without_anything_to_see_is_named_and_a_long_one_is_cut():
     assert words("") == words(" \n\t") == "(empty)"
     assert words(" no\x00") == " no\\x00"
     assert len(words("a" * 5000)) == 240 and words("a" * 240) == "a" * 240
+
+
+def test_numbers_that_are_not_finite_are_null_in_json():
+    value = {"a": [math.nan, 1.5, {"b": -math.inf}], "c": (math.inf, "NaN")}
+    assert json.loads(json_text(value)) == {"a": [None, 1.5, {"b": None}], "c": [None, "NaN"]}

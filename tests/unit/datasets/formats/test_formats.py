@@ -175,6 +175,8 @@ def test_only_answers_are_changed_also_where_the_format_is_given(tmp_path):
     [
         (rows_of(3)["flat"] | {"references": [3, 4]}, ["3"], ("3", "4")),
         (rows_of(3)["canonical"] | {"metadata": {"references": [3, "4"]}}, ["3"], ("3", "4")),
+        (rows_of("3")["canonical"] | {"metadata": {"references": ["4", "3 ", "5"]}}, ["3"], ("3", "4", "5")),
+        (rows_of("3")["canonical"] | {"metadata": {"references": ["4", "5"]}}, ["3"], ()),  # of another kind
         (rows_of(3)["alpaca"] | {"history": [["How many tubes?", 2]]}, ["2", "3"], ()),
         (rows_of([{"type": "text", "text": 3}])["messages"], ["3"], ()),
     ],

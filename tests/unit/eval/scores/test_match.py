@@ -47,6 +47,8 @@ def test_labels_are_compared_as_sets(given, references, f1, precision, recall):
         ("11-20mm", ["1120mm"]),
         ("An  apple\tand the pear", ["apple", "and", "pear"]),
         ("A", ["a"]),
+        ("A.", ["a"]),
+        ("(The)", ["the"]),
         ("?!", ["?!"]),
         (" ", []),
     ],
