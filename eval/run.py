@@ -20,9 +20,9 @@ from typing import Any, Literal
 
 from lookonce.errors import UsageError
 from lookonce.eval.answers.files import Answered, AnsweringCost, PartialAnswers
-from lookonce.eval.answers.questions import Questions, on_this_machine, questions_for, why_not
+from lookonce.eval.answers.questions import Questions, on_this_machine, questions_for, row_of, why_not
 from lookonce.eval.decoding.dialogue import Answer
-from lookonce.eval.scores.metric import check_metric
+from lookonce.eval.scores.metric import check_metric, working_scorer
 from lookonce.eval.scores.metrics import BASELINES, IN_CONTEXT, Baseline, Evaluation
 from lookonce.files import write_json
 from lookonce.run.open import TO_EVALUATE, OpenRun, open_run
@@ -163,7 +163,10 @@ def _questions(opened: OpenRun, split: str, ranks: Ranks) -> Questions:
     if split != HELD_OUT:  # its model must not have been trained on an image of them
         may_change.add("records")
     folder.check_inputs({name: value for name, value in identity.items() if name not in may_change})
-    return Questions.of(opened, split)
+    questions = Questions.of(opened, split)
+    rows = [row_of(*question, ()) for question in questions.record_turns]
+    working_scorer(rows, opened.run.eval.metric, f"the questions of {split}")
+    return questions
 
 
 def _meaningful_baselines(questions: Questions) -> tuple[Baseline, ...]:

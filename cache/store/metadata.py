@@ -339,7 +339,7 @@ def read_manifest(folder: Path) -> Fingerprint:
             if value["sha256"] != fingerprint.sha256:
                 raise ValueError("the sha256 of its fingerprint is not the recorded one")
             return fingerprint
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         where = located(folder)
         raise CacheError(f"{where} is not a cache: it has no {MANIFEST}; build one with: {BUILD_COMMAND}") from None
     except PARSE_ERRORS as error:

@@ -14,13 +14,14 @@ would be a metric. What it prints goes to stderr, since stdout may be JSON; if i
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 import inspect
 import math
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -90,13 +91,31 @@ def own_function(metric: str, kind: str = "metric") -> Callable[[str, str, str, 
     if module.partition(".")[0] in sys.stdlib_module_names or "__main__" in module:
         raise UsageError(f"the {kind} {metric} is part of Python, or a program; {advice}")
     try:
-        with redirect_stdout(sys.stderr):
+        with _printing_to_stderr():
             function = getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:
         raise UsageError(f"the {kind} {metric} cannot be imported ({first_line(error)}); {advice}") from None
     if not inspect.isfunction(function) or tuple(inspect.signature(function).parameters) != PARAMETERS:
         raise UsageError(f"the {kind} {metric} has another form; {advice}")
     return function
+
+
+@contextlib.contextmanager
+def _printing_to_stderr() -> Iterator[None]:
+    """Let what the user's own code prints go to stderr within the block, also what its processes and C code print."""
+    sys.stdout.flush()
+    try:
+        stdout = os.dup(1)
+    except OSError:  # it is closed
+        yield
+        return
+    try:
+        os.dup2(2, 1)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def check_metric(metric: str) -> None:
@@ -176,7 +195,7 @@ def own_score(metric: str, answer: str, row: Prediction, metadata: Mapping[str, 
     for reference in right_answers(row):
         record = {**copy.deepcopy(dict(metadata or {})), **{name: getattr(row, name) for name in OF_RECORD}}
         try:
-            with redirect_stdout(sys.stderr):
+            with _printing_to_stderr():
                 value = float(function(row.question, answer, reference, record))
         except KeyboardInterrupt:
             raise

@@ -23,14 +23,14 @@ from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.tower import Tower
 from lookonce.cache.store.fingerprint import Source
 from lookonce.cache.store.reader import VisionCache, find_cache
-from lookonce.datasets.augment import Augment
-from lookonce.datasets.images import bytes_key, image_key, index_images
+from lookonce.datasets.images import bytes_key, image_key, index_images, read_bytes
 from lookonce.datasets.records import Record, Turn
 from lookonce.environment import best_device, device_name
 from lookonce.errors import ImageError, UsageError
 from lookonce.families.lookup import family_of
 from lookonce.hub import locate
 from lookonce.run.open import open_model
+from lookonce.run.sections import CacheSection
 from lookonce.settings import checked
 from lookonce.text import shown
 from lookonce.train.data.dataset import png_bytes
@@ -64,9 +64,13 @@ def build_cache(
     Raises:
         ModelError: there is no such model, or it is not of a supported family.
         ImageError: an image cannot be read or encoded; the others are in the cache.
+        UsageError: an option has no such value.
         DiskFull: the disk is full; images that are encoded stay in the cache.
     """
     settings = {"backend": backend, "min_pixels": min_pixels, "max_pixels": max_pixels, "dtype": dtype}
+    section = checked(settings | {"shard_mb": shard_mb, "augment": augment}, CacheSection, "build_cache")
+    if isinstance(images, str):
+        raise UsageError(f"build_cache: images is the text {shown(images)!r}; expected a list of images")
     source, root = Source.of(locate(str(model), revision), settings), Path(folder)
     model_folder, processor, fingerprint = open_model(source)
     provenance = {"model": str(model), "revision": revision, "device": device_name()}
@@ -74,8 +78,8 @@ def build_cache(
         paths = [*_files(images, Path(temporary))]
         records = [Record((path,), (Turn("", ""),), origin=str(path)) for path in paths]
         index = index_images(records, needs_one=False)
-        if augment is not None:
-            index = index.with_variants(checked(dict(augment), Augment, "augment"), records)
+        if section.augment is not None:
+            index = index.with_variants(section.augment, records)
         tower = partial(Tower, model_folder, fingerprint.storage.compute, best_device())
         options = BuildOptions(shard_mb * 1_000_000, provenance)
         report = build(root, fingerprint, processor, index, tower, options)
@@ -106,7 +110,7 @@ def _bytes_of(image: Shown) -> bytes:
     if isinstance(image, Mapping) and (data := image.get("bytes")):
         return bytes(data)
     if isinstance(image, Mapping) and (path := image.get("path")):
-        return Path(path).read_bytes()
+        return read_bytes(Path(path))
     raise UsageError(
         f"{shown(repr(image))} is not an image; expected a path, the bytes of a file, an image of Pillow, or a row "
         "{'bytes': ..., 'path': ...} of an image column of `datasets`"

@@ -395,7 +395,8 @@ def next_command(run: RunFile, state: State, run_file: Path, assignments: tuple[
     arguments = (run_file, *(word for text in assignments for word in ("--set", text)))
     missing = state.missing()
     if not missing:
-        return shell(program(), "eval", run.output)
+        begun = next((split for split in ("train", "val", "test") if split in state.unfinished), None)
+        return shell(program(), "eval", run.output, *(["--split", begun] if begun else []))
     if state.is_under_way:
         return shell("watch", "-x", "-n", "10", program(), "status", *arguments)  # -x: without another shell
     if state.cache.lost:

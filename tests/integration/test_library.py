@@ -397,3 +397,26 @@ def test_a_cache_of_another_tower_is_refused_although_it_has_the_same_shape(samp
     save_file(tensors | {name: tensors[name] + 1}, model / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UsageError, match=r"has features of another vision tower than that of .*; make a cache with"):
         VQADataset(records, cache, model)
+
+
+WRONG: dict[str, Any] = {
+    "dtype": (lambda new, model, cache: new(["a.jpg"], model, dtype=torch.float32), "dtype: .* 'float32' or"),
+    "recipe": (lambda new, model, cache: new(["a.jpg"], model, augment="x"), "augment: Input should be a valid dict"),
+    "images": (lambda new, model, cache: new("a.jpg", model), "images is the text 'a.jpg'; expected a list"),
+    "file": (lambda new, model, cache: new([{"bytes": None, "path": "no.jpg"}], model), "cannot read image no.jpg"),
+    "empty": (lambda new, model, cache: new([Image.new("RGB", (0, 9))], model), "of 0 x 9 pixels cannot be read"),
+    "no folder": (lambda new, model, cache: VisionCache.open(model / "config.json"), "config.json is not a cache"),
+    "no cache": (lambda new, model, cache: VQADataset([], str(cache.folder), model), "is not a cache; open its folder"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments_are_errors_that_say_what_is_allowed(sample, cache, tmp_path, name):
+    call, said = WRONG[name]
+    with pytest.raises(LookonceError, match=said):
+        call(lambda images, model, **options: build_cache(images, model, tmp_path, **options), sample / "model", cache)
+
+
+def test_a_number_of_samples_that_no_step_has_is_refused(dataset):
+    with pytest.raises(UsageError, match="samples_per_step: Input should be greater than or equal to 1"):
+        PackBatchSampler(dataset, samples_per_step=0)

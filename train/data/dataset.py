@@ -31,7 +31,7 @@ from lookonce.datasets.formats.image_references import Finder
 from lookonce.datasets.formats.registry import Reader
 from lookonce.datasets.images import bytes_key, image_key
 from lookonce.datasets.records import Record
-from lookonce.errors import FeaturesMissing, RecordsError, UsageError
+from lookonce.errors import FeaturesMissing, ImageError, RecordsError, UsageError
 from lookonce.hub import locate
 from lookonce.run.sections import BatchSection
 from lookonce.settings import checked
@@ -90,6 +90,8 @@ class VQADataset(torch.utils.data.Dataset[Example]):
             ModelError: the tokenizer is not that of a supported model.
             UsageError: the cache is of another model, or the answers would not be true of the variants.
         """
+        if not isinstance(cache, VisionCache):
+            raise UsageError(f"VQADataset: {cache!r} is not a cache; open its folder with VisionCache.open")
         folder = ModelFolder.open(str(locate(_name_of(tokenizer), revision or None)))
         _check_same_tower(folder, cache)
         self.cache = cache
@@ -259,6 +261,8 @@ def _embedded(value: Any) -> Any:
 
 def png_bytes(image: Image.Image) -> bytes:
     """An image of Pillow as the file that stands for it: RGB, as transformers reads images."""
+    if 0 in image.size:
+        raise ImageError(f"an image of {image.width} x {image.height} pixels cannot be read")
     data = io.BytesIO()
     ImageOps.exif_transpose(image).convert("RGB").save(data, "PNG", compress_level=0)
     return data.getvalue()
@@ -344,7 +348,7 @@ class PackBatchSampler(torch.utils.data.Sampler[list[int]]):
 
         Raises:
             RecordsError: a record has more than `tokens_per_pack` tokens.
-            UsageError: `rank` is not below `num_ranks`.
+            UsageError: an option has no such value, or `rank` is not below `num_ranks`.
         """
         longest = max(dataset.examples(), key=lambda example: example.num_tokens)
         if longest.num_tokens > tokens_per_pack:
@@ -353,7 +357,8 @@ class PackBatchSampler(torch.utils.data.Sampler[list[int]]):
                 "raise it, leave the record out, or lower max_pixels of build_cache"
             )
         order: Literal["random", "as_given"] = "random" if shuffle else "as_given"
-        batch = BatchSection(samples_per_step=samples_per_step, tokens_per_pack=tokens_per_pack, loss=loss, order=order)
+        options = {"samples_per_step": samples_per_step, "tokens_per_pack": tokens_per_pack, "loss": loss}
+        batch = checked(options | {"order": order}, BatchSection, "PackBatchSampler")
         self._set(dataset, batch, seed, rank, num_ranks)
 
     @classmethod

@@ -141,9 +141,22 @@ def check_figures(text: str, commands: re.Pattern[str]) -> None:
             printed = {" ".join(line.split()) for line in lines}
         elif printed:
             shown = [" ".join(line.split()) for line in block.splitlines() if FIGURE.search(line)]
-            assert [line for line in shown if line not in printed] == []
+            assert [line for line in shown if not any(is_alike(line, other) for other in printed)] == []
             num_checked += len(shown)
     assert num_checked >= 2
+
+
+PERCENT = re.compile(r"[-+]?\d+\.\d\b")
+TWO_ANSWERS = 100 * 2 / 87
+"""Of the sample's test split, in percentage points: on another processor a training that reaches the same validation
+gave one other answer to 87 questions with other images."""
+
+
+def is_alike(shown: str, printed: str) -> bool:
+    """Whether lines are the same apart from two answers in their percentages."""
+    pairs = zip(PERCENT.findall(shown), PERCENT.findall(printed), strict=False)
+    is_near = all(abs(float(one) - float(other)) <= TWO_ANSWERS for one, other in pairs)
+    return is_near and PERCENT.sub("%", shown) == PERCENT.sub("%", printed)
 
 
 def scores(run: RunFile, *baselines: Baseline) -> Score:

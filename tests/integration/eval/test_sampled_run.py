@@ -90,7 +90,10 @@ def test_the_untuned_model_has_files_of_its_own(trained, tmp_path):
     [
         (("--samples", "2", "--set", "eval.engine=generate"), "add --set eval.engine=shared"),
         (("--samples", "2", "--set", "eval.metric=bleu"), "is of all together; add --set eval.metric=rougeL"),
-        (("--samples", "2", "--set", "eval.metric=point_inside"), "applies to none of the questions; add --set"),
+        (
+            ("--samples", "2", "--set", "eval.metric=point_inside"),
+            "applies to none of the questions of test; add",
+        ),
         (("--samples", "2", "--baselines"), "--samples takes at most one baseline at a time"),
         (("--samples", "2", "--untuned", "--shuffle-images"), "--samples takes at most one baseline at a time"),
         (("--samples", "2", "--no-context"), "need `data.context` in the run file"),

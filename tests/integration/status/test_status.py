@@ -13,6 +13,7 @@ import pytest
 
 from lookonce.datasets.records import read_records, write_records
 from lookonce.errors import RunFolderError
+from lookonce.eval.answers.files import PartialAnswers
 from lookonce.eval.run import evaluate_run
 from lookonce.files import write_json
 from lookonce.run.open import TO_BUILD, open_run
@@ -78,6 +79,12 @@ def a_shards_file_is_lost(site) -> None:
     site.remove("shards/shard-00001.safetensors")
 
 
+def another_split_is_begun(site) -> None:
+    site.finish()
+    with PartialAnswers(site.run.output / "predictions", "test", "an evaluation", 0):
+        pass
+
+
 STOPPED = {"end": "stopped", "reason": "stopped by SIGUSR1 after step 1 of 2, which is saved; resume"}
 ALL, UNTRAINED = ["plan", "cache", "train", "eval"], ["train", "eval"]
 WATCH, RESTART = "watch -x -n 10 lookonce status run.yaml", "train run.yaml --restart"
@@ -94,6 +101,7 @@ STATES: dict[str, tuple[Callable[[Any], None], list[str], str, list[str], str]] 
     "not evaluated": (lambda site: trained(site, "metrics"), ["eval"], "trained", [], "train run.yaml --resume"),
     "evaluated by hand": (trained, [], "trained", [], "eval "),
     "finished": (lambda site: site.finish(), [], "finished", [], ""),
+    "another split is begun": (another_split_is_begun, [], "finished", [], "--split test"),
     "without its cache": (lambda site: site.train(), [], "finished", [], ""),
     "changed before": (a_question_changed_after(lambda site: site.cache()), UNTRAINED, "not begun", [], "train run"),
     "changed afterwards": (
