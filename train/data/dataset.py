@@ -90,7 +90,7 @@ class VQADataset(torch.utils.data.Dataset[Example]):
             ModelError: the tokenizer is not that of a supported model.
             UsageError: the cache is of another model, or the answers would not be true of the variants.
         """
-        if not isinstance(cache, VisionCache):
+        if not hasattr(cache, "fingerprint"):
             raise UsageError(f"VQADataset: {cache!r} is not a cache; open its folder with VisionCache.open")
         folder = ModelFolder.open(str(locate(_name_of(tokenizer), revision or None)))
         _check_same_tower(folder, cache)
