@@ -273,10 +273,10 @@ def step(model: Any, batches: list[Batch]) -> Step:
     return total, gradients(model)
 
 
-def assert_same(found: Step, expected: Step) -> None:
+def assert_same(found: Step, expected: Step, tolerance: float = 1e-5) -> None:
     """Check loss and gradients, of which none is zero."""
-    assert abs(found[0] - expected[0]) < 1e-5 * abs(expected[0])
+    assert abs(found[0] - expected[0]) < tolerance * abs(expected[0])
     assert found[1].keys() == expected[1].keys()
     for name, gradient in expected[1].items():
         assert gradient.abs().max() > 0, name
-        assert (found[1][name] - gradient).norm() < 1e-5 * gradient.norm(), name
+        assert (found[1][name] - gradient).norm() < tolerance * gradient.norm(), name

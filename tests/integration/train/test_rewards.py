@@ -352,7 +352,10 @@ def test_log_probabilities_of_drawn_tokens_in_packs_are_those_of_rows(bench, tem
 
 
 def test_the_second_iteration_compares_with_what_the_first_one_has_kept(bench):
-    """The weights change between the two; the third is compared with the first one too."""
+    """The weights change between the two; the third is compared with the first one too.
+
+    Gradients of better and worse answers cancel out, so rounding is a larger part of them: 1.6e-5 on one processor.
+    """
     options = GrpoSection(filter=False, kl=0.2, clip=[0.1, 0.1])
     step = bench.step(options)
     bench.give(step, reference=bench.unadapted.log_probs())
@@ -363,7 +366,7 @@ def test_the_second_iteration_compares_with_what_the_first_one_has_kept(bench):
     for name, weight in (*ours.named_parameters(), *stock.named_parameters()):
         weight.data *= 0.7 if "lora_B" in name else 1
     for _ in range(2):
-        assert_same(changed.in_packs(step, reward_loss(options)), expected_step(changed, options, own))
+        assert_same(changed.in_packs(step, reward_loss(options)), expected_step(changed, options, own), 5e-5)
     assert ((changed.rows.log_probs() - own).abs() > 0.1).any(), "some ratios are clipped"
 
 
