@@ -283,7 +283,7 @@ class _Columns(NamedTuple):
 def _has_bytes(file: Any, image: ImageColumn, num_rows: int) -> Iterator[bool]:
     """Whether each row has the bytes of its image; else the image is the file at the row's path, if it has one."""
     for value in read_values(file, image.bytes_field, num_rows):
-        yield value.is_valid and value["bytes"].is_valid
+        yield value.is_valid and value["bytes"].is_valid and value["bytes"].as_buffer().size > 0
 
 
 def without_nulls(value: Any) -> Any:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -238,7 +238,7 @@ def in_one_order(runs: Sequence[Run]) -> list[list[Prediction]]:
     Raises:
         UsageError: they answered different questions, or were scored with different references; names the differences.
     """
-    keyed = [_by_key(run.predictions) for run in runs]
+    keyed = _by_key(runs)
     differences: list[str] = []
     for run, by_key in zip(runs[1:], keyed[1:], strict=True):
         differences += _differences(runs[0].name, keyed[0], run.name, by_key)
@@ -250,20 +250,40 @@ def in_one_order(runs: Sequence[Run]) -> list[list[Prediction]]:
     return [[by_key[key] for key in keyed[0]] for by_key in keyed]
 
 
-def _by_key(predictions: Sequence[Prediction]) -> dict[Key, Prediction]:
-    """The predictions by their keys, in their order."""
-    numbers_of: dict[QuestionKey, list[int]] = {}
-    for number, row in enumerate(predictions):
-        numbers_of.setdefault((row.image_keys or row.images, nfc(row.question), row.turn), []).append(number)
-    told_apart = [  # from another question with the same text; own answers before it are others in each run
-        (sorted(_references(row)), nfc(row.system or ""), [nfc(turn.question) for turn in row.earlier], _place(row))
-        for row in predictions
-    ]
-    keys: dict[int, Key] = {}
-    for question_key, numbers in numbers_of.items():
-        numbers.sort(key=told_apart.__getitem__)
-        keys |= {number: (*question_key, index) for index, number in enumerate(numbers)}
-    return {keys[number]: row for number, row in enumerate(predictions)}
+def _by_key(runs: Sequence[Run]) -> list[dict[Key, Prediction]]:
+    """The predictions of each run by their keys, in their order.
+
+    Paths of images without keys, and system texts, tell questions apart where all runs have the same: images may have
+    been moved, and a run file may have a system text for all.
+    """
+
+    def agree(of: Callable[[Prediction], Any]) -> bool:
+        first, *others = (Counter((nfc(row.question), row.turn, of(row)) for row in run.predictions) for run in runs)
+        return all(other == first for other in others)
+
+    with_paths = agree(lambda row: row.image_keys or row.images)
+    with_system = agree(lambda row: row.system)
+    keyed = []
+    for run in runs:
+        numbers_of: dict[QuestionKey, list[int]] = {}
+        for number, row in enumerate(run.predictions):
+            images = row.image_keys or (row.images if with_paths else ())
+            numbers_of.setdefault((images, nfc(row.question), row.turn), []).append(number)
+        told_apart = [  # from another question with the same text; own answers before it are others in each run
+            (
+                sorted(_references(row)),
+                [nfc(turn.question) for turn in row.earlier],
+                (row.system or "") if with_system else "",
+                _place(row),
+            )
+            for row in run.predictions
+        ]
+        keys: dict[int, Key] = {}
+        for question_key, numbers in numbers_of.items():
+            numbers.sort(key=told_apart.__getitem__)
+            keys |= {number: (*question_key, index) for index, number in enumerate(numbers)}
+        keyed.append({keys[number]: row for number, row in enumerate(run.predictions)})
+    return keyed
 
 
 def _place(row: Prediction) -> tuple[str, int]:

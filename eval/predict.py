@@ -131,9 +131,9 @@ def predict(
     if before:
         notify(f"continuing: {len(before):,} of {count(len(questions), 'question')} were answered before")
     unwritable: Results = {
-        number: ImageError("the name of its image file is not UTF-8; rename the file")
+        number: ImageError("the path of its image is not UTF-8, and cannot be written; rename it")
         for number, (record, _) in enumerate(questions)
-        if not all(is_utf8(str(path)) for path in record.images)
+        if output and not all(is_utf8(str(path)) for path in record.images)
     }
     results: Results = {**before, **unwritable}
     bar = partial(tqdm, desc="answer questions", unit="question", leave=False, disable=None)

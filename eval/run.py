@@ -155,7 +155,10 @@ def opened_questions(
 
 def _questions(opened: OpenRun, split: str, ranks: Ranks) -> Questions:
     """The questions of a split, for the model that was trained in the folder; an untrained run is recorded."""
-    check_metric(opened.run.eval.metric)
+    metric, records = opened.run.eval.metric, opened.records.get(split) or ()
+    check_metric(metric)
+    if rows := [row_of(record, turn, ()) for record in records for turn in range(len(record.turns))]:
+        working_scorer(rows, metric, f"the questions of {split}")
     folder, identity = opened.folder, ranks.first_decides(opened.identity)
     if not (opened.needs.adapter or folder.holds_work):
         ranks.first_decides(lambda: folder.claim(opened.run, identity))
@@ -163,10 +166,7 @@ def _questions(opened: OpenRun, split: str, ranks: Ranks) -> Questions:
     if split != HELD_OUT:  # its model must not have been trained on an image of them
         may_change.add("records")
     folder.check_inputs({name: value for name, value in identity.items() if name not in may_change})
-    questions = Questions.of(opened, split)
-    rows = [row_of(*question, ()) for question in questions.record_turns]
-    working_scorer(rows, opened.run.eval.metric, f"the questions of {split}")
-    return questions
+    return Questions.of(opened, split)
 
 
 def _meaningful_baselines(questions: Questions) -> tuple[Baseline, ...]:

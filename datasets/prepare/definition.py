@@ -167,7 +167,8 @@ class Definition(Section):
 
     @model_validator(mode="after")
     def _together_is_kept(self) -> Definition:
-        if lacking := sorted({*self.split.together} - self.columns.metadata.keys()):
+        together = self.split.together if self.split.by == "image" else []
+        if lacking := sorted({*together} - self.columns.metadata.keys()):
             name = lacking[0]
             raise ValueError(
                 f"split.together: no column is kept as {name}; add it, as in columns: {{metadata: {{{name}: {name}}}}}"

@@ -15,7 +15,6 @@ each for one reason; a test checks the sum.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -110,21 +109,16 @@ def prepare(name: str, folder: Path, options: Options, notify: Notify = quiet) -
             mode="json", by_alias=True, exclude=set() if definition.samples else {"samples"}
         ),
         "lists": lists,
-        "source": {
-            "format": source.format,
-            "revision": source.revision,
-            "files": source.files,
-            "content": None if source.revision else [hash_file(source.root / name) for name in source.files],
-            "image_root": options.image_root and os.path.abspath(options.image_root),
-        },
+        "source": {"format": source.format, "revision": source.revision, "files": source.files},
     }
-    if complete := find_complete(folder, settings):
+    if complete := find_complete(folder, settings, source):
         return complete
     with FolderClaim(folder / WORK / "claim.json", "lookonce data prepare") as claim:
         if used_by := claim.take():
             raise UsageError(f"{folder} is in use by {used_by}; wait until it has ended, or stop it")
-        if complete := find_complete(folder, settings):  # by another process, since
+        if complete := find_complete(folder, settings, source):  # by another process, since
             return complete
+        settings["content"] = _content(source)
         shutil.rmtree(folder / IMAGES, ignore_errors=True)  # what an unfinished preparation has left
         for name in (*(f"{part}.jsonl" for part in (*PARTS, *definition.samples)), REPORT):
             for leftover in folder.glob(f"{name}*"):
@@ -137,17 +131,25 @@ def prepare(name: str, folder: Path, options: Options, notify: Notify = quiet) -
     return Prepared(folder, report, is_new=True)
 
 
-def find_complete(folder: Path, settings: dict[str, Any]) -> Prepared | None:
+def _content(source: Source) -> dict[str, str]:
+    """The hash of each file; a revision of the Hub has the same files always."""
+    return {} if source.revision else {name: hash_file(source.root / name) for name in source.files}
+
+
+def find_complete(folder: Path, settings: dict[str, Any], source: Source) -> Prepared | None:
     """The complete dataset in a folder, or None; raises UsageError if its settings differ, or it is damaged."""
     if not (folder / REPORT).exists():
         return None
     report = read_object(folder / REPORT)
     if not isinstance(recorded := report.get("settings"), dict):
         raise UsageError(f"{folder / REPORT} is damaged, or of another program; choose another folder")
+    recorded = {**recorded}
+    content = recorded.pop("content", {})  # which 0.3.0 has not recorded
     now = json.loads(json.dumps(settings, default=str))  # as it is read back
-    if isinstance(of_source := recorded.get("source"), dict):  # 0.3.0 has not recorded all
-        now["source"] = {name: value for name, value in now["source"].items() if name in of_source}
-    if differing := differences(recorded, now):
+    differing = differences(recorded, now)
+    if content and not differing:
+        differing = differences({"content": content}, {"content": _content(source)})
+    if differing:
         lines = "\n".join(f"  {name}: {there!r} there, {here!r} now" for name, there, here in differing[:5])
         raise UsageError(
             f"{folder} was prepared with other settings, {count(len(differing), 'difference')}:\n{lines}\n"
@@ -234,8 +236,8 @@ def build_records(
     if not seen:
         raise ImageError(
             f"no row has an image; {len(rows):,} were tried, the first: {_reason(rows[0])}\n"
-            f"searched for {', '.join(definition.images)} in {', '.join(map(str, source.image_roots))}; name the "
-            "folder of the images with --image-root"
+            f"searched for {', '.join(definition.images)} in {', '.join(dict.fromkeys(map(str, source.image_roots)))} and beside "
+            "the rows' files; name the folder of the images with --image-root"
         )
     split = choose_split(seen, definition, lists)
     cleaned, tallies = clean(rows, definition.rules)

@@ -151,8 +151,8 @@ def find_source(
         raise UsageError(f"--image-root {image_root} is not a folder")
     root = path.parent if path.is_file() else path
     names_of: dict[str, list[str]] = {}
-    inside = os.path.join(os.path.abspath(without), "") if without else "\0"
-    below = (file for file in files_below(path) if not os.path.abspath(file).startswith(inside))
+    inside = os.path.join(os.path.realpath(without), "") if without else "\0"
+    below = (file for file in files_below(path) if not os.path.realpath(file).startswith(inside))
     for file in [path] if path.is_file() else (file for file in below if file.name not in NOT_ROWS):
         if format := next((name for name, suffixes in FORMATS.items() if file.suffix.lower() in suffixes), ""):
             names_of.setdefault(format, []).append(file.relative_to(root).as_posix())
@@ -170,7 +170,7 @@ def find_source(
         root=root,
         # Local copies may have another layout than the definition says.
         files={name: (root / name).stat().st_size for name in matching or names},
-        image_roots=tuple(dict.fromkeys(folder for folder in (image_root, root) if folder is not None)),
+        image_roots=tuple(folder for folder in (image_root, root) if folder is not None),
         ignored=tuple(sorted(name for kind, names in names_of.items() if kind != chosen for name in names)),
     )
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
 import importlib
 import inspect
 import math
@@ -103,17 +104,26 @@ def own_function(metric: str, kind: str = "metric") -> Callable[[str, str, str, 
 @contextlib.contextmanager
 def _printing_to_stderr() -> Iterator[None]:
     """Let what the user's own code prints go to stderr within the block, also what its processes and C code print."""
-    sys.stdout.flush()
+
+    def flush() -> None:
+        for stream in filter(None, (sys.stdout, sys.__stdout__)):
+            stream.flush()
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).fflush(None)
+
+    flush()
     try:
         stdout = os.dup(1)
     except OSError:  # it is closed
-        yield
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
         return
     try:
         os.dup2(2, 1)
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
+        flush()
         os.dup2(stdout, 1)
         os.close(stdout)
 
@@ -233,6 +243,8 @@ class Headline:
 
     def text(self) -> str:
         """The score with its interval: 82.8% [58.2 to 94.3] exact match on 87 questions."""
+        if not self.num_questions:
+            return f"{self.name} applies to none of the questions"
         interval = f" [{self.interval.in_percent()}]" if self.interval else ""
         return f"{self.score:.1%}{interval} {self.name} on {count(self.num_questions, 'question')}"
 

@@ -69,8 +69,8 @@ def build_cache(
     """
     settings = {"backend": backend, "min_pixels": min_pixels, "max_pixels": max_pixels, "dtype": dtype}
     section = checked(settings | {"shard_mb": shard_mb, "augment": augment}, CacheSection, "build_cache")
-    if isinstance(images, str):
-        raise UsageError(f"build_cache: images is the text {shown(images)!r}; expected a list of images")
+    if isinstance(images, Path | str | bytes | Image.Image | Mapping) or not isinstance(images, Iterable):
+        raise UsageError(f"build_cache: images is {shown(repr(images))}; expected a list of images")
     source, root = Source.of(locate(str(model), revision), settings), Path(folder)
     model_folder, processor, fingerprint = open_model(source)
     provenance = {"model": str(model), "revision": revision, "device": device_name()}

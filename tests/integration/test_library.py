@@ -402,7 +402,8 @@ def test_a_cache_of_another_tower_is_refused_although_it_has_the_same_shape(samp
 WRONG: dict[str, Any] = {
     "dtype": (lambda new, model, cache: new(["a.jpg"], model, dtype=torch.float32), "dtype: .* 'float32' or"),
     "recipe": (lambda new, model, cache: new(["a.jpg"], model, augment="x"), "augment: Input should be a valid dict"),
-    "images": (lambda new, model, cache: new("a.jpg", model), "images is the text 'a.jpg'; expected a list"),
+    "images": (lambda new, model, cache: new("a.jpg", model), "images is 'a.jpg'; expected a list"),
+    "image": (lambda new, model, cache: new(Path("a.jpg"), model), "images is PosixPath.*; expected a list"),
     "file": (lambda new, model, cache: new([{"bytes": None, "path": "no.jpg"}], model), "cannot read image no.jpg"),
     "empty": (lambda new, model, cache: new([Image.new("RGB", (0, 9))], model), "of 0 x 9 pixels cannot be read"),
     "no folder": (lambda new, model, cache: VisionCache.open(model / "config.json"), "config.json is not a cache"),

@@ -294,7 +294,7 @@ def write_sheet(run_file: Path, assignments: tuple[str, ...], image: Path, sheet
     from lookonce.cache.maintenance.show import contact_sheet
     from lookonce.files import atomic_write
 
-    if sheet.exists() and sheet.samefile(image):
+    if sheet.exists() and image.is_file() and sheet.samefile(image):
         raise UsageError(f"--sheet {sheet} is the image itself; name another file")
     drawn = contact_sheet(image, augment)
     if (format := Image.registered_extensions().get(sheet.suffix.lower())) not in Image.SAVE:

@@ -178,7 +178,7 @@ def test_a_file_name_that_is_not_utf8_is_named_and_all_else_is_answered(run_file
         Path(tmp_path / "in" / os.fsdecode(name)).write_bytes((sample / "images" / "frame-0026.jpg").read_bytes())
     words = ["--images", tmp_path / "in", "--question", "Is there text?", "-o", tmp_path / "out[1].jsonl"]
     done = lookonce("predict", run_file(), *words, code=1)
-    assert "wrote 1 answer" in done.stdout and "is not UTF-8; rename the file" in done.stderr
+    assert "wrote 1 answer" in done.stdout and "is not UTF-8, and cannot be written; rename it" in done.stderr
     assert [path.name for path in tmp_path.glob("out*")] == ["out[1].jsonl"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from itertools import chain
 
@@ -183,7 +184,8 @@ def test_validation_and_answers_show_the_images_themselves(run, tmp_path):
 
 
 def test_commands_say_what_a_recipe_does_before_anything_is_built(run, sample, tmp_path):
-    path, image = tmp_path / "run.yaml", next(sample.glob("images/*.jpg"))
+    path, image = tmp_path / "run.yaml", tmp_path / "frame.jpg"
+    shutil.copy(next(sample.glob("images/*.jpg")), image)
     path.write_text(run.to_yaml())
 
     def output(*words, fails=False):

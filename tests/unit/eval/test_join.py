@@ -57,6 +57,18 @@ def test_lines_that_a_question_was_read_from_are_in_the_order_of_their_numbers()
     assert join([run("a", *rows), run("b", *moved)]).right_QR.tolist() == [[1, 1], [0, 0]]
 
 
+def test_a_question_asked_twice_is_joined_by_its_line_where_one_run_has_a_system_text_for_all():
+    rows = [replace(one, system=text) for one, text in zip(TWICE, (None, "Be brief."), strict=True)]
+    doctor = [replace(one, system=one.system or "You are a doctor.") for one in rows]
+    assert join([run("a", *rows), run("b", *doctor)]).right_QR.tolist() == [[1, 1], [0, 0]]
+
+
+def test_images_without_keys_that_were_moved_are_joined_by_their_lines():
+    rows = [replace(asked(number, predicted="no" if number else "yes"), image_keys=()) for number in range(3)]
+    moved = [replace(one, images=(f"elsewhere/{number}.jpg",)) for number, one in enumerate(rows)]
+    assert join([run("a", *rows), run("b", *moved)]).right_QR.tolist() == [[1, 1], [0, 0], [0, 0]]
+
+
 def test_answers_of_other_programs_are_joined_by_the_paths_of_images():
     rows = [replace(asked(number, predicted="no" if number else "yes"), image_keys=()) for number in range(3)]
     moved = [replace(one, origin=f"b.jsonl:{3 - number}") for number, one in enumerate(rows)]
