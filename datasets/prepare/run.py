@@ -234,9 +234,10 @@ def build_records(
         )
     seen = [row for row in rows if row.key]
     if not seen:
+        places = ", ".join(dict.fromkeys(map(str, source.image_roots)))
         raise ImageError(
             f"no row has an image; {len(rows):,} were tried, the first: {_reason(rows[0])}\n"
-            f"searched for {', '.join(definition.images)} in {', '.join(dict.fromkeys(map(str, source.image_roots)))} and beside "
+            f"searched for {', '.join(definition.images)} in {places} and beside "
             "the rows' files; name the folder of the images with --image-root"
         )
     split = choose_split(seen, definition, lists)
