@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -273,10 +274,30 @@ def step(model: Any, batches: list[Batch]) -> Step:
     return total, gradients(model)
 
 
-def assert_same(found: Step, expected: Step, tolerance: float = 1e-5) -> None:
+def assert_same(found: Step, expected: Step) -> None:
     """Check loss and gradients, of which none is zero."""
-    assert abs(found[0] - expected[0]) < tolerance * abs(expected[0])
+    assert abs(found[0] - expected[0]) < 1e-5 * abs(expected[0])
     assert found[1].keys() == expected[1].keys()
     for name, gradient in expected[1].items():
         assert gradient.abs().max() > 0, name
-        assert (found[1][name] - gradient).norm() < tolerance * gradient.norm(), name
+        assert (found[1][name] - gradient).norm() < 1e-5 * gradient.norm(), name
+
+
+def difference(found: Step, expected: Step) -> float:
+    """The largest relative difference of the loss and of any gradient."""
+    assert found[1].keys() == expected[1].keys()
+    each = [((found[1][name] - gradient).norm() / gradient.norm()).item() for name, gradient in expected[1].items()]
+    return max(abs(found[0] / expected[0] - 1), *each)
+
+
+@contextmanager
+def in_float64() -> Iterator[None]:
+    """The stock code says float32 in places; here that means float64."""
+    before = torch.float32, torch.float, torch.Tensor.float, torch.get_default_dtype()
+    torch.float32, torch.float, torch.Tensor.float = torch.float64, torch.float64, torch.Tensor.double
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.float32, torch.float, torch.Tensor.float = before[:3]
+        torch.set_default_dtype(before[3])

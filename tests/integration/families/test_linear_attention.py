@@ -2,20 +2,19 @@
 
 The norm after the delta rule divides by the size of what a token reads from the state, which is near zero for some. So
 float32 gradients depend on the order of sums. The measure is how far stock rows in float32 are from those in float64:
-up to 3.4e-5, where packs were 1.1e-5 from float64 and 2.6e-5 from the rows.
+up to 3.4e-5, where packs were 1.1e-5 from float64 and 2.6e-5 from the rows. On another processor these are
+2.6e-5, 1.4e-5 and 3.9e-5.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.trainings import Step, batches, records, step
+from support.trainings import batches, difference, in_float64, records, step
 from torch.nn.functional import pad
 
 from lookonce.datasets.records import Record
@@ -28,19 +27,6 @@ LINEAR = [family for family in FAMILIES.values() if "linear_attention" in family
 TOLERANCE = 1e-5
 EXACT = 1e-10
 """The largest difference in float64."""
-
-
-@contextmanager
-def in_float64() -> Iterator[None]:
-    """The stock code says float32 in places; here that means float64."""
-    before = torch.float32, torch.float, torch.Tensor.float, torch.get_default_dtype()
-    torch.float32, torch.float, torch.Tensor.float = torch.float64, torch.float64, torch.Tensor.double
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.float32, torch.float, torch.Tensor.float = before[:3]
-        torch.set_default_dtype(before[3])
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +53,6 @@ def make_model(session, random_lora):
     return make
 
 
-def difference(found: Step, expected: Step) -> float:
-    """The largest relative difference of the loss and of any gradient."""
-    assert found[1].keys() == expected[1].keys()
-    assert any("linear_attn.in_proj_a" in name for name in found[1])
-    each = [((found[1][name] - gradient).norm() / gradient.norm()).item() for name, gradient in expected[1].items()]
-    return max(abs(found[0] / expected[0] - 1), *each)
-
-
 only_linear = pytest.mark.parametrize("site", LINEAR, ids=lambda family: family.model_type, indirect=True)
 
 
@@ -85,8 +63,8 @@ def some_session(request, session, odd_session) -> OpenRun:
 
 @pytest.mark.guarantee(
     "In float32, packs through layers of linear attention differ from stock rows by at most 1e-5, or by no "
-    "more than stock rows differ from float64, or are themselves as near to float64 as stock rows, to a factor of 1.5; "
-    "also for images of odd sizes (where stock rows are 3e-5 off)."
+    "more than stock rows differ from float64, or are themselves nearer to float64 than stock rows, also for images of "
+    "odd sizes (2.6e-5 where stock rows are 3.4e-5 off)."
 )
 @pytest.mark.guarantee(
     "Packs through layers of linear attention have the same loss and LoRA gradients as stock rows, to 1e-10 in float64."
@@ -99,6 +77,7 @@ def test_packs_are_exact_in_float64_and_no_worse_in_float32_than_stock_rows(some
     model = make_model(torch.float64)
     with in_float64():
         exact = step(model, of_mode["separate"])
+        assert any("linear_attn.in_proj_a" in name for name in exact[1])
         for mode in ("shared", "packed"):
             assert difference(step(model, of_mode[mode]), exact) < EXACT, mode
     model = make_model(torch.float32)
@@ -106,8 +85,7 @@ def test_packs_are_exact_in_float64_and_no_worse_in_float32_than_stock_rows(some
     rounding = max(difference(some, exact) for some in (rows, step(model, one_by_one)))
     for mode in ("shared", "packed"):
         packs = step(model, of_mode[mode])
-        is_near = difference(packs, rows) < max(TOLERANCE, rounding)
-        assert is_near or difference(packs, exact) < 1.5 * rounding, mode
+        assert difference(packs, rows) < max(TOLERANCE, rounding) or difference(packs, exact) < rounding, mode
 
 
 def no_state(steps: Any) -> Any:

@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 from support.sample import load_stock_processor
-from support.trainings import COMPILED_ON_GPU, SIZES, Step, assert_same, gradients
+from support.trainings import COMPILED_ON_GPU, SIZES, Step, assert_same, difference, gradients, in_float64
 
 from lookonce.datasets.records import Record, read_records, write_records
 from lookonce.errors import TrainingError
@@ -354,7 +354,8 @@ def test_log_probabilities_of_drawn_tokens_in_packs_are_those_of_rows(bench, tem
 def test_the_second_iteration_compares_with_what_the_first_one_has_kept(bench):
     """The weights change between the two; the third is compared with the first one too.
 
-    Gradients of better and worse answers cancel out, so rounding is a larger part of them: 1.6e-5 on one processor.
+    Gradients of better and worse answers cancel out, so rounding is a larger part of them: rows are 3.1e-5 from float64
+    on a processor where packs are 2.2e-5 from rows.
     """
     options = GrpoSection(filter=False, kl=0.2, clip=[0.1, 0.1])
     step = bench.step(options)
@@ -365,8 +366,14 @@ def test_the_second_iteration_compares_with_what_the_first_one_has_kept(bench):
     changed = replace(bench, ours=ours, rows=replace(bench.rows, model=stock))
     for name, weight in (*ours.named_parameters(), *stock.named_parameters()):
         weight.data *= 0.7 if "lora_B" in name else 1
+    of_rows = expected_step(changed, options, own)
+    with in_float64():
+        exact = expected_step(
+            replace(changed, rows=replace(changed.rows, model=copy.deepcopy(stock).double())), options, own
+        )
     for _ in range(2):
-        assert_same(changed.in_packs(step, reward_loss(options)), expected_step(changed, options, own), 5e-5)
+        found = changed.in_packs(step, reward_loss(options))
+        assert difference(found, of_rows) < max(1e-5, difference(of_rows, exact))
     assert ((changed.rows.log_probs() - own).abs() > 0.1).any(), "some ratios are clipped"
 
 
