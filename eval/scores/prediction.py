@@ -57,7 +57,8 @@ class Prediction:
     references: tuple[str, ...] = ()
     """All right answers, if there are several."""
     image_keys: tuple[str, ...] = ()
-    """The sha256 of each image file's bytes, by which the questions of two runs are joined."""
+    """The sha256 of each image file's bytes, by which the questions of two runs are joined; without it, by `images`
+    where these are the same in all runs."""
     turn: int = 0
     """The number of the question in its record, from 0."""
     source: str | None = None
