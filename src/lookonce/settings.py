@@ -123,6 +123,7 @@ MAX_SEED = 2**32 - 1
 MAX_COUNT = 1_000_000_000
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
 MAX_VALUE_CHARS = 200
+TRUTH_VALUES = "YAML reads yes, no, on and off as truth values; put such a word into quotes"
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The loader with libyaml is ten times as fast; not every build of PyYAML has it."""
 
@@ -244,9 +245,6 @@ def explain(problem: Any, kind: type[BaseModel]) -> str:
         got += f"; {TRUTH_VALUES}"
     where = f"{name}: " if name else ""  # mistakes of the whole file have no name
     return f"{where}{message}{got}"
-
-
-TRUTH_VALUES = "YAML reads yes, no, on and off as truth values; put such a word into quotes"
 
 
 def _alternatives(annotation: Any) -> list[Any]:
