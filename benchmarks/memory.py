@@ -12,8 +12,8 @@ graphs), for what PyTorch reserves without using it, and for prefetched packs.
 
 With `--check` it then trains with the lengths that it found, and limits PyTorch to the memory of the card. With
 `--documented` it trains the lengths of docs/training.md for a card of that memory, on all of this card, and prints
-what the table counts on beside what was needed. A step has as many samples as fill a pack. Packs are balanced, so the
-longest is somewhat shorter than the limit; both lengths are printed.
+what the table counts on beside what was needed. A step has the number of samples with which the longest pack of both
+steps is as long as possible; its length is printed too.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import gc
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,10 @@ import torch
 from lookonce.bench.step import VARIANTS, make_run, set_up
 from lookonce.errors import TrainingError
 from lookonce.run.open import TO_BUILD, open_run
-from lookonce.run.sections import UNQUANTISED, Checkpointing
+from lookonce.run.sections import UNQUANTISED, BatchSection, Checkpointing
 from lookonce.text import table
-from lookonce.train.data.packing import group_examples, padded_length
+from lookonce.train.data.packing import padded_length
+from lookonce.train.data.sampler import Sampler
 from lookonce.train.loop.warmup import WarmUp
 from lookonce.train.model.gpu_memory import CARDS_GB, SPARE, longest_pack, peak_gb, usable_gb
 
@@ -41,8 +43,7 @@ LENGTHS = (2048, 8192, 4096)
 """Lengths of packs in tokens; the line goes through the first two."""
 LEAST, MOST = 1024, 16384
 """The range of pack lengths in tokens; the least holds about two of Kvasir-VQA's images."""
-FILLED = 0.96
-"""Share of a pack that a step's samples should fill: lengths of images differ."""
+NUM_STEPS = 2
 CHECKPOINTING: dict[str, Checkpointing] = {"false": False, "selective": "selective", "true": True}
 
 
@@ -63,16 +64,32 @@ def peak_of(options: Any, length: int, checkpointing: str, card_gb: float | None
     session = open_run(run, TO_BUILD)
     session.build()
     examples, _ = session.examples("train")
-    groups = group_examples(examples, session.chat_tokenizer.image_token_id)
-    samples = int(FILLED * length * len(examples) / sum(group.num_tokens for group in groups))
-    batch = run.batch.model_copy(update={"samples_per_step": samples})
+    batch = filling(Sampler.of(examples, session.chat_tokenizer.image_token_id, run.batch, run.train.seed))
     session = session.changed(run=run.model_copy(update={"batch": batch}))
     limit_memory(card_gb)
     with tempfile.TemporaryDirectory() as folder:
-        model, trainer = set_up(VARIANTS["shared"], session, examples, 2, Path(folder), lambda note: None)
+        model, trainer = set_up(VARIANTS["shared"], session, examples, NUM_STEPS, Path(folder), lambda note: None)
         trainer.train()
     trials = [one.trial for one in trainer.callback_handler.callbacks if isinstance(one, WarmUp) and one.trial]
     return (padded_length(trials[0].num_tokens), trials[0].peak_bytes / 1e9) if trials else (0, 0.0)
+
+
+def filling(sampler: Sampler) -> BatchSection:
+    """The sampler's batch with the number of samples a step whose longest pack is the longest.
+
+    Steps of a few samples more need two packs, which are balanced and so about half as long.
+    """
+    average = sum(group.num_tokens for group in sampler.groups) / len(sampler.examples)
+    fitting = int(sampler.batch.tokens_per_pack / average)
+    batches = [
+        sampler.batch.model_copy(update={"samples_per_step": number}) for number in range(fitting // 2, fitting + 1)
+    ]
+
+    def longest(batch: BatchSection) -> int:
+        packs = replace(sampler, batch=batch).upcoming(0, NUM_STEPS)
+        return max(micro_batch.pack.num_tokens for micro_batch in packs)
+
+    return max(batches, key=longest)
 
 
 def limit_memory(card_gb: float | None) -> None:
