@@ -16,8 +16,9 @@ cache   one worker a GPU builds a cache of `--images` different files, with the 
         same processes, and the disk alone gets the same bytes, each on all ranks at once; the tower's rate follows from
         the time that it kept the GPU busy. The slowest of the three limits the build.
 study   `lookonce study run` of 8 trainings of `--steps` steps; a run before all has compiled the code.
-eval    `lookonce eval` of such a run under torchrun, with answers of up to 32 tokens. Ranks take whole batches, so
-        `eval.tokens_per_batch` is 8192. The most ranks come first, as the first evaluation compiles.
+eval    `lookonce eval` of such a run under torchrun: answers of up to 32 tokens to questions about these files. Ranks
+        take whole batches, so `eval.tokens_per_batch` is 8192. An evaluation before, on the most ranks, has compiled
+        the code; seconds include those in which it is loaded.
 """
 
 from __future__ import annotations
@@ -207,7 +208,7 @@ class Host:
         self.call([sys.executable, __file__], "make", **{ORDER: json.dumps(["make", order], default=str)})
         for part in self.parts:
             rows, self.commands[part] = self.rows.setdefault(part, []), f"python {' '.join(sys.argv)}"
-            for number in sorted(self.given.ranks, reverse=True) if part == "eval" else self.given.ranks:
+            for number in self.given.ranks:
                 try:
                     rows += getattr(self, part)(number)
                 except Failed as failed:
@@ -278,8 +279,16 @@ class Host:
         parallel = [] if self.has_gpus else ["--parallel", number]
         return self.call([sys.executable, "-m", "lookonce", "study", "run", file, *parallel], name, **visible)[0]
 
-    def eval(self, number: int) -> list[Row]:
+    @cached_property
+    def answering(self) -> tuple[Path, Any]:
+        """The run that answers, and its run file; the images are in the cache, and the code is compiled."""
         run, file = self.trained, self.folder / f"{self.model}-eval.yaml"
+        for words in (("cache", "build", file), ("eval", file, "--split", "test")):
+            self.call(self.on_ranks(max(self.given.ranks), "-m", "lookonce", *words), f"before-eval-{words[0]}")
+        return run, file
+
+    def eval(self, number: int) -> list[Row]:
+        run, file = self.answering
         words = ("-m", "lookonce", "eval", file, "--split", "test")
         seconds, _ = self.call(self.on_ranks(number, *words), f"eval-{number}")
         cost = json.loads((run / "answering" / "test.json").read_text())
@@ -320,12 +329,16 @@ def make(folder: str, model: str, tokenizer: str, ranks: list[int], samples: int
     [train] = run.data.train
     data, lines = train.parent, train.read_text().splitlines(keepends=True)
     assert len(lines) >= num_questions, f"{len(lines)} questions, {num_questions} are needed"
-    frames = sorted((data / "images").iterdir())
+    about: dict[str, list[Row]] = {}
+    for line in lines:
+        record = json.loads(line)
+        about.setdefault(record["images"][0], []).append(record)
+    frames, many = [*about.items()], []
     (data / "many").mkdir(exist_ok=True)
     for number in range(images):  # other bytes at the end make another image for the cache
-        content = frames[number % len(frames)].read_bytes() + str(number).encode()
-        (data / "many" / f"{number:06d}.jpg").write_bytes(content)
-    many = ({"image": f"many/{n:06d}.jpg", "question": "Is there a polyp?", "answer": "no"} for n in range(images))
+        (frame, records), name = frames[number % len(frames)], f"many/{number:06d}.jpg"
+        (data / name).write_bytes((data / frame).read_bytes() + str(number).encode())
+        many += [record | {"images": [name]} for record in records]
     write_text(data / "many.jsonl", "".join(json.dumps(record) + "\n" for record in many))
     write_text(data / "few.jsonl", "".join(lines[:num_questions]))
     write_text(data / "test.jsonl", "".join(lines[:samples]))
@@ -341,7 +354,7 @@ def make(folder: str, model: str, tokenizer: str, ranks: list[int], samples: int
         "": {"data": {"train": few}},
         "-many": {"data": {"train": str(data / "many.jsonl")}},
         "-study": {"data": {"train": few, "test": test}} | training,
-        "-eval": {"data": {"train": few, "test": str(train)}} | training | answers | of_first,
+        "-eval": {"data": {"train": few, "test": str(data / "many.jsonl")}} | training | answers | of_first,
     }.items():
         write_text(Path(folder) / f"{model}{name}.yaml", yaml.safe_dump(values | changes))
     open_run(run, TO_BUILD).build()
@@ -365,7 +378,7 @@ def main() -> None:
     parser.add_argument("--ranks", help="by default 1, 2, 4 and 8, as far as there are GPUs; 1 and 2 on a CPU")
     parser.add_argument("--scratch", type=Path, help="where the cache is built; by default in the folder")
     parser.add_argument("--samples", type=int, default=96, help="samples of a rank in a step")
-    parser.add_argument("--images", type=int, default=1600, help="images of the cache")
+    parser.add_argument("--images", type=int, default=1600, help="images of the cache and of the evaluation")
     parser.add_argument("--steps", type=int, default=60, help="of a training of the study")
     given = parser.parse_args()
     most = torch.cuda.device_count() or 2
