@@ -163,6 +163,36 @@ def limit_cpu_threads(model_folder: Path) -> None:
         torch.set_num_threads(1)
 
 
+def bytecode_note() -> str | None:
+    """What to change if Python keeps no bytecode of libraries: each process compiles them, in 10 s on some machines."""
+    import torch
+
+    kept = torch.__spec__.cached if torch.__spec__ else None
+    if kept is None or os.path.exists(kept):
+        return None
+    change = "PYTHONDONTWRITEBYTECODE is set; unset it"
+    if not sys.dont_write_bytecode:
+        change = f"{os.path.dirname(kept)} cannot be written; set PYTHONPYCACHEPREFIX to a folder that can"
+    return f"libraries load slowly, because Python keeps no bytecode of them: {change}"
+
+
+@contextlib.contextmanager
+def one_cpu_thread() -> Iterator[None]:
+    """Compute on a CPU with one thread within the block, for many small tensors.
+
+    Each operation waits for its slowest thread, which takes milliseconds while other processes start: a 2B and the 392
+    matrices of its adapter took 2.1 to 2.7 s to load with 16 threads and 1.0 s with 2, beside the compiler's processes.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def program() -> str:
     """The command that calls this program again: its name, or its path if the name is not on the PATH."""
     on_path, mine = shutil.which("lookonce"), Path(sys.argv[0])

@@ -33,7 +33,7 @@ from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, PreTrainedConfig
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from lookonce.cache.model.model_folder import ModelFolder, misshapen_expert_tensors, missing_expert_tensors
-from lookonce.environment import best_device, limit_cpu_threads
+from lookonce.environment import best_device, limit_cpu_threads, one_cpu_thread
 from lookonce.errors import ModelError, RunFolderError, UsageError
 from lookonce.families.kernels import restrict_kernels
 from lookonce.families.lookup import family_of
@@ -224,7 +224,8 @@ def add_lora(model: Any, model_folder: ModelFolder, options: LoraSection, seed: 
     _check_modules_to_save(model, options.modules_to_save)
     torch.manual_seed(seed)
     try:
-        peft_model = get_peft_model(model, config)
+        with one_cpu_thread():
+            peft_model = get_peft_model(model, config)
     except ValueError as error:
         raise ModelError(f"lora.targets {options.targets}: {first_line(error)}") from None
     adapter: Any = peft_model.peft_config["default"]  # `all-linear` has been resolved to names

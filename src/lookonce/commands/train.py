@@ -76,6 +76,8 @@ def train(
 
             if run.train.compile:
                 load_compiler()
+        if note := environment.bytecode_note():
+            startup.notify(note)
         summary = train_run(
             run, resume=resume, restart=restart, verify_images=verify_images, notify=notify, startup=startup
         )

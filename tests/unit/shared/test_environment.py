@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,14 @@ import torch
 from lookonce import environment, version
 from lookonce.cache.model.model_folder import ModelFolder
 from lookonce.cache.model.tower import Tower
-from lookonce.environment import launch_note, limit_cpu_threads, program, without_garbage_collection
+from lookonce.environment import (
+    bytecode_note,
+    launch_note,
+    limit_cpu_threads,
+    one_cpu_thread,
+    program,
+    without_garbage_collection,
+)
 from lookonce.errors import UsageError
 from lookonce.run.folder import Environment
 from lookonce.run.open import FROM_CACHE, open_run
@@ -141,6 +149,28 @@ def test_a_number_that_the_user_has_set_stays(sample, monkeypatch, name):
 
 
 COMMIT = "c" * 40
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+def test_a_start_that_compiles_libraries_again_is_told_why(tmp_path, monkeypatch, is_set):
+    monkeypatch.setattr(sys, "dont_write_bytecode", is_set)
+    monkeypatch.setattr(torch.__spec__, "cached", str(tmp_path / "torch.pyc"))
+    change = "PYTHONDONTWRITEBYTECODE is set; unset it" if is_set else f"{tmp_path} cannot be written; set PYTHONPY"
+    assert f"libraries load slowly, because Python keeps no bytecode of them: {change}" in (bytecode_note() or "")
+    (tmp_path / "torch.pyc").touch()
+    assert bytecode_note() is None
+
+
+def test_one_thread_ends_with_the_block():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        with pytest.raises(ZeroDivisionError), one_cpu_thread():
+            assert torch.get_num_threads() == 1
+            raise ZeroDivisionError
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.fixture
