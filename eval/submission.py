@@ -92,18 +92,23 @@ def submission(
     }
 
 
-def why_incomplete(predictions: Sequence[Prediction], challenge: Challenge, records: Sequence[Record]) -> str:
-    """What of the `records` that a challenge scores is not answered; empty if nothing is known to be missing."""
+def why_incomplete(predictions: Sequence[Prediction], records: Sequence[Record]) -> str:
+    """Which questions of the `records` are not answered; empty if none."""
     turns = [(record, turn) for record in records for turn in record.turns]
     pairs = [((_names(record.images), nfc(turn.question)), record.origin) for record, turn in turns]
     origin_of, needed = dict(pairs), Counter(question for question, _ in pairs)
     answered = Counter((_names(row.images), nfc(row.question)) for row in predictions)
     missing = [*(needed - answered).elements()]
-    if missing:
-        named = listed([f"{quoted(key[1])} ({origin_of[key]})" for key in missing], NUM_NAMED)
-        return f"{len(missing):,} of {count(needed.total(), 'question')} of the split are not answered: {named}"
+    if not missing:
+        return ""
+    named = listed([f"{quoted(key[1])} ({origin_of[key]})" for key in missing], NUM_NAMED)
+    return f"{len(missing):,} of {count(needed.total(), 'question')} of the split are not answered: {named}"
+
+
+def too_few(num_answers: int, challenge: Challenge) -> str:
+    """That a challenge scores more answers than there are, as a message; empty if it does not."""
     num_public = RULES[challenge].num_public
-    return _other_number(challenge, len(predictions)) if num_public and len(predictions) < num_public else ""
+    return _other_number(challenge, num_answers) if num_public and num_answers < num_public else ""
 
 
 def _names(images: Iterable[str | Path]) -> tuple[str, ...]:

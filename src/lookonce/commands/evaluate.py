@@ -418,7 +418,7 @@ def _export_answers(
     from lookonce.eval.answers.files import AnsweringCost
     from lookonce.eval.join import find_predictions
     from lookonce.eval.scores.prediction import read_predictions
-    from lookonce.eval.submission import notes, submission, to_text, why_incomplete
+    from lookonce.eval.submission import notes, submission, to_text, too_few, why_incomplete
     from lookonce.files import create_text
     from lookonce.run.folder import claimed_around
     from lookonce.run.open import Needs, open_run
@@ -431,12 +431,12 @@ def _export_answers(
         predictions = read_predictions(find_predictions(folder, split))
         are_here = all(path.exists() for path in getattr(run.data, split, ()))
         records = [*read_split(run, split)] if split in ("val", "test") and are_here else []
-        missing = why_incomplete(predictions, challenge, records)
+        few = too_few(len(predictions), challenge)
+        missing = why_incomplete(predictions, records) or few
         if missing and not partial:
-            raise UsageError(
-                f"{missing}; answer all with: {shell('lookonce', 'eval', run_dir, '--split', split)}, or export what "
-                "there is with --partial"
-            )
+            answer = f"answer all with: {shell('lookonce', 'eval', run_dir, '--split', split)}"
+            change = "name the split that has these rows with --split" if missing == few else answer
+            raise UsageError(f"{missing}; {change}, or export what there is with --partial")
         value = submission(predictions, challenge, info, AnsweringCost.read(folder.answering(split)))
         if not create_text(output, to_text(value)):
             raise UsageError(f"{output} exists; name another file with -o, or remove it")

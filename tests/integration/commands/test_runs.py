@@ -89,6 +89,7 @@ def test_export_fails_if_rows_of_the_challenge_are_missing(runs, tmp_path):
     assert "wrote 60 answers" in invoke("export", "a", "--to", "medvqa-gi", "-o", "whole.json").output
     medico = invoke("export", "a", "--to", "medico", "-o", "medico.json")
     assert medico.exit_code == 2 and "medico scores 1,500 public rows, and this split has 60" in medico.stderr
+    assert "questions; name the split that has these rows with --split, or export what" in medico.stderr
     medico = invoke("export", "a", "--to", "medico", "-o", "medico.json", "--partial")
     assert medico.exit_code == 0 and medico.stderr.count("scores 1,500 public rows") == 1
     lines = RunFolder(Path("a")).predictions("val").read_text().splitlines(keepends=True)
