@@ -104,8 +104,8 @@ class VerifyReport:
     problems: list[Problem]
     unfinished: list[str]
     """Shards that were started or planned and have no receipt. They are work to do, not damage."""
-    index: Literal["current", "none", "not used"]
-    """Whether readers can use the index file; otherwise they read the receipts."""
+    index: Literal["current", "none", "not used", "unknown"]
+    """Whether readers can use the index file; otherwise they read the receipts. Unknown if the manifest is broken."""
     seconds: float
 
     def text(self) -> str:
@@ -160,7 +160,6 @@ def verify(folder: Path, level: Level = "full") -> VerifyReport:
     unfinished = {shard.name for shard in pending if not unstored.isdisjoint(shard.keys)}
     damaged_images = {problem.image for problem in problems if problem.image}
     file_of = plan.names(damaged_images)
-    index = read_index(folder, fingerprint.sha256) if fingerprint else None
     return VerifyReport(
         folder=folder,
         level=level,
@@ -170,9 +169,17 @@ def verify(folder: Path, level: Level = "full") -> VerifyReport:
         read_bytes=reading.num_bytes,
         problems=[replace(problem, file=file_of.get(problem.image, "")) for problem in problems],
         unfinished=sorted(unfinished | (files.keys() - set(names))),
-        index="current" if index else "not used" if (folder / INDEX).exists() else "none",
+        index=_state_of_index(folder, fingerprint),
         seconds=round(time.perf_counter() - start, 3),
     )
+
+
+def _state_of_index(folder: Path, fingerprint: Fingerprint | None) -> Literal["current", "none", "not used", "unknown"]:
+    if not (folder / INDEX).exists():
+        return "none"
+    if fingerprint is None:
+        return "unknown"
+    return "current" if read_index(folder, fingerprint.sha256) else "not used"
 
 
 class Reading:

@@ -223,7 +223,7 @@ def is_living(path: Path, expiry_s: float) -> bool:
     """Whether there is a claim file and a living process holds it."""
     try:
         return not is_dead(path, expiry_s)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

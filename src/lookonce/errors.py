@@ -180,9 +180,16 @@ def explain_os_error(error: OSError) -> str:
     path = target_of(error)
     if path is None:
         return error.strerror or str(error)
+    if error.errno in (errno.ENOTDIR, errno.EEXIST) and (file := _file_on_the_way(path)):
+        return f"{file} is a file, and a folder of this name is needed; name another place, or move the file away"
     if error.errno not in REFUSALS:
         return f"{path}: {error.strerror}"
     return f"cannot open {path}: {error.strerror}; who may is shown by: namei -l {shell(path.absolute())}"
+
+
+def _file_on_the_way(path: Path) -> Path | None:
+    """The path itself, or what it lies below, if that is an ordinary file."""
+    return next((part for part in (path, *path.parents) if part.is_file()), None)
 
 
 def target_of(error: OSError) -> Path | None:

@@ -9,6 +9,7 @@ many are distinct.
 from __future__ import annotations
 
 import contextlib
+import os
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -163,7 +164,7 @@ NO_VAL = (
 
 def run_file_text(chosen: Mapping[str, Any], facts: Facts, proposals: Sequence[Proposal]) -> str:
     """The run file. `chosen` are the user's values by key ("data.train"), without those that are None."""
-    machine = f"a GPU of {facts.gpu_gb:.0f} GB" if facts.gpu_gb else "a machine without a GPU"
+    machine = f"a GPU of {facts.gpu_gb:.3g} GB" if facts.gpu_gb else "a machine without a GPU"
     records = f"{count(facts.num_records, 'training record')} with {count(facts.num_images, 'image')}"
     lines = [
         "# Written by `lookonce init`. Check it with `lookonce check`; docs/run-file.md has all keys.",
@@ -231,7 +232,9 @@ def init(path: Path, chosen: Mapping[str, Any], gpu_memory_gb: float | None = No
 
 def refuse_existing(path: Path, force: bool) -> None:
     """Check that a file may be written; raises UsageError if it exists, and `force` is not set."""
-    if path.exists() and not force:
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; name a file in it, such as {path / 'run.yaml'}")
+    if os.path.lexists(path) and not force:
         raise UsageError(f"{path} exists; name another file, or replace it with --force")
 
 

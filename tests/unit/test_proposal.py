@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from lookonce.proposal import Facts, Proposal, find_facts, propose
+from lookonce.errors import UsageError
+from lookonce.proposal import Facts, Proposal, find_facts, propose, refuse_existing
 
 FACTS = Facts(40_000, 4_000, "Qwen3-VL-8B", has_linear_attention=False, thinks=False, gpu_gb=80.0)
 
@@ -65,6 +66,15 @@ def test_what_makes_a_model_fit_is_said_and_so_is_a_gpu_that_is_too_small():
 def test_without_measurements_the_default_is_proposed(changes, reason):
     found = proposed(**changes)["batch.tokens_per_pack"]
     assert found.value == 8192 and found.reason.startswith("the default") and reason in found.reason
+
+
+def test_a_run_file_is_not_written_over_a_folder_or_a_link(tmp_path):
+    (tmp_path / "link.yaml").symlink_to("nowhere.yaml")
+    with pytest.raises(UsageError, match=r"link\.yaml exists; name another file, or replace it with --force"):
+        refuse_existing(tmp_path / "link.yaml", force=False)
+    for force in (False, True):
+        with pytest.raises(UsageError, match=r"is a folder; name a file in it, such as .*/run\.yaml"):
+            refuse_existing(tmp_path, force)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from typing import Any
 import xxhash
 from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
 from huggingface_hub.errors import BadRequestError, HfHubHTTPError, LocalTokenNotFoundError, RepositoryNotFoundError
+from safetensors import SafetensorError, safe_open
 
 from lookonce.adapter.card import UNKNOWN, BaseModel, CardFacts, card, facts_of, find_base_model
 from lookonce.errors import UploadError, UsageError
@@ -68,7 +69,12 @@ WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 RUN_FILE = "run.yaml"
 MERGED = "lookonce-merge.json"
 """The file of a merged model that says what it was made from."""
-OF_MODEL = ("*.safetensors", "*.json", "*.jinja", "*.txt", "LICENSE*", "NOTICE*")
+OF_MODEL = (
+    *("config.json", "generation_config.json", "*.safetensors.index.json", "*processor*.json", "*tokenizer*.json"),
+    *("vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json", "chat_template*", MERGED),
+    *("LICENSE*", "NOTICE*"),
+)
+"""The files of a merged model beside its weights. Others may have been put there since, such as answers."""
 VERBATIM = ("tokenizer.json", "vocab.json", "added_tokens.json", "special_tokens_map.json")
 """Files whose texts are tokens, of which some look like paths."""
 MAX_JSON_BYTES = 1 << 28
@@ -104,7 +110,14 @@ def merged_files(folder: RunFolder, merged: Path, facts: CardFacts, card: str) -
             f"{merged} was merged from another adapter than that of {folder.folder}; name the run that it was made "
             f"from, or merge this one into a new folder: {again}"
         )
-    paths = dict.fromkeys(path for pattern in OF_MODEL for path in sorted(merged.glob(pattern)) if path.is_file())
+    for name in weights:
+        try:
+            with safe_open(merged / name, framework="pt"):
+                pass
+        except SafetensorError as error:
+            raise UsageError(f"{merged / name} is damaged ({error}); merge again into a new folder: {again}") from None
+    patterns = (*weights, *OF_MODEL)
+    paths = dict.fromkeys(path for pattern in patterns for path in sorted(merged.glob(pattern)) if path.is_file())
     files = {path.name: _reduced_file(path, facts.base) for path in paths}
     run = {key: text for key, text in _record(folder, facts).items() if key == RUN_FILE or key.startswith("metrics")}
     return _checked(folder, {**files, **run, CARD: card.encode()}, merged)

@@ -294,8 +294,8 @@ def write_sheet(run_file: Path, assignments: tuple[str, ...], image: Path, sheet
     from lookonce.cache.maintenance.show import contact_sheet
     from lookonce.files import atomic_write
 
-    if sheet.exists() and image.is_file() and sheet.samefile(image):
-        raise UsageError(f"--sheet {sheet} is the image itself; name another file")
+    if sheet.exists() or sheet.is_symlink():
+        raise UsageError(f"--sheet {sheet} exists; name another file, or remove it")
     drawn = contact_sheet(image, augment)
     if (format := Image.registered_extensions().get(sheet.suffix.lower())) not in Image.SAVE:
         raise UsageError(f"--sheet {sheet}: the suffix names no format of images; use .png or .jpg")

@@ -285,11 +285,15 @@ def ask(run_dir: Path, images: tuple[Path, ...], system: str | None, untuned: bo
     remember_run_file(run_dir)
     conversation = Conversation(Answerer.open(run_dir, untuned=untuned), images, system)
     notify(f"ask a question a line, or: {COMMANDS}")
+    has_failed = False
     while (line := _next_line()) not in (None, "/quit"):
         try:
             _answer(conversation, line or "", as_json)
         except LookonceError as error:
+            has_failed = True
             notify(str(error))
+    if has_failed and not sys.stdin.isatty():  # a script cannot read what was said
+        sys.exit(1)
 
 
 def _next_line() -> str | None:
@@ -303,6 +307,8 @@ def _next_line() -> str | None:
 def _answer(conversation: Conversation, line: str, as_json: bool) -> None:
     """Answer a question, or do what a command says."""
     name, _, rest = line.partition(" ")
+    if name == "/image" and not rest:
+        raise UsageError("/image needs the path of an image, or of several: /image PATH ...")
     if name == "/image":
         conversation.show([Path(word).expanduser() for word in _words(rest)])
     elif name == "/reset" and not rest:
@@ -434,9 +440,9 @@ def _export_answers(
         few = too_few(len(predictions), challenge)
         missing = why_incomplete(predictions, records) or few
         if missing and not partial:
-            answer = f"answer all with: {shell('lookonce', 'eval', run_dir, '--split', split)}"
-            change = "name the split that has these rows with --split" if missing == few else answer
-            raise UsageError(f"{missing}; {change}, or export what there is with --partial")
+            answer = f"; answer all with: {shell('lookonce', 'eval', run_dir, '--split', split)}"
+            change = "; name the split that has these rows with --split" if missing == few else answer
+            raise UsageError(f"{missing}{change}, or export what there is with --partial")
         value = submission(predictions, challenge, info, AnsweringCost.read(folder.answering(split)))
         if not create_text(output, to_text(value)):
             raise UsageError(f"{output} exists; name another file with -o, or remove it")

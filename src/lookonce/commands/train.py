@@ -122,7 +122,7 @@ def status(path: Path, assignments: tuple[str, ...], missing: bool, as_json: boo
       lookonce status run.yaml --missing
       lookonce status run.yaml --json
     """
-    path, run = _read(path, assignments)
+    path, run, assignments = _read(path, assignments)
     from lookonce.status import find_state, next_command
 
     state = find_state(run)
@@ -137,17 +137,18 @@ def status(path: Path, assignments: tuple[str, ...], missing: bool, as_json: boo
     emit(value, f"{state.text()}\n\nnext: {command}", as_json)
 
 
-def _read(path: Path, assignments: tuple[str, ...]) -> tuple[Path, RunFile]:
-    """The run at a path, and its run file; that of a run folder is the copy in it."""
+def _read(path: Path, assignments: tuple[str, ...]) -> tuple[Path, RunFile, tuple[str, ...]]:
+    """The run at a path: its run file, what it says, and assignments; of a run folder it is the copy in it."""
     if not path.is_dir():
-        return path, read_run(path, assignments)
+        return path, read_run(path, assignments), assignments
     if assignments:
         raise nothing_to_set(path)
     from lookonce.run.folder import RunFolder
 
     run, copy = RunFolder(path).read_run(), path / "run.yaml"
     remember_run_file(copy)
-    return copy, run.model_copy(update={"output": path.absolute()})  # it may have been moved
+    is_moved = run.output.absolute() != path.absolute()
+    return copy, run.model_copy(update={"output": path.absolute()}), (f"output={path}",) if is_moved else ()
 
 
 @click.command()

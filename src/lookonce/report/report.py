@@ -160,9 +160,18 @@ def check_replaces_page(path: Path) -> None:
         raise UsageError(f"{path} exists and is not a page of lookonce report; name another file with -o, or remove it")
 
 
+PLOT = b"Matplotlib pdf backend"
+"""What each plot has in it."""
+
+
 def write_plots(figures: Mapping[str, Figure], beside: Path) -> list[Path]:
-    """Write plots as PDF beside a page, named after it; returns the paths."""
+    """Write plots as PDF beside a page, named after it; returns the paths. Raises UsageError if one is another file."""
     paths = [beside.with_name(f"{beside.stem}-{name.replace(' ', '-')}.pdf") for name in figures]
+    for path in filter(Path.exists, paths):
+        if not path.is_file() or PLOT not in path.read_bytes():
+            raise UsageError(
+                f"{path} exists and is not a plot of lookonce report; name another page with -o, or remove it"
+            )
     for path, figure in zip(paths, figures.values(), strict=True):
         page.write_pdf(figure, path)
     return paths

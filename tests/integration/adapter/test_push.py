@@ -178,8 +178,11 @@ def merged(sample: Path, trained: RunFolder, tmp_path: Path) -> Path:
 
 
 def test_a_merged_model_is_fetched_and_opened_like_any_model(hub, trained, merged, make_run, sample):
+    for name in ("predictions_1.json", "records.json", "notes.txt"):
+        write_json(merged / name, {"question": "of a patient"})
     result = push(trained, "--merged", merged)
     assert result.exit_code == 0, result.stderr
+    assert not {"predictions_1.json", "records.json", "notes.txt"} & {*hub.files}
     assert "library_name: transformers" in hub.files["README.md"].decode()
     assert json.loads(hub.files["config.json"])["_name_or_path"] == BASE
     assert not [name for name, content in hub.files.items() if str(sample).encode() in content]
@@ -190,6 +193,11 @@ def test_a_merged_model_is_fetched_and_opened_like_any_model(hub, trained, merge
 
 
 def test_a_merged_folder_of_another_adapter_or_an_incomplete_one_is_refused(hub, trained, merged):
+    weights = merged / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1])
+    assert f"{weights} is damaged" in push(trained, "--merged", merged).stderr
+    weights.write_bytes(content)
     write_json(merged / "lookonce-merge.json", {"made_from": {"adapter": "other"}})
     assert "was merged from another adapter" in push(trained, "--merged", merged).stderr
     (merged / "lookonce-merge.json").unlink()

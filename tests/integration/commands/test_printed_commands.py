@@ -70,7 +70,7 @@ def test_messages_of_commands(place, sample, with_mode):
     check_commands(said_by("status", output))
     check_commands(said_by("train", run_file, "--set", "train.seed=9"), least=0)
     check_commands(said_by("compare", output, f"{output}/run.yaml", "--split", "test"))
-    check_commands(said_by("export", output, "--to", "medico", "-o", "x.json"))
+    check_commands(said_by("export", output, "--to", "medico", "--split", "train", "-o", "x.json"))
     check_commands(said_by("eval", run_file, "--set", "output=x"))
     check_commands(
         said_by("init", f"new {NAME}.yaml", "--model", f"sample of {NAME}/model", "--train", records, "--yes")

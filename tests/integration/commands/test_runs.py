@@ -130,7 +130,13 @@ def test_the_curves_are_written_as_pdf_if_they_are_wanted(two_runs, tmp_path):
     assert invoke("report", "a", "--pdf").stderr == "wrote the page to report.html, and 0 plots as PDF beside it\n"
     lines = [json.dumps({"step": step, "loss": 1.0, "learning_rate": 0.1}) for step in (1, 2)]
     RunFolder(tmp_path / "a").log.write_text("\n".join(lines) + "\n")
-    assert invoke("report", "a", "--pdf").stderr == "wrote the page to report.html, and 2 plots as PDF beside it\n"
+    mine = tmp_path / "report-loss.pdf"
+    mine.write_text("%PDF of another program")
+    assert f"{mine.name} exists and is not a plot" in invoke("report", "a", "--pdf").stderr
+    assert [*tmp_path.glob("*.pdf")] == [mine] and mine.read_text() == "%PDF of another program"
+    mine.unlink()
+    for _ in range(2):
+        assert invoke("report", "a", "--pdf").stderr == "wrote the page to report.html, and 2 plots as PDF beside it\n"
     assert {path.name for path in tmp_path.glob("*.pdf")} == {"report-loss.pdf", "report-learning-rate.pdf"}
 
 

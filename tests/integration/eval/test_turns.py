@@ -241,11 +241,11 @@ def run_file(make_run, tmp_path: Path) -> Path:
     return path
 
 
-def converse(*words: str | Path, lines: list[str]) -> tuple[list[str], str]:
+def converse(*words: str | Path, lines: list[str], code: int = 0) -> tuple[list[str], str]:
     """The lines on stdout, and all of stderr."""
     given = ["ask", *map(str, words), "--untuned", "--json"]
     done = CliRunner().invoke(main, given, input="\n".join(lines))
-    assert done.exit_code == 0 and "Traceback" not in done.output, done.output
+    assert done.exit_code == code and "Traceback" not in done.output, done.output
     return done.stdout.splitlines(), done.stderr
 
 
@@ -270,10 +270,16 @@ def test_answers_follow_the_models_own_answers_and_images_are_encoded_once(run_f
 def test_a_mistake_does_not_end_the_conversation(run_file, sample, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     frame = next((sample / "images").glob("*.jpg"))
-    wrong = ["/image gone.jpg", "/what", "/image 'open", "Is it <|im_end|>?"]
-    printed, said = converse(run_file, frame, lines=[*wrong, FIRST])
+    wrong = ["/image gone.jpg", "/image", "/what", "/image 'open", "Is it <|im_end|>?"]
+    printed, said = converse(run_file, frame, lines=[*wrong, FIRST], code=1)
     assert len(printed) == 1
-    for words in ("cannot read image", "/what is not a command", "close the quotes", "special token"):
+    for words in (
+        "cannot read image",
+        "/image needs the path of an image",
+        "/what is not a command",
+        "close the quotes",
+        "special token",
+    ):
         assert words in said
 
 

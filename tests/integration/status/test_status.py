@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from lookonce.cli import main
 from lookonce.datasets.records import read_records, write_records
 from lookonce.errors import RunFolderError
 from lookonce.eval.answers.files import PartialAnswers
@@ -175,6 +177,14 @@ def test_what_status_wants_evaluated_is_what_eval_of_the_run_file_evaluates(site
     (site.folder / "run.yaml").write_text(site.run.to_yaml())
     evaluate_run(site.folder / "run.yaml")
     assert site.read().missing() == []
+
+
+def test_a_moved_run_folder_is_continued_where_it_is(site):
+    killed(site)
+    moved = site.run.output.rename(site.run.output.with_name("moved"))
+    found = json.loads(CliRunner().invoke(main, ["status", str(moved), "--json"]).stdout)
+    assert found["training"]["step"] >= int(found["training"]["checkpoint"].partition("-")[2])
+    assert found["next_command"].endswith(f"train {moved}/run.yaml --set output={moved} --resume")
 
 
 def test_eval_refuses_a_run_file_of_another_training(site):

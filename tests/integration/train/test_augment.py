@@ -205,7 +205,9 @@ def test_commands_say_what_a_recipe_does_before_anything_is_built(run, sample, t
     with Image.open(tmp_path / "sheet.png") as drawn:
         assert drawn.width > 600
     output("cache", "show", path, image, "--sheet", tmp_path / "sheet.nothing", fails=True)
-    assert "is the image itself" in output("cache", "show", path, image, "--sheet", image, fails=True)
+    before = image.read_bytes()
+    assert f"{image} exists; name another" in output("cache", "show", path, image, "--sheet", image, fails=True)
+    assert image.read_bytes() == before
     output("cache", "show", path, image, "--sheet", tmp_path / "sheet.png", "--set", "cache.augment=null", fails=True)
     assert not [*run.cache.dir.glob("*/plan.json")]
 

@@ -159,6 +159,18 @@ def test_a_refusal_names_the_real_file_and_the_command_that_shows_why(file, with
     )
 
 
+@pytest.mark.parametrize(
+    "function", [Path.mkdir, lambda path: path.write_text("x"), lambda path: create_text(path, "x")]
+)
+def test_a_file_where_a_folder_belongs_is_named(file, function):
+    file.write_text("mine")
+    for path in (file / "a", file / "a" / "b"):
+        assert refusal_of(lambda path=path: function(path)).startswith(
+            f"{file} is a file, and a folder of this name is"
+        )
+    assert file.read_text() == "mine"
+
+
 def test_other_errors_name_the_file_that_was_to_be_written(file):
     error = OSError(errno.EIO, os.strerror(errno.EIO), str(file) + ".tmp-host-1-2")
     assert explain_os_error(error) == f"{file}: Input/output error"

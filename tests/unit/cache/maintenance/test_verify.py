@@ -231,6 +231,12 @@ def test_a_broken_index_is_reported_and_not_damage(folder):
     assert verify(folder, "quick").index == "none"
 
 
+def test_nothing_is_said_of_the_index_if_the_manifest_is_broken(folder):
+    (folder / "manifest.json").write_text("")
+    report = verify(folder, "quick")
+    assert report.index == "unknown" and "the index" not in report.text()
+
+
 @pytest.mark.parametrize("level", ["quick", "full"])
 def test_a_lost_plan_is_a_problem_outside_the_shards(folder, level):
     (folder / PLAN).unlink()
