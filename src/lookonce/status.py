@@ -318,7 +318,7 @@ def find_training(folder: RunFolder, expiry_s: float) -> TrainingPhase:
     shared = ("phase", *measured, "stepped_s")
     return TrainingPhase(
         state,
-        step=max(progress.step, step_of(last) if last else 0),  # the first is written with the heartbeats
+        step=max(progress.step, step_of(last) if last and state != "running" else 0),  # written with the heartbeats
         num_steps=num_steps or progress.num_steps,
         eta_s=max(progress.eta_s - silent_s, 0.0) if progress.eta_s is not None else None,
         silent_s=round(silent_s, 1),
