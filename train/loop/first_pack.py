@@ -4,10 +4,10 @@ docs/selftest.md says what is compared and why. The rows are computed while the 
 anything of it was compiled, joined or captured. The other questions of the pack have no weight in its loss, so what
 they are must not matter. LoRA's matrices B are zero at first, which would hide the gradients of A, so they are drawn.
 
-A difference may be `FACTOR` times the spread, the difference between two exact computations of the same rows: together,
-and in smaller batches with layers that round their results once more. Gradients are compared for each kind of weight,
-such as all A of q_proj. Faults change results much more than rounding does, so the factor only keeps chance from
-raising an alarm. The cost is two or three seconds before each start.
+A difference may be `FACTOR` times the spread, the largest difference between exact computations of the same rows:
+together, with layers that round their results once more, and in smaller batches. Gradients are compared for each kind
+of weight, such as all A of q_proj. Faults change results much more than rounding does, so the factor only keeps chance
+from raising an alarm. The cost is two or three seconds before each start.
 """
 
 from __future__ import annotations
@@ -174,11 +174,13 @@ class FirstPack:
             sdpa_kernel(STOCK_KERNELS),
             self._on_drawn_weights(),
         ):
-            rows = self._as_rows()
+            rows, others = self._as_rows(), [self._as_rows(parts=2)]
             with _rounding_once_more(model, eps):
-                self._spread = self._as_rows(parts=2).distances(rows)
+                others.append(self._as_rows())
+            spreads = [other.distances(rows) for other in others]
             self._rows = rows.cpu()  # a training needs all of the GPU's memory
         model.train(was_training)
+        self._spread = {what: max(distances.get(what, 0.0) for distances in spreads) for what in spreads[0]}
 
     def check(self, model: Any) -> str:
         """Compare the pack as `model` computes it: the trainer's, as it is called in training. Says what was found.
